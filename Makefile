@@ -1,0 +1,33 @@
+# One command per task; each makes its own environment first.
+PYTHON ?= python3
+VENV := .venv
+BENCH := .venv-bench
+
+.PHONY: test check bench clean
+
+$(VENV)/installed: pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q -U "pip>=25.1"
+	$(VENV)/bin/python -m pip install -q -e . --group dev
+	touch $@
+
+$(BENCH)/installed: pyproject.toml
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install -q -U "pip>=25.1"
+	$(BENCH)/bin/python -m pip install -q -e . --group bench
+	touch $@
+
+test: $(VENV)/installed
+	$(VENV)/bin/python -m pytest
+
+check: $(VENV)/installed
+	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+
+bench: $(BENCH)/installed
+	$(BENCH)/bin/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) $(BENCH) dist build

@@ -1,0 +1,116 @@
+"""A stream that a thread of its own computes ahead of its consumer.
+
+The thread holds no reference to the stream that is handed out, so dropping that stream ends the thread.
+"""
+
+import threading
+from collections import deque
+from typing import Any
+
+from headrace._ops.buffer import Prefetch
+from headrace._plan.streams import Run, Stream, Unary
+from headrace.options import AUTOTUNE
+
+BUFFER_BYTES = 256 << 20
+AUTOTUNED_SIZE = 512
+
+
+class _Buffer:
+    """Runs that are ready, bounded in elements and bytes; one run is always allowed."""
+
+    def __init__(self, max_elements: int):
+        self.max_elements = max_elements
+        self.changed = threading.Condition()
+        self.ready: deque[tuple[Run, int]] = deque()
+        self.elements = 0
+        self.num_bytes = 0
+        self.end: BaseException | None | str = None  # "end", or what ended it
+        self.closed = False
+
+    def room(self) -> int:
+        """How many elements may still be made; waits until there is room, 0 when closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self._has_room())
+            return 0 if self.closed else max(1, self.max_elements - self.elements)
+
+    def _has_room(self) -> bool:
+        return not self.ready or (self.elements < self.max_elements and self.num_bytes < BUFFER_BYTES)
+
+    def put(self, run: Run) -> None:
+        size = run.block.num_bytes()
+        with self.changed:
+            self.ready.append((run, size))
+            self.elements += len(run.block)
+            self.num_bytes += size
+            self.changed.notify_all()
+
+    def finish(self, end: Any) -> None:
+        with self.changed:
+            self.end = end
+            self.changed.notify_all()
+
+    def get(self) -> Run | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.ready or self.end is not None or self.closed)
+            if not self.ready:
+                if isinstance(self.end, BaseException):
+                    raise self.end
+                return None
+            run, size = self.ready.popleft()
+            self.elements -= len(run.block)
+            self.num_bytes -= size
+            self.changed.notify_all()
+            return run
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.ready.clear()
+            self.changed.notify_all()
+
+
+def _work(stream: Stream, buffer: _Buffer) -> None:
+    """Pulls until the end; runs double as they do for a consumer, up to half the buffer."""
+    n = 1
+    try:
+        while room := buffer.room():
+            run = stream.pull(min(n, room))
+            if run is None:
+                buffer.finish("end")
+                return
+            if len(run.block):
+                buffer.put(run)
+            n = min(2 * n, max(1, buffer.max_elements // 2))
+    except BaseException as e:
+        buffer.finish(e)
+
+
+class AheadStream(Unary):
+    """The parent's runs, made in a thread."""
+
+    def __init__(self, parent: Stream, op: Prefetch):
+        super().__init__(parent.position, parent)
+        size = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
+        self._buffer = _Buffer(size)  # type: ignore[arg-type]
+        self._thread: threading.Thread | None = None
+
+    def pull(self, n: int) -> Run | None:
+        self.start()
+        run = self._buffer.get()
+        return None if run is None else self._run(*run)
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_work, args=(self.parent, self._buffer), name="headrace-prefetch", daemon=True
+            )
+            self._thread.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        self._buffer.close()
+        if self._thread is not None and wait:
+            self._thread.join()
+        self.parent.close(wait=wait)
+
+    def __del__(self):
+        self._buffer.close()

@@ -1,0 +1,24 @@
+"""Computes a task when its result is asked for, in the thread that asks."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class InlineExecutor:
+    """One task at a time."""
+
+    def __init__(self):
+        self._tasks: deque[Callable[[], Any]] = deque()
+
+    def wants(self, n: int) -> int:
+        return 0 if self._tasks else n
+
+    def submit(self, task: Callable[[], Any], size: int) -> None:
+        self._tasks.append(task)
+
+    def next(self) -> Any:
+        return self._tasks.popleft()()
+
+    def close(self, *, wait: bool = True) -> None:
+        self._tasks.clear()

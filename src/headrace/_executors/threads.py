@@ -1,0 +1,74 @@
+"""Computes tasks ahead in threads, and hands results back in the order of submission.
+
+What is ready or under way is bounded: in elements by `buffer_size`, and in bytes by `buffer_bytes`, as far as
+the results seen so far tell how large the next ones will be. One task is always allowed.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+CHUNK_S = 0.002  # a chunk is worth about this much work: less and handing over costs, more and it is late
+
+
+@dataclass(slots=True)
+class _Done:
+    block: Any
+    num_bytes: int
+    took_s: float
+
+
+class ThreadExecutor:
+    """An ordered pool of threads."""
+
+    def __init__(self, num_threads: int, buffer_size: int, buffer_bytes: int):
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace")
+        self._num_threads = num_threads
+        self._buffer_size, self._buffer_bytes = max(buffer_size, 1), buffer_bytes
+        self._pending: deque[tuple[Future[_Done], int]] = deque()
+        self._elements = 0
+        self._chunk = 1
+        self._element_bytes = 0.0
+
+    def wants(self, n: int) -> int:
+        if not self._pending:
+            return max(1, min(self._chunk, self._buffer_size))
+        size = min(self._chunk, self._buffer_size - self._elements)
+        # A full chunk or nothing: crumbs at the buffer's edge would cost more than they bring.
+        if size < min(self._chunk, max(1, self._buffer_size // self._num_threads)):
+            return 0
+        return size if (self._elements + size) * self._element_bytes <= self._buffer_bytes else 0
+
+    def submit(self, task: Callable[[], Any], size: int) -> None:
+        self._pending.append((self._pool.submit(_timed, task), size))
+        self._elements += size
+
+    def next(self) -> Any:
+        future, size = self._pending[0]
+        done = future.result()
+        self._pending.popleft()
+        self._elements -= size
+        self._element_bytes = max(self._element_bytes * 0.9, done.num_bytes / max(size, 1))
+        self._adapt(done.took_s, size)
+        return done.block
+
+    def _adapt(self, took_s: float, size: int) -> None:
+        """Chunks grow while they are cheap, up to a fair share of the buffer for each thread."""
+        largest = max(1, self._buffer_size // (2 * self._num_threads))
+        if took_s < CHUNK_S and size >= self._chunk:
+            self._chunk = min(self._chunk * 2, largest)
+        elif took_s > 4 * CHUNK_S:
+            self._chunk = max(1, self._chunk // 2)
+
+    def close(self, *, wait: bool = True) -> None:
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+        self._pending.clear()
+
+
+def _timed(task: Callable[[], Any]) -> _Done:
+    begin = time.perf_counter()
+    block = task()
+    return _Done(block, block.num_bytes(), time.perf_counter() - begin)

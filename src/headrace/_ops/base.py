@@ -1,0 +1,185 @@
+"""What all operations share.
+
+An operation is a frozen dataclass that points at its parents. It belongs to a random-access chain (it has a
+length, and an output index says which parent indices it needs) until a `ToStream`, and to a stream after it.
+
+A stream operation's *position* is what is needed to go on from an output: its own numbers, named in
+`state_fields`, and its parents' positions. Where `state_fields` is `None`, the operation is transparent: its
+position is its parent's. `state_params` names the arguments that a position's numbers depend on.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from headrace._rng import derive_seed
+from headrace.errors import PipelineError, SpecError
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ENDLESS = sys.maxsize
+
+
+def call_site() -> str:
+    """The file and line of the user's code that is building an operation."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Op:
+    """One operation on elements."""
+
+    name: ClassVar[str]
+    state_fields: ClassVar[tuple[str, ...] | None] = None
+    state_params: ClassVar[tuple[str, ...]] = ()
+    site: str = field(default_factory=call_site, kw_only=True)
+
+    @property
+    def parents(self) -> "tuple[Op, ...]":
+        return ()
+
+    @property
+    def is_stream(self) -> bool:
+        return any(parent.is_stream for parent in self.parents)
+
+    def length(self) -> int:
+        """How many elements one epoch has; random access only."""
+        raise TypeError(f"{self.name} has no length.")
+
+    @property
+    def endless(self) -> bool:
+        """Whether it is known to go on for ever."""
+        return any(parent.endless for parent in self.parents)
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether an index may be known to have no element."""
+        return any(parent.has_holes for parent in self.parents)
+
+    def spec(self) -> Any:
+        """The shapes and dtypes of elements, without reading any."""
+        raise SpecError(f"The element spec of {self.label()} cannot be known without reading data.")
+
+    def arguments(self) -> Iterator[tuple[str, Any]]:
+        """The operation's arguments, for people."""
+        for f in dataclasses.fields(self):
+            if f.name not in ("parent", "parts", "site") and f.repr:
+                value = getattr(self, f.name)
+                if value is not f.default:
+                    yield f.name, value
+
+    def label(self) -> str:
+        """The operation with its arguments, as it is shown to people."""
+        shown = []
+        for i, (name, value) in enumerate(self.arguments()):
+            text = describe(value)
+            shown.append(text if i == 0 and not isinstance(value, bool) else f"{name}={text}")
+        return f"{self.name}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Unary(Op):
+    """An operation on one parent, as long as that parent unless it says otherwise."""
+
+    parent: Op
+
+    @property
+    def parents(self) -> tuple[Op, ...]:
+        return (self.parent,)
+
+    def length(self) -> int:
+        return self.parent.length()
+
+    def spec(self) -> Any:
+        return self.parent.spec()
+
+
+def describe(value: Any) -> str:
+    """An argument as it is shown to people: functions with their file and line, arrays by shape."""
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        return f"{value.__qualname__.rsplit('.', 1)[-1]} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+    if isinstance(value, np.ndarray):
+        return f"<{value.dtype}{list(value.shape)}>"
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"({', '.join(map(describe, value[:3]))}, … {len(value)} in all)"
+    text = repr(value)
+    if text.startswith("<") and " at 0x" in text:
+        return type(value).__name__
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def method_or_function(transform: Any, method: str, *, op: str) -> Callable[..., Any]:
+    """The function of a transform: its `method` where it has one, else the callable itself."""
+    if callable(getattr(transform, method, None)) and not isinstance(transform, type):
+        return getattr(transform, method)
+    if callable(transform):
+        return transform
+    raise PipelineError(
+        f"`{op}` needs a function, or an object with a `{method}` method; got {type(transform).__name__}: "
+        f"{describe(transform)}."
+    )
+
+
+def mapped_spec(transform: Any, label: str, parent: Op) -> Any:
+    """The spec after a user's transform, which only the transform can tell."""
+    output_spec = getattr(transform, "output_spec", None)
+    if output_spec is None:
+        raise SpecError(
+            f"The element spec after {label} cannot be known without reading data. "
+            "Give its transform a method `output_spec(self, input_spec)` that returns it."
+        )
+    return output_spec(parent.spec())
+
+
+def default_seed(parents: tuple[Op, ...]) -> int | None:
+    """The seed that an operation on `parents` derives from the `seed` calls before it, or None."""
+    pairs = []
+    level = list(parents)
+    distance = 1
+    while level:
+        above: list[Op] = []
+        for op in level:
+            seed = getattr(op, "seeds_what_follows", None)
+            if seed is None:
+                above.extend(op.parents)
+            else:
+                pairs.append((seed, distance))
+        level = above
+        distance += 1
+    return derive_seed(pairs) if pairs else None
+
+
+def resolve_seed(seed: int | None, parents: tuple[Op, ...], *, op: str, bits: int | None = 32) -> int:
+    """The seed given, or the one derived from `ds.seed(...)`, checked."""
+    if seed is None:
+        seed = default_seed(parents)
+        if seed is None:
+            raise PipelineError(
+                f"`{op}` needs a seed. Give it one, `{op}(..., seed=42)`, or seed the dataset before it: "
+                f"`ds.seed(42).{op}(...)`."
+            )
+    return check_seed(seed, op=op, bits=bits)
+
+
+def check_seed(seed: Any, *, op: str, bits: int | None = 32) -> int:
+    """An int seed within its range."""
+    if isinstance(seed, np.integer):
+        seed = int(seed)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise PipelineError(f"The seed of `{op}` must be an int; got {seed!r}.")
+    if seed < 0 or (bits and seed >> bits):
+        limit = f"between 0 and 2**{bits} - 1" if bits else "0 or more"
+        raise PipelineError(f"The seed of `{op}` must be {limit}; got {seed}.")
+    return seed

@@ -1,0 +1,95 @@
+"""Operations on the stream as such: where it starts and ends, what is kept of it, what runs ahead."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace._ops.base import ENDLESS, Unary
+from headrace._ops.order import IndexOp
+from headrace.errors import PipelineError
+from headrace.options import AutotuneParameter, ReadOptions, check_count
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ToStream(Unary):
+    """The elements of a random-access chain in order; holes are closed unless they are wanted."""
+
+    name = "to_iter_dataset"
+    read_options: ReadOptions | None = None
+    allow_nones: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_stream(self) -> bool:
+        return True
+
+    @property
+    def endless(self) -> bool:
+        return self.parent.length() >= ENDLESS
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Limit(Unary):
+    """The first `count` elements."""
+
+    name = "take"
+    state_fields = ("taken",)
+    count: int
+
+    def __post_init__(self):
+        check_count("count", self.count, least=0)
+
+    @property
+    def endless(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Skip(Unary):
+    """All but the first `count` elements."""
+
+    name = "skip"
+    state_fields = ("skipped",)
+    count: int
+
+    def __post_init__(self):
+        check_count("count", self.count, least=0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prefetch(Unary):
+    """The same elements, computed ahead in a thread."""
+
+    name = "prefetch"
+    buffer_size: int | AutotuneParameter
+
+    def __post_init__(self):
+        check_count("buffer_size", self.buffer_size, least=0, autotune=True)
+
+
+class Store:
+    """What a cache holds: shared by all iterators of a dataset, never sent anywhere."""
+
+    def __init__(self):
+        self.items: dict[int, Any] = {}
+        self.runs: list[Any] | None = None
+        self.lock = threading.Lock()
+
+    def __reduce__(self):
+        return Store, ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cache(IndexOp):
+    """The elements of the first epoch, kept in memory: later epochs see the same."""
+
+    name = "cache"
+    store: Store = field(default_factory=Store, repr=False)
+
+    def __post_init__(self):
+        if self.parent.endless:
+            raise PipelineError("`cache` of an endless dataset never fits: put it before `repeat`.")
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        return idx % self.parent.length()

@@ -1,0 +1,246 @@
+"""Operations on several parents.
+
+`route(idx)` says for each output index which part gives the element and at which of the part's indices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from headrace._ops.base import ENDLESS, Op
+from headrace.errors import PipelineError
+from headrace.options import check_count
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Nary(Op):
+    """An operation on several parents."""
+
+    parts: tuple[Op, ...]
+
+    def __post_init__(self):
+        if not self.parts:
+            raise PipelineError(f"`{self.name}` needs at least one dataset; got none.")
+
+    @property
+    def parents(self) -> tuple[Op, ...]:
+        return self.parts
+
+    def spec(self) -> Any:
+        return self.parts[0].spec()
+
+
+class RouteOp(Nary):
+    """An operation whose every element is an element of one part."""
+
+    keeps_part_order = True  # consecutive outputs take consecutive elements of each part
+
+    def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The part of each output index, and the index there."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mix(RouteOp):
+    """Elements of several parts in fixed proportions, spread evenly."""
+
+    name = "mix"
+    state_fields = ("count",)
+    weights: tuple[float, ...] | None = None
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.weights is None:
+            object.__setattr__(self, "weights", (1,) * len(self.parts))
+        assert self.weights is not None
+        if len(self.weights) != len(self.parts):
+            raise PipelineError(
+                f"`mix` needs one weight for each dataset; got {len(self.weights)} for {len(self.parts)}."
+            )
+        for i, weight in enumerate(self.weights):
+            if not weight > 0 or weight == float("inf"):
+                raise PipelineError(
+                    f"Weights of a `mix` must be positive; weight {i} is {weight!r}. Leave out a dataset that "
+                    "is not wanted."
+                )
+
+    @cached_property
+    def proportions(self) -> tuple[int, ...]:
+        """The weights as ints: hundredths of the smallest."""
+        assert self.weights is not None
+        least = min(self.weights)
+        return tuple(int(weight * 100 / least) for weight in self.weights)
+
+    @cached_property
+    def period(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """One period of the schedule: part, how many of it came before, and how many of each in all.
+
+        The rule is one of ratios, so it repeats after the sum of the proportions in lowest terms.
+        """
+        counts = np.array(self.proportions) // gcd(*self.proportions)
+        if counts.sum() > 1 << 16:
+            return None
+        which, inner = self._walk(np.arange(counts.sum()), counts)
+        return which, inner, counts
+
+    def length(self) -> int:
+        total = sum(self.proportions)
+        shortest = min(part.length() / (p / total) for part, p in zip(self.parts, self.proportions, strict=True))
+        return min(int(shortest), ENDLESS)
+
+    @property
+    def endless(self) -> bool:
+        return all(part.endless for part in self.parts)
+
+    def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # `idx` is first reduced modulo the period: products in the walk stay below its square.
+        if self.period is None:
+            counts = np.array(self.proportions)
+            cycles, rest = np.divmod(idx, counts.sum())
+            which, inner = self._walk(rest, counts)
+        else:
+            which, inner, counts = self.period
+            cycles, rest = np.divmod(idx, len(which))
+            which, inner = which[rest], inner[rest]
+        return which, inner + cycles * counts[which]
+
+    @staticmethod
+    def _walk(k: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Part by part: which of the first `k + 1` outputs are left for the parts after it."""
+        which = np.zeros(len(k), np.intp)
+        inner = np.zeros(len(k), np.int64)
+        open_ = np.ones(len(k), bool)
+        a, b, rest = k.astype(np.int64), k + 1, int(counts.sum())
+        for i, p in enumerate(counts.tolist()):
+            a_left, b_left = a * (rest - p) // rest, b * (rest - p) // rest
+            mine = open_ & (a - a_left != b - b_left)
+            which[mine] = i
+            inner[mine] = (b - b_left - 1)[mine]
+            open_ &= ~mine
+            a, b, rest = a_left, b_left, max(rest - p, 1)
+        return which, inner
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Concatenate(RouteOp):
+    """One part after the other."""
+
+    name = "concatenate"
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Where each part ends in the whole."""
+        lengths = [part.length() for part in self.parts]
+        if sum(lengths) > ENDLESS:
+            raise PipelineError("`concatenate` of an endless dataset: what comes after it is never reached.")
+        return np.cumsum(lengths)
+
+    def length(self) -> int:
+        return int(self.ends[-1])
+
+    def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        epochs, within = np.divmod(idx, self.length())
+        which = np.searchsorted(self.ends, within, side="right")
+        lengths = np.diff(self.ends, prepend=0)
+        return which, within - (self.ends - lengths)[which] + epochs * lengths[which]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Select(RouteOp):
+    """Elements that a selection map chooses."""
+
+    name = "select_from_datasets"
+    keeps_part_order = False
+    selection_map: Any
+
+    def length(self) -> int:
+        return len(self.selection_map)
+
+    @property
+    def endless(self) -> bool:
+        return False
+
+    def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        lengths = [part.length() for part in self.parts]
+        size = self.length()
+        which, inner = [], []
+        for i in idx.tolist():
+            part, index = self.selection_map[i % size]
+            if not 0 <= part < len(lengths):
+                raise PipelineError(
+                    f"The selection map names dataset {part} at index {i % size}; there are {len(lengths)}."
+                )
+            which.append(part)
+            inner.append(index + i // size * lengths[part])
+        return np.array(which, np.intp), np.array(inner, np.int64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Zip(Nary):
+    """Tuples of one element from each part."""
+
+    name = "zip"
+    state_fields = ()
+    strict: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.is_stream or not self.strict:
+            return
+        lengths = [part.length() for part in self.parts]
+        if len(set(lengths)) > 1:
+            raise PipelineError(
+                f"`zip` needs datasets of one length; got {lengths}. Cut them with `take`, or give strict=False."
+            )
+
+    def length(self) -> int:
+        return min(part.length() for part in self.parts)
+
+    @property
+    def endless(self) -> bool:
+        return all(part.endless for part in self.parts)
+
+    def spec(self) -> Any:
+        return tuple(part.spec() for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Interleave(Op):
+    """Elements of `cycle_length` datasets in turn; one that ends is replaced by the next not begun.
+
+    `datasets` is a sequence of operations, or one random-access operation whose elements are datasets.
+    """
+
+    name = "interleave"
+    state_fields = ("slot", "next_dataset")
+    datasets: "Sequence[Op] | Op" = field(repr=False)
+    cycle_length: int
+
+    def __post_init__(self):
+        check_count("cycle_length", self.cycle_length, least=1)
+        if not isinstance(self.datasets, Op) and not self.datasets:
+            raise PipelineError("`interleave` needs at least one dataset; got none.")
+
+    @property
+    def parents(self) -> tuple[Op, ...]:
+        return (self.datasets,) if isinstance(self.datasets, Op) else tuple(self.datasets)
+
+    @property
+    def is_stream(self) -> bool:
+        return True
+
+    @property
+    def num_datasets(self) -> int:
+        return self.datasets.length() if isinstance(self.datasets, Op) else len(self.datasets)
+
+    @property
+    def endless(self) -> bool:
+        return not isinstance(self.datasets, Op) and any(op.endless for op in self.datasets)
+
+    def spec(self) -> Any:
+        return self.parents[0].spec() if not isinstance(self.datasets, Op) else super().spec()

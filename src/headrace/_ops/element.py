@@ -1,0 +1,140 @@
+"""Operations that turn one element into one element, or decide whether it stays."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace._ops.base import Unary, describe, mapped_spec, method_or_function, resolve_seed
+from headrace.errors import PipelineError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Map(Unary):
+    """`transform(element)`; with `batched`, a function of columns that works row by row."""
+
+    name = "map"
+    transform: Any
+    batched: bool = False
+
+    def __post_init__(self):
+        method_or_function(self.transform, "map", op="map")
+
+    @property
+    def fn(self) -> Callable[[Any], Any]:
+        return method_or_function(self.transform, "map", op="map")
+
+    @property
+    def batch_fn(self) -> Callable[[Any], Any] | None:
+        """The function of columns, where there is one."""
+        return self.transform if self.batched else getattr(self.transform, "map_batch", None)
+
+    def spec(self) -> Any:
+        return mapped_spec(self.transform, self.label(), self.parent)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MapWithIndex(Unary):
+    """`transform(index, element)`: the index in a random-access chain, the count so far in a stream."""
+
+    name = "map_with_index"
+    state_fields = ("count",)
+    transform: Any
+
+    def __post_init__(self):
+        method_or_function(self.transform, "map_with_index", op="map_with_index")
+
+    @property
+    def fn(self) -> Callable[[int, Any], Any]:
+        return method_or_function(self.transform, "map_with_index", op="map_with_index")
+
+    def spec(self) -> Any:
+        return mapped_spec(self.transform, self.label(), self.parent)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RandomMap(Unary):
+    """`transform(element, rng)`, with a generator that is a function of the seed and the index or count."""
+
+    name = "random_map"
+    state_fields = ("count",)
+    transform: Any
+    seed: int | None = None
+
+    def __post_init__(self):
+        method_or_function(self.transform, "random_map", op="random_map")
+        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="random_map", bits=None))
+
+    @property
+    def fn(self) -> Callable[[Any, Any], Any]:
+        return method_or_function(self.transform, "random_map", op="random_map")
+
+    def spec(self) -> Any:
+        return mapped_spec(self.transform, self.label(), self.parent)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Filter(Unary):
+    """Elements for which `transform(element)` is true; the others are holes, which a stream closes."""
+
+    name = "filter"
+    transform: Any
+
+    def __post_init__(self):
+        method_or_function(self.transform, "filter", op="filter")
+
+    @property
+    def fn(self) -> Callable[[Any], bool]:
+        return method_or_function(self.transform, "filter", op="filter")
+
+    @property
+    def has_holes(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FlatMap(Unary):
+    """The children that `transform(element)` returns; in a random-access chain, at most `max_fan_out`."""
+
+    name = "flat_map"
+    state_fields = ("taken",)
+    transform: Any
+    max_fan_out: int | None = None
+
+    def __post_init__(self):
+        method_or_function(self.transform, "flat_map", op="flat_map")
+        fan_out = self.max_fan_out
+        if fan_out is None:
+            fan_out = getattr(self.transform, "max_fan_out", None)
+            object.__setattr__(self, "max_fan_out", fan_out)
+        if self.is_stream:
+            return
+        if not isinstance(fan_out, int) or fan_out < 1:
+            raise PipelineError(
+                "`flat_map` on a MapDataset needs to know how many children an element has at most: give "
+                f"`max_fan_out`, a positive int; got {fan_out!r}. On an IterDataset it is not needed."
+            )
+
+    @property
+    def fn(self) -> Callable[[Any], Any]:
+        return method_or_function(self.transform, "flat_map", op="flat_map")
+
+    def length(self) -> int:
+        assert self.max_fan_out is not None
+        return self.parent.length() * self.max_fan_out
+
+    @property
+    def has_holes(self) -> bool:
+        return True
+
+    def spec(self) -> Any:
+        return mapped_spec(self.transform, self.label(), self.parent)
+
+    def children(self, element: Any) -> list[Any]:
+        """What an element is split into, checked against the fan-out."""
+        children = list(self.fn(element))
+        if not self.is_stream and self.max_fan_out is not None and len(children) > self.max_fan_out:
+            raise PipelineError(
+                f"{describe(self.transform)} split an element into {len(children)} children, more than "
+                f"max_fan_out={self.max_fan_out}. Raise it, or flat_map after `to_iter_dataset()`."
+            )
+        return children

@@ -1,0 +1,232 @@
+"""Operations that make an output from several elements, or hand a group of them out in another order."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._ops.base import ENDLESS, Unary, resolve_seed
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import PipelineError, SpecError, StructureError
+from headrace.options import check_count
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch(Unary):
+    """`batch_size` elements as one; the last of an epoch may be smaller."""
+
+    name = "batch"
+    batch_size: int
+    drop_remainder: bool = field(default=False, kw_only=True)
+    batch_fn: Callable[[Sequence[Any]], Any] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self):
+        check_count("batch_size", self.batch_size, least=1)
+        if not self.is_stream and self.parent.has_holes:
+            raise PipelineError(
+                "`batch` cannot follow `filter` or `flat_map` on a MapDataset, whose indices may have no element: "
+                "call `to_iter_dataset()` before `batch`."
+            )
+
+    def length(self) -> int:
+        n = self.parent.length()
+        return n // self.batch_size if self.drop_remainder else -(-n // self.batch_size)
+
+    @property
+    def endless(self) -> bool:
+        return self.parent.endless
+
+    @property
+    def has_holes(self) -> bool:
+        return False
+
+    def bounds(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first parent index of each batch, and the one after its last."""
+        n = self.parent.length()
+        epochs, within = np.divmod(idx, self.length())
+        start = within * self.batch_size + epochs * n
+        return start, np.minimum(start + self.batch_size, (epochs + 1) * n if n < ENDLESS else start + n)
+
+    def spec(self) -> Any:
+        if self.batch_fn is not None:
+            raise SpecError(f"The element spec after {self.label()} cannot be known: its batch_fn decides it.")
+        parent = self.parent.spec()
+        size: int | None = self.batch_size
+        if not self.drop_remainder and (self.is_stream or self.parent.length() % self.batch_size):
+            size = None
+        return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), parent)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rebatch(Unary):
+    """Batches cut anew along their leading axis."""
+
+    name = "rebatch"
+    state_fields = ("rows_taken",)
+    batch_size: int
+    drop_remainder: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self):
+        check_count("batch_size", self.batch_size, least=1)
+
+    def spec(self) -> Any:
+        size = self.batch_size if self.drop_remainder else None
+        return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), self.parent.spec())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BufferShuffle(Unary):
+    """A shuffle through a sliding buffer: every element moves by less than `buffer_size`.
+
+    Element `i` comes out in the order of `i + buffer_size * u(i)`, with `u(i)` in [0, 1) drawn by counter
+    from the seed. So outputs fall into groups: group `g` holds what lands in the `g`-th stretch of
+    `buffer_size`, which comes from the stretches `g - 1` and `g` of the input.
+    """
+
+    name = "shuffle"
+    state_fields = ("group", "taken")
+    state_params = ("buffer_size", "seed")
+    buffer_size: int
+    seed: int | None = None
+
+    def __post_init__(self):
+        check_count("buffer_size", self.buffer_size, least=1)
+        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle", bits=None))
+
+    def landing(self, stretch: int) -> np.ndarray:
+        """Where each element of a stretch lands, counted from the stretch's start."""
+        bits = np.random.Philox(key=np.random.SeedSequence(self.seed).generate_state(2, np.uint64))
+        bits.advance(stretch << 64)
+        draws = np.random.Generator(bits).random(self.buffer_size)
+        return np.arange(self.buffer_size) + self.buffer_size * draws
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PaddedBatch(Unary):
+    """Batches of elements of different lengths, padded; elements of like length together.
+
+    Elements are sorted into buckets by length within a window of the stream. A bucket that is full becomes a
+    batch; what is left at the window's end becomes smaller batches, shortest bucket first.
+    """
+
+    name = "padded_batch"
+    state_fields = ("window", "taken")
+    state_params = ("batch_size", "boundaries", "window_size")
+    batch_size: int
+    pad_value: Any = field(default=0, kw_only=True)
+    boundaries: tuple[int, ...] = field(default=(), kw_only=True)
+    length_fn: Callable[[Any], int] | None = field(default=None, kw_only=True)
+    pad_to_boundary: bool = field(default=False, kw_only=True)
+    window_size: int | None = field(default=None, kw_only=True)
+    drop_remainder: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self):
+        check_count("batch_size", self.batch_size, least=1)
+        if list(self.boundaries) != sorted(set(self.boundaries)) or any(b < 1 for b in self.boundaries):
+            raise PipelineError(f"boundaries must be positive and increasing; got {self.boundaries}.")
+        if self.boundaries and self.length_fn is None:
+            raise PipelineError("Bucketing by length needs a `length_fn` that gives an element's length.")
+        if self.window_size is None:
+            buckets = len(self.boundaries) + 1
+            object.__setattr__(self, "window_size", self.batch_size * (16 * buckets if buckets > 1 else 1))
+        check_count("window_size", self.window_size, least=self.batch_size)
+
+    def groups(self, elements: Sequence[Any]) -> list[tuple[list[int], int | None]]:
+        """The batches of one window: which of its elements each holds, and the length to pad to, if fixed."""
+        buckets: list[list[int]] = [[] for _ in range(len(self.boundaries) + 1)]
+        full: list[tuple[list[int], int | None]] = []
+        for i, element in enumerate(elements):
+            number = self._bucket(element)
+            bucket = buckets[number]
+            bucket.append(i)
+            if len(bucket) == self.batch_size:
+                full.append((bucket, self._target(number)))
+                buckets[number] = []
+        if not self.drop_remainder:
+            full += [(bucket, self._target(number)) for number, bucket in enumerate(buckets) if bucket]
+        return full
+
+    def _bucket(self, element: Any) -> int:
+        if not self.boundaries or self.length_fn is None:
+            return 0
+        return int(np.searchsorted(self.boundaries, self.length_fn(element), side="left"))
+
+    def _target(self, bucket: int) -> int | None:
+        return self.boundaries[bucket] if self.pad_to_boundary and bucket < len(self.boundaries) else None
+
+    def pad(self, elements: Sequence[Any], length: int | None) -> Any:
+        """Elements padded to one shape and stacked."""
+        columns = _transpose(elements)
+        values = self.pad_value
+        if isinstance(values, dict) and isinstance(columns, dict):
+            return {key: _pad_leaves(column, values.get(key, 0), length) for key, column in columns.items()}
+        return _map_columns(columns, lambda column: _pad_leaves(column, values, length))
+
+    def spec(self) -> Any:
+        def padded(leaf: Any) -> ShapeDtypeStruct:
+            size = self.batch_size if self.drop_remainder else None
+            return ShapeDtypeStruct((size, *(None for _ in leaf.shape)), leaf.dtype)
+
+        return _tree.tree_map(padded, self.parent.spec())
+
+
+class _Column(list):
+    """One leaf of several elements."""
+
+
+def _transpose(elements: Sequence[Any]) -> Any:
+    leaves, spec = _tree.flatten(elements[0])
+    try:
+        rows = [spec.flatten_up_to(element) for element in elements]
+    except ValueError as e:
+        raise StructureError(f"Cannot batch elements of different structure: {e}") from e
+    return spec.unflatten([_Column(row[i] for row in rows) for i in range(len(leaves))])
+
+
+def _map_columns(columns: Any, fn: Callable[[_Column], Any]) -> Any:
+    if isinstance(columns, _Column):
+        return fn(columns)
+    if isinstance(columns, dict):
+        return {key: _map_columns(column, fn) for key, column in columns.items()}
+    if isinstance(columns, tuple) and hasattr(columns, "_fields"):
+        return type(columns)(*(_map_columns(column, fn) for column in columns))
+    if isinstance(columns, list | tuple):
+        return type(columns)(_map_columns(column, fn) for column in columns)
+    return columns
+
+
+def _pad_leaves(column: Sequence[Any], value: Any, length: int | None) -> np.ndarray:
+    """Arrays of one rank, each padded at the end of every axis to the longest (the first to `length`)."""
+    arrays = [np.asarray(leaf) for leaf in column]
+    ranks = {array.ndim for array in arrays}
+    if len(ranks) > 1:
+        raise StructureError(f"Cannot pad arrays of different rank into one batch; got ranks {sorted(ranks)}.")
+    shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+    if shape and length is not None:
+        if shape[0] > length:
+            raise StructureError(f"An element of length {shape[0]} is longer than its bucket's boundary {length}.")
+        shape[0] = length
+    out = np.full((len(arrays), *shape), value, np.result_type(*arrays))
+    for row, array in zip(out, arrays, strict=True):
+        row[tuple(map(slice, array.shape))] = array
+    return out
+
+
+def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
+    """Elements as a batch of `batch_size`; rows that are missing are filled with `pad_value`.
+
+    >>> batch_and_pad([np.array([1, 2])], batch_size=2)
+    array([[1, 2],
+           [0, 0]])
+    """
+    if len(values) > batch_size:
+        raise PipelineError(f"Cannot batch {len(values)} values to {batch_size}.")
+    missing = batch_size - len(values)
+
+    def fill(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.full((missing, *leaf.shape[1:]), pad_value, leaf.dtype)])
+
+    batch = _tree.stack(list(values))
+    return _tree.tree_map(fill, batch) if missing else batch

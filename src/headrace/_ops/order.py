@@ -1,0 +1,208 @@
+"""Operations that change only which element comes when: each rewrites indices and touches no element.
+
+`indices(idx)` takes output indices, int64 in and int64 out, and says which parent indices they are. An index
+past the length belongs to a later epoch, here and everywhere. With `e, i = divmod(idx, n)`, what comes out is
+at most `e * n + n - 1`, so int64 overflows only in the last, unfinished epoch before 2**63.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace._ops.base import ENDLESS, Op, Unary, check_seed, resolve_seed
+from headrace._rng import permutation, shuffled_indices
+from headrace.errors import PipelineError
+from headrace.options import DatasetOptions, check_count
+
+
+class IndexOp(Unary):
+    """An operation that is a function from indices to parent indices."""
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        """The parent indices of output indices."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shuffle(IndexOp):
+    """All elements in an order that the seed and the epoch name."""
+
+    name = "shuffle"
+    seed: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle"))
+
+    def epoch_seed(self, epoch: int) -> int:
+        """The seed of one epoch's order."""
+        assert self.seed is not None
+        return (self.seed + epoch) % 2**32
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        n = self.length()
+        epochs, within = np.divmod(idx, n)
+        out = np.empty_like(idx)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            out[here] = shuffled_indices(within[here], n - 1, self.epoch_seed(epoch)) + epoch * n
+        return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WindowShuffle(IndexOp):
+    """Elements shuffled within windows; the last window of an epoch may be shorter.
+
+    A stream hands a window out from its end backwards, as the field's loaders do.
+    """
+
+    name = "window_shuffle"
+    state_fields = ("window", "taken")
+    state_params = ("window_size", "seed")
+    window_size: int
+    seed: int | None = None
+
+    def __post_init__(self):
+        check_count("window_size", self.window_size, least=1)
+        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="window_shuffle"))
+
+    def window_seed(self, window: int) -> int:
+        """The seed of one window's order; windows are numbered through all epochs."""
+        assert self.seed is not None
+        return (self.seed + window) % 2**32
+
+    def window_order(self, window: int, size: int) -> np.ndarray:
+        """Which elements of a stream's window come out, in order."""
+        seed = self.window_seed(window)
+        if size <= 1 << 16:
+            return permutation(size, seed)[::-1]
+        return shuffled_indices(np.arange(size), size - 1, seed)[::-1]
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        n, size = self.length(), self.window_size
+        per_epoch = -(-n // size)
+        epochs, within = np.divmod(idx, n)
+        windows, offsets = np.divmod(within, size)
+        windows += epochs * per_epoch
+        out = np.empty_like(idx)
+        for window in np.unique(windows).tolist():
+            here = windows == window
+            epoch, start = window // per_epoch, window % per_epoch * size
+            last = min(size, n - start) - 1
+            out[here] = shuffled_indices(offsets[here], last, self.window_seed(window)) + (start + epoch * n)
+        return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Slice(IndexOp):
+    """Every `step`-th element from `start` on, `count` of them; each epoch is cut from a parent's epoch."""
+
+    name = "slice"
+    start: int
+    step: int
+    count: int
+
+    def length(self) -> int:
+        return self.count
+
+    @property
+    def endless(self) -> bool:
+        return self.count >= ENDLESS
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        epochs, within = np.divmod(idx, self.count)
+        return within * self.step + self.start + epochs * self.parent.length()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pick(IndexOp):
+    """The elements at chosen indices."""
+
+    name = "pick"
+    chosen: np.ndarray
+
+    def length(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def endless(self) -> bool:
+        return False
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        epochs, within = np.divmod(idx, len(self.chosen))
+        return self.chosen[within] + epochs * self.parent.length()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Repeat(IndexOp):
+    """Epoch after epoch; in a stream, and without `reseed_each_epoch`, each one is the same."""
+
+    name = "repeat"
+    state_fields = ("epoch",)
+    num_epochs: int | None = None
+    reseed_each_epoch: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self):
+        if self.num_epochs is not None:
+            check_count("num_epochs", self.num_epochs, least=1)
+        if self.parent.endless:
+            raise PipelineError(
+                f"`repeat` of a dataset that is endless already does nothing: {self.parent.label()} never ends. "
+                "Drop one of the two."
+            )
+
+    def length(self) -> int:
+        n = self.parent.length()
+        if n == 0:
+            return 0
+        return ENDLESS if self.num_epochs is None else min(n * self.num_epochs, ENDLESS)
+
+    @property
+    def endless(self) -> bool:
+        if self.num_epochs is not None:
+            return False
+        return self.is_stream or self.parent.length() > 0
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        return idx if self.reseed_each_epoch else idx % self.parent.length()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Seed(IndexOp):
+    """Nothing to elements; random operations after it derive their seeds from it."""
+
+    name = "seed"
+    seed: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "seed", check_seed(self.seed, op="seed", bits=None))
+
+    @property
+    def seeds_what_follows(self) -> int:
+        return self.seed
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        return idx
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Options(IndexOp):
+    """Nothing to elements; the options hold for the whole pipeline."""
+
+    name = "options"
+    options: DatasetOptions
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        return idx
+
+
+def gather_options(op: Op) -> DatasetOptions:
+    """The options of a pipeline; where several are given, the one nearest the consumer counts."""
+    merged = DatasetOptions()
+    level: list[Any] = [op]
+    while level:
+        for each in level:
+            if isinstance(each, Options):
+                merged = merged.merge(each.options)
+        level = [parent for each in level for parent in each.parents]
+    return merged

@@ -1,0 +1,68 @@
+"""Where elements come from: sources, and datasets that users write."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace._ops.base import ENDLESS, Op, describe
+from headrace.errors import SpecError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Source(Op):
+    """Items of a source by index; an index past the length is an item of a later epoch."""
+
+    name = "source"
+    source: Any
+
+    def length(self) -> int:
+        return len(self.source)
+
+    def spec(self) -> Any:
+        spec = getattr(self.source, "element_spec", None)
+        if spec is None:
+            raise SpecError(
+                f"The element spec of {self.label()} cannot be known without reading data. "
+                f"Give {type(self.source).__name__} an attribute `element_spec`."
+            )
+        return spec
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UserDataset(Op):
+    """A dataset of the user's own class: random access or a stream, as its class says."""
+
+    name = "user_dataset"
+    state_fields = ("state", "replay")
+    dataset: Any
+    stream: bool
+
+    @property
+    def parents(self) -> tuple[Op, ...]:
+        return tuple(parent._op for parent in self.dataset.parents)
+
+    @property
+    def is_stream(self) -> bool:
+        return self.stream
+
+    def length(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def endless(self) -> bool:
+        return not self.stream and len(self.dataset) >= ENDLESS
+
+    @property
+    def has_holes(self) -> bool:
+        return False
+
+    def spec(self) -> Any:
+        spec = type(self.dataset).__dict__.get("element_spec")
+        if spec is None:
+            raise SpecError(
+                f"The element spec of {type(self.dataset).__name__} cannot be known without reading data. "
+                "Give the class a property `element_spec`."
+            )
+        return self.dataset.element_spec
+
+    def label(self) -> str:
+        return describe(type(self.dataset))

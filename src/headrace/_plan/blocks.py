@@ -1,0 +1,212 @@
+"""A block is how elements travel: several at once, as a list of rows, as columns, or as plain ints.
+
+Whatever the kind, `block.rows()[j]` is the same element bit for bit. Columns and ints are never handed to
+the user themselves, only rows and stacks made from them, so that nothing cached can be edited.
+"""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+
+Indices = range | np.ndarray
+"""Element indices: a consecutive run stays a `range` until somebody needs an array."""
+
+
+def as_array(indices: Indices) -> np.ndarray:
+    """Indices as an int64 array."""
+    if isinstance(indices, range):
+        return np.arange(indices.start, indices.stop, indices.step)
+    return indices
+
+
+class Block:
+    """`len(block)` elements."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def rows(self) -> list[Any]:
+        """The elements, as they are handed out."""
+        raise NotImplementedError
+
+    def own_rows(self) -> list[Any]:
+        """The elements, the caller's to change."""
+        return self.rows()
+
+    def cut(self, start: int, stop: int) -> "Block":
+        """The elements from `start` to `stop`."""
+        raise NotImplementedError
+
+    def keep(self, mask: Sequence[Any]) -> "Block":
+        """The elements whose entry in `mask` is true."""
+        return self.take(np.flatnonzero(np.fromiter(map(bool, mask), bool, len(mask))))
+
+    def take(self, positions: np.ndarray) -> "Block":
+        """The elements at these positions."""
+        raise NotImplementedError
+
+    def stack(self) -> Any:
+        """The elements as one batch, in memory of its own."""
+        raise NotImplementedError
+
+    def num_bytes(self) -> int:
+        """About how much memory the elements take."""
+        raise NotImplementedError
+
+
+class Rows(Block):
+    """A list of elements; `owned` where nobody else can see them."""
+
+    __slots__ = ("items", "owned")
+
+    def __init__(self, items: list[Any], *, owned: bool):
+        self.items = items
+        self.owned = owned
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def rows(self) -> list[Any]:
+        return self.items
+
+    def own_rows(self) -> list[Any]:
+        if not self.owned:
+            self.items = _tree.own(self.items)
+            self.owned = True
+        return self.items
+
+    def cut(self, start: int, stop: int) -> Block:
+        return Rows(self.items[start:stop], owned=self.owned)
+
+    def keep(self, mask: Sequence[Any]) -> Block:
+        return Rows(list(compress(self.items, mask)), owned=self.owned)
+
+    def take(self, positions: np.ndarray) -> Block:
+        items = self.items
+        return Rows([items[i] for i in positions.tolist()], owned=self.owned)
+
+    def stack(self) -> Any:
+        return _tree.stack(self.items)
+
+    def num_bytes(self) -> int:
+        sample = self.items[:: max(1, len(self.items) // 4)][:4]
+        return sum(map(_tree.num_bytes, sample)) * len(self.items) // max(1, len(sample))
+
+
+class Columns(Block):
+    """One tree whose leaves are arrays with a leading axis of `length`, in memory of the block's own."""
+
+    __slots__ = ("length", "tree")
+
+    def __init__(self, tree: Any, length: int):
+        self.tree = tree
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def rows(self) -> list[Any]:
+        tree = self.tree
+        if type(tree) is np.ndarray:
+            return list(tree)
+        if type(tree) is dict and all(type(leaf) is np.ndarray for leaf in tree.values()):
+            keys = tuple(tree)
+            return [dict(zip(keys, values, strict=True)) for values in zip(*tree.values(), strict=True)]
+        arrays, spec = _tree.flatten(tree)
+        return [spec.unflatten(values) for values in zip(*arrays, strict=True)]
+
+    def cut(self, start: int, stop: int) -> Block:
+        return Columns(self._map(lambda leaf: leaf[start:stop]), min(stop, self.length) - start)
+
+    def take(self, positions: np.ndarray) -> Block:
+        return Columns(self._map(lambda leaf: leaf.take(positions, axis=0)), len(positions))
+
+    def stack(self) -> Any:
+        return self.tree
+
+    def num_bytes(self) -> int:
+        return _tree.num_bytes(self.tree)
+
+    def _map(self, fn: Any) -> Any:
+        tree = self.tree
+        if type(tree) is np.ndarray:
+            return fn(tree)
+        return _tree.tree_map(fn, tree)
+
+
+class Ints(Block):
+    """Plain ints, as a range or an int64 array that may be shared and is never handed out."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Indices):
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def rows(self) -> list[Any]:
+        values = self.values
+        return list(values) if isinstance(values, range) else values.tolist()
+
+    def cut(self, start: int, stop: int) -> Block:
+        return Ints(self.values[start:stop])
+
+    def take(self, positions: np.ndarray) -> Block:
+        return Ints(as_array(self.values)[positions])
+
+    def stack(self) -> Any:
+        return np.array(as_array(self.values))
+
+    def num_bytes(self) -> int:
+        return 32 * len(self.values)
+
+
+def concat(blocks: Sequence[Block]) -> Block:
+    """Blocks one after the other."""
+    blocks = [block for block in blocks if len(block)] or list(blocks[:1])
+    if len(blocks) == 1:
+        return blocks[0]
+    if all(type(block) is Ints for block in blocks):
+        return Ints(np.concatenate([as_array(block.values) for block in blocks]))  # type: ignore[attr-defined]
+    if _same_columns(blocks):
+        tree = _tree.tree_map(lambda *leaves: np.concatenate(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
+        return Columns(tree, sum(map(len, blocks)))
+    return Rows([row for block in blocks for row in block.rows()], owned=_all_owned(blocks))
+
+
+def interleave(blocks: Sequence[Block], which: np.ndarray) -> Block:
+    """Elements of several blocks in turn: output `k` is the next unused element of `blocks[which[k]]`."""
+    if all(type(block) is Ints for block in blocks):
+        out = np.empty(len(which), np.int64)
+        for i, block in enumerate(blocks):
+            out[which == i] = as_array(block.values)  # type: ignore[attr-defined]
+        return Ints(out)
+    if _same_columns(blocks):
+        # The stable order of `which` lists the outputs of block 0, then of block 1: its inverse gathers them.
+        gather = np.empty(len(which), np.int64)
+        gather[np.argsort(which, kind="stable")] = np.arange(len(which))
+        return concat(blocks).take(gather)
+    feeds = [iter(block.rows()) for block in blocks]
+    return Rows([next(feeds[i]) for i in which.tolist()], owned=_all_owned(blocks))
+
+
+def _all_owned(blocks: Sequence[Block]) -> bool:
+    return all(not isinstance(block, Rows) or block.owned for block in blocks)
+
+
+def _same_columns(blocks: Sequence[Block]) -> bool:
+    """Whether all blocks are columns of one structure, with one dtype and shape for each leaf."""
+    if not all(type(block) is Columns for block in blocks):
+        return False
+    kinds = []
+    for block in blocks:
+        leaves, spec = _tree.flatten(block.tree)  # type: ignore[attr-defined]
+        kinds.append((spec, [(leaf.dtype, leaf.shape[1:]) for leaf in leaves]))
+    return all(kind == kinds[0] for kind in kinds)

@@ -1,0 +1,147 @@
+"""Pipelines for people to read: as they were written, and as they will be computed."""
+
+from functools import singledispatch
+
+from headrace._ops.base import Op
+from headrace._ops.buffer import Cache, Prefetch, ToStream
+from headrace._ops.combine import Interleave, Nary
+from headrace._ops.element import Filter, Map, RandomMap
+from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
+from headrace._ops.order import IndexOp, Options, Seed, Slice, WindowShuffle
+from headrace._ops.source import Source, UserDataset
+from headrace._plan.program import split_index_program
+from headrace.options import AUTOTUNE
+from headrace.sources import RangeDataSource
+
+
+def show(op: Op) -> str:
+    """A pipeline as it was written, one operation a line."""
+    return "\n".join(f"{indent}{label}" for indent, label, _ in _lines(op, ""))
+
+
+def explain(op: Op) -> str:
+    """A pipeline with what is done for each operation."""
+    lines = list(_lines(op, ""))
+    width = max(len(indent) + len(label) for indent, label, _ in lines)
+    return "\n".join(f"{indent + label:<{width}}  | {_how(op)}".rstrip() for indent, label, op in lines)
+
+
+def _lines(op: Op, indent: str) -> list[tuple[str, str, Op]]:
+    parents = op.parents
+    if not parents:
+        return [(indent, _source_label(op), op)]
+    if isinstance(op, Nary | Interleave) or len(parents) > 1:
+        inner = [line for parent in parents for line in _lines(parent, indent + "    ")]
+        kind = "IterDataset" if op.is_stream else "MapDataset"
+        label = op.label() if isinstance(op, UserDataset) else f"{kind}.{op.label()}"
+        return [(indent, f"{label} of", op), *inner]
+    before = _lines(parents[0], indent)
+    step = indent if before[0][0] == indent and len(before) == 1 else before[0][0]
+    return [*before, (step + "  ", f".{op.label()}", op)]
+
+
+def _source_label(op: Op) -> str:
+    if isinstance(op, Source) and isinstance(op.source, RangeDataSource):
+        r = op.source.range
+        inner = f"{r.stop}" if (r.start, r.step) == (0, 1) else f"{r.start}, {r.stop}, {r.step}"
+        return f"MapDataset.range({inner})"
+    if isinstance(op, UserDataset):
+        return f"{op.label()}()"
+    return f"MapDataset.{op.label()}"
+
+
+@singledispatch
+def _how(op: Op) -> str:
+    return "stream" if op.is_stream else "rows"
+
+
+@_how.register
+def _(op: Source) -> str:
+    if isinstance(op.source, RangeDataSource):
+        return "ints"
+    if hasattr(op.source, "__getcolumns__"):
+        return "columns, gathered by index"
+    return "rows, asked for in blocks" if hasattr(op.source, "__getitems__") else "rows, one call an element"
+
+
+@_how.register
+def _(op: UserDataset) -> str:
+    return "the user's own, one call an element"
+
+
+@_how.register
+def _(op: Map) -> str:
+    if op.batched:
+        return "columns, one call a block"
+    return "one call a block of columns, or an element" if op.batch_fn is not None else "one call an element"
+
+
+@_how.register
+def _(op: RandomMap) -> str:
+    return "one call an element, generator moved by counter" + (
+        "; ordering point: counts elements" if op.is_stream else ""
+    )
+
+
+@_how.register
+def _(op: Filter) -> str:
+    return "one call an element, gaps closed" if op.is_stream else "one call an element, gaps left"
+
+
+@_how.register
+def _(op: IndexOp) -> str:
+    if isinstance(op, Seed | Options):
+        return "nothing at run time"
+    if op.is_stream:
+        return "epoch after epoch"
+    return "index program: stays a range" if isinstance(op, Slice) else "index program: blocks planned ahead"
+
+
+@_how.register
+def _(op: WindowShuffle) -> str:
+    return "ordering point: one window at a time" if op.is_stream else "index program: blocks planned ahead"
+
+
+@_how.register
+def _(op: Cache) -> str:
+    return "kept in memory"
+
+
+@_how.register
+def _(op: Batch) -> str:
+    if op.is_stream:
+        return "ordering point: stacks elements as they come"
+    _, below = split_index_program(op.parent)
+    if op.batch_fn is None and isinstance(below, Source) and hasattr(below.source, "__getcolumns__"):
+        return "one gather a batch, indices of many batches at once"
+    return "one call a batch" if op.batch_fn is not None else "stacks rows"
+
+
+@_how.register(Rebatch)
+@_how.register(PaddedBatch)
+@_how.register(BufferShuffle)
+def _(op: Op) -> str:
+    return "ordering point: one group at a time"
+
+
+@_how.register
+def _(op: Nary) -> str:
+    return "ordering point: takes parts in turn" if op.is_stream else "routes indices to parts"
+
+
+@_how.register
+def _(op: Interleave) -> str:
+    return "ordering point: takes datasets in turn"
+
+
+@_how.register
+def _(op: ToStream) -> str:
+    options = op.read_options
+    if options is None or options.num_threads is AUTOTUNE:
+        return "in index order; threads where a trial shows that they pay"
+    return f"in index order, {options.num_threads} threads" if options.num_threads else "in index order, no threads"
+
+
+@_how.register
+def _(op: Prefetch) -> str:
+    return f"a thread works ahead, {op.buffer_size} elements"

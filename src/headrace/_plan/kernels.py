@@ -1,0 +1,391 @@
+"""How random-access chains are computed: `fetcher(op)` is a function from indices to a block.
+
+The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `indices[j]`, whatever else is
+asked for with it. User functions get Python ints and elements that are theirs to change.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import singledispatch
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._ops.base import Op
+from headrace._ops.buffer import Cache
+from headrace._ops.combine import RouteOp, Zip
+from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.group import Batch
+from headrace._ops.order import IndexOp
+from headrace._ops.source import Source, UserDataset
+from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array, interleave
+from headrace._plan.program import Program, split_index_program
+from headrace._rng import CounterRng
+from headrace.errors import PipelineError
+from headrace.sources import RangeDataSource
+
+Fetch = Callable[[Indices], Block]
+Kernel = Callable[[Block, Any], Block]
+
+
+class Blame:
+    """Adds to an error of the user's the operation and the element that it came from.
+
+    `feed` is the iterator that the elements are taken from: what is left in it tells which one failed.
+    `indices` has the index of each, and is only asked for that one.
+    """
+
+    def __init__(self, op: Op, feed: Iterator[Any], indices: Any):
+        self.op, self.feed, self.indices = op, feed, indices
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if not isinstance(error, Exception):
+            return
+        failed = len(self.indices) - operator.length_hint(self.feed) - 1
+        note = f"in {self.op.label()}, element {self.indices[failed]} (pipeline at {self.op.site})"
+        if isinstance(error, StopIteration):
+            error = RuntimeError("A function of the pipeline raised StopIteration.").with_traceback(traceback)
+            add_note(error, note)
+            raise error
+        add_note(error, note)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note once: the innermost operation is the one to blame."""
+    if not getattr(error, "__notes__", None):
+        error.add_note(note)
+
+
+def ints(indices: Any) -> Sequence[int]:
+    """Indices as Python ints."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else indices
+
+
+def within(indices: Indices, length: int) -> Indices:
+    """Indices modulo the length."""
+    if isinstance(indices, range):
+        if indices.step > 0 and indices.start >= 0 and indices.stop <= length:
+            return indices
+        indices = as_array(indices)
+    return indices if len(indices) and indices.max() < length else indices % length
+
+
+@singledispatch
+def fetcher(op: Op) -> Fetch:
+    """The function from indices to a block that an operation means."""
+    raise TypeError(f"{op.label()} has no random access.")
+
+
+# ------------------------------------------------------------------------------------- sources and order
+
+
+class Gather:
+    """A source behind an index program."""
+
+    def __init__(self, program: Program | None, read: Fetch, *, columns: bool):
+        self.program, self.read, self.columns = program, read, columns
+
+    def __call__(self, idx: Indices) -> Block:
+        return self.read(idx if self.program is None else self.program(idx))
+
+
+@fetcher.register
+def _(op: Source) -> Fetch:
+    return Gather(None, _reader(op), columns=_has_columns(op.source))
+
+
+def _has_columns(source: Any) -> bool:
+    return hasattr(source, "__getcolumns__")
+
+
+def _reader(op: Source) -> Fetch:
+    source, length = op.source, len(op.source)
+    if isinstance(source, RangeDataSource):
+        return lambda idx: Ints(_nth(source.range, within(idx, length)))
+    if _has_columns(source):
+        return lambda idx: Columns(source.__getcolumns__(as_array(within(idx, length))), len(idx))
+    if hasattr(source, "__getitems__"):
+        return lambda idx: _read_many(op, ints(within(idx, length)))
+    return lambda idx: _read_each(op, source.__getitem__, ints(within(idx, length)))
+
+
+def _nth(values: range, idx: Indices) -> Indices:
+    """The numbers at these places of a range."""
+    if isinstance(idx, range):
+        return values[idx.start : idx.stop : idx.step] if idx.step > 0 else _nth(values, as_array(idx))
+    if values.start == 0 and values.step == 1:
+        return idx
+    return idx * values.step + values.start
+
+
+def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) -> Rows:
+    feed = iter(indices)
+    with Blame(op, feed, indices):
+        return Rows([getitem(i) for i in feed], owned=False)
+
+
+def _read_many(op: Source, indices: Sequence[int]) -> Rows:
+    with Blame(op, iter(indices[1:]), indices):
+        items = list(op.source.__getitems__(list(indices)))
+    if len(items) != len(indices):
+        raise PipelineError(
+            f"`__getitems__` of {type(op.source).__name__} gave {len(items)} items for {len(indices)} indices."
+        )
+    return Rows(items, owned=False)
+
+
+@fetcher.register
+def _(op: UserDataset) -> Fetch:
+    dataset = op.dataset
+    if hasattr(dataset, "__getitems__"):
+        return lambda idx: Rows(list(dataset.__getitems__(list(ints(idx)))), owned=False)
+    return lambda idx: _read_each(op, dataset.__getitem__, ints(idx))
+
+
+@fetcher.register
+def _(op: IndexOp) -> Fetch:
+    program, below = split_index_program(op)
+    if isinstance(below, Source):
+        return Gather(program, _reader(below), columns=_has_columns(below.source))
+    parent = fetcher(below)
+    return lambda idx: parent(idx if program is None else program(idx))
+
+
+@fetcher.register
+def _(op: Cache) -> Fetch:
+    parent, length, store = fetcher(op.parent), op.length(), op.store
+
+    def fetch(idx: Indices) -> Block:
+        wanted = ints(within(idx, length))
+        items = store.items
+        missing = sorted({i for i in wanted if i not in items})
+        if missing:
+            items.update(zip(missing, parent(np.array(missing)).own_rows(), strict=True))
+        return Rows([items[i] for i in wanted], owned=False)
+
+    return fetch
+
+
+@fetcher.register
+def _(op: RouteOp) -> Fetch:
+    parts = [fetcher(part) for part in op.parts]
+
+    def fetch(idx: Indices) -> Block:
+        which, inner = op.route(as_array(idx))
+        consecutive = op.keeps_part_order and isinstance(idx, range) and idx.step == 1
+        blocks, used = [], []
+        for i, part in enumerate(parts):
+            mine = inner[which == i]
+            if len(mine):
+                used.append(i)
+                blocks.append(part(range(int(mine[0]), int(mine[-1]) + 1) if consecutive else mine))
+        if len(blocks) == 1:
+            return blocks[0]
+        return interleave(blocks, np.searchsorted(used, which))
+
+    return fetch
+
+
+@fetcher.register
+def _(op: Zip) -> Fetch:
+    parts, lengths, length = [fetcher(part) for part in op.parts], [p.length() for p in op.parts], op.length()
+
+    def fetch(idx: Indices) -> Block:
+        rows = [part(_same_epoch(idx, length, n)).own_rows() for part, n in zip(parts, lengths, strict=True)]
+        return Rows([None if _is_hole(row) else row for row in zip(*rows, strict=True)], owned=True)
+
+    return fetch
+
+
+def _is_hole(row: tuple) -> bool:
+    return any(part is None for part in row)
+
+
+def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
+    """The same place of the same epoch in a part that is longer."""
+    if length == part_length:
+        return idx
+    epochs, rest = np.divmod(as_array(idx), length)
+    return rest + epochs * part_length
+
+
+# ----------------------------------------------------------------------------------------------- elements
+
+
+def element_kernel(op: Op, *, holes: bool) -> Kernel:
+    """What an element operation does to a block whose elements have these indices or counts.
+
+    With `holes`, `None` is an index without an element, and no function sees it.
+    """
+    if isinstance(op, Map):
+        return _map_kernel(op, holes=holes)
+    if isinstance(op, MapWithIndex):
+        return _map_with_index_kernel(op, holes=holes)
+    assert isinstance(op, RandomMap)
+    return _random_map_kernel(op, holes=holes)
+
+
+def _map_kernel(op: Map, *, holes: bool) -> Kernel:
+    fn, batch_fn = op.fn, op.batch_fn
+
+    def kernel(block: Block, idx: Any) -> Block:
+        if batch_fn is not None and (op.batched or isinstance(block, Columns)) and len(block):
+            return _map_columns(op, batch_fn, block, idx, holes=holes)
+        rows = block.own_rows()
+        feed = iter(rows)
+        with Blame(op, feed, ints(idx)):
+            if holes:
+                return Rows([None if x is None else fn(x) for x in feed], owned=True)
+            return Rows([fn(x) for x in feed], owned=True)
+
+    return kernel
+
+
+def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, holes: bool) -> Block:
+    """A function of columns over a block; holes are left out and put back."""
+    if holes and isinstance(block, Rows):
+        full = np.array([row is not None for row in block.items])
+        if not full.all():
+            out: list[Any] = [None] * len(block)
+            if full.any():
+                done = _map_columns(op, fn, block.take(np.flatnonzero(full)), as_array(idx)[full], holes=False)
+                for i, row in zip(np.flatnonzero(full).tolist(), done.rows(), strict=True):
+                    out[i] = row
+            return Rows(out, owned=True)
+    with Blame(op, iter(range(len(block) - 1)), ints(idx)):
+        tree = _tree.tree_map(np.asarray, fn(block.stack()))
+    for name, leaf in _tree.named_leaves(tree):
+        if leaf.shape[:1] != (len(block),):
+            raise PipelineError(
+                f"{op.label()} got columns of {len(block)} rows and returned a leaf{name} of shape {leaf.shape}: "
+                "it must return one row for each that it gets."
+            )
+    return Columns(tree, len(block))
+
+
+def _map_with_index_kernel(op: MapWithIndex, *, holes: bool) -> Kernel:
+    fn = op.fn
+
+    def kernel(block: Block, idx: Any) -> Block:
+        numbers = ints(idx)
+        feed = iter(block.own_rows())
+        with Blame(op, feed, numbers):
+            pairs = zip(feed, numbers, strict=True)
+            return Rows([None if holes and x is None else fn(i, x) for x, i in pairs], owned=True)
+
+    return kernel
+
+
+def _random_map_kernel(op: RandomMap, *, holes: bool) -> Kernel:
+    fn = op.fn
+    free: list[CounterRng] = []  # one for each thread that is at work
+
+    def kernel(block: Block, idx: Any) -> Block:
+        numbers = ints(idx)
+        feed = iter(block.own_rows())
+        rng = free.pop() if free else CounterRng(op.seed)  # type: ignore[arg-type]
+        at = rng.at
+        with Blame(op, feed, numbers):
+            pairs = zip(feed, numbers, strict=True)
+            out = [None if holes and x is None else fn(x, at(i)) for x, i in pairs]
+        free.append(rng)
+        return Rows(out, owned=True)
+
+    return kernel
+
+
+@fetcher.register(Map)
+@fetcher.register(MapWithIndex)
+@fetcher.register(RandomMap)
+def _(op: Any) -> Fetch:
+    parent, kernel = fetcher(op.parent), element_kernel(op, holes=True)
+    return lambda idx: kernel(parent(idx), idx)
+
+
+@fetcher.register
+def _(op: Filter) -> Fetch:
+    parent, fn = fetcher(op.parent), op.fn
+
+    def fetch(idx: Indices) -> Block:
+        feed = iter(parent(idx).own_rows())
+        with Blame(op, feed, ints(idx)):
+            return Rows([x if x is not None and fn(x) else None for x in feed], owned=True)
+
+    return fetch
+
+
+@fetcher.register
+def _(op: FlatMap) -> Fetch:
+    parent, fan_out = fetcher(op.parent), op.max_fan_out
+    assert fan_out is not None
+
+    def fetch(idx: Indices) -> Block:
+        wanted, child = np.divmod(as_array(idx), fan_out)
+        unique, where = np.unique(wanted, return_inverse=True)
+        feed = iter(parent(unique).own_rows())
+        with Blame(op, feed, unique.tolist()):
+            families = [[] if x is None else op.children(x) for x in feed]
+        pairs = zip(where.tolist(), child.tolist(), strict=True)
+        # The same child may be asked for twice, and must not be one object then.
+        owned = len(set(ints(idx))) == len(idx)
+        return Rows([families[w][c] if c < len(families[w]) else None for w, c in pairs], owned=owned)
+
+    return fetch
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+@fetcher.register
+def _(op: Batch) -> Fetch:
+    parent = fetcher(op.parent)
+    if isinstance(parent, Gather) and parent.columns and op.batch_fn is None:
+        return lambda idx: _gather_batches(op, parent, idx)
+
+    def fetch(idx: Indices) -> Block:
+        flat, cuts = _flat_indices(op, idx)
+        block = parent(flat)
+        return Rows([make_batch(op, block.cut(a, b)) for a, b in cuts], owned=True)
+
+    return fetch
+
+
+def make_batch(op: Batch, block: Block) -> Any:
+    """One batch from its elements."""
+    if op.batch_fn is not None:
+        with Blame(op, iter(()), (0,)):
+            return op.batch_fn(block.own_rows())
+    if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
+        raise PipelineError(
+            f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
+            "returned None. Call `to_iter_dataset()` before `batch`, which closes such holes."
+        )
+    try:
+        return block.stack()
+    except Exception as e:
+        add_note(e, f"in {op.label()} (pipeline at {op.site})")
+        raise
+
+
+def _flat_indices(op: Batch, idx: Indices) -> tuple[Indices, list[tuple[int, int]]]:
+    """The parent indices of batches one after the other, and where each batch begins and ends in them."""
+    starts, stops = op.bounds(as_array(idx))
+    ends = np.cumsum(stops - starts)
+    cuts = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+    if len(starts) and (starts[1:] == stops[:-1]).all():
+        return range(int(starts[0]), int(stops[-1])), cuts
+    pieces = [range(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return np.fromiter(chain.from_iterable(pieces), np.int64), cuts
+
+
+def _gather_batches(op: Batch, parent: Gather, idx: Indices) -> Block:
+    """Batches of an array source: one index program for all of them, one gather into each."""
+    flat, cuts = _flat_indices(op, idx)
+    program, read = parent.program, parent.read
+    rows = flat if program is None else program(flat)
+    return Rows([read(rows[a:b]).stack() for a, b in cuts], owned=True)

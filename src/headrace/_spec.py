@@ -1,0 +1,36 @@
+"""Shapes and dtypes of elements that nobody has read yet."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@runtime_checkable
+class ShapeDtypeStructProtocol(Protocol):
+    """Anything with a shape and a dtype."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ShapeDtypeStruct:
+    """The shape and dtype of one leaf; a dimension that varies is `None`."""
+
+    shape: tuple[int | None, ...]
+    dtype: Any
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShapeDtypeStructProtocol):
+            return NotImplemented
+        return self.shape == tuple(other.shape) and np.dtype(self.dtype) == np.dtype(other.dtype)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, np.dtype(self.dtype)))

@@ -1,0 +1,127 @@
+"""States: positions as small JSON, and back.
+
+A random-access chain's state is `{"next_index": n}`. Any other names its operation, the arguments that its
+numbers depend on, the numbers, and the states of its parents. Operations whose position is their parent's
+leave no trace, so maps and batches may be changed between a save and a restore.
+"""
+
+from typing import Any
+
+from headrace._ops.base import Op
+from headrace._ops.buffer import ToStream
+from headrace._ops.combine import Interleave, Mix, Zip
+from headrace._ops.source import UserDataset
+from headrace._plan.groups import interleaved_part
+from headrace.errors import StateError
+
+Json = dict[str, Any]
+
+
+def encode(op: Op, position: Any) -> Json:
+    """A position as JSON."""
+    if isinstance(op, ToStream):
+        return {"next_index": position}
+    if op.state_fields is None:
+        return encode(op.parents[0], position)
+    state = {"op": op.name} | {name: _plain(getattr(op, name)) for name in op.state_params}
+    state |= dict(zip(op.state_fields, position, strict=False))
+    if isinstance(op, UserDataset):
+        return state
+    if isinstance(op, Interleave):
+        return state | {"open": [_encode_slot(op, slot) for slot in position[-1]]}
+    if isinstance(op, Mix | Zip):
+        parts = [encode(part, at) for part, at in zip(op.parts, position[-1], strict=True)]
+        names = op.names if isinstance(op, Mix) else None
+        return state | {"parents": dict(zip(names, parts, strict=True)) if names else parts}
+    return state | {"parent": encode(op.parents[0], position[-1])}
+
+
+def decode(op: Op, state: Any) -> Any:
+    """The position that a state of this pipeline stands for; `None` is the start."""
+    if op.state_fields is None and not isinstance(op, ToStream):
+        return decode(op.parents[0], state)
+    if not isinstance(state, dict):
+        raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r}.")
+    if isinstance(op, ToStream):
+        return _decode_index(op, state)
+    _check(op, state)
+    assert op.state_fields is not None
+    numbers = tuple(state[name] for name in op.state_fields)
+    if isinstance(op, UserDataset):
+        return numbers
+    if isinstance(op, Interleave):
+        return (*numbers, tuple(_decode_slot(op, slot) for slot in state["open"]))
+    if isinstance(op, Mix):
+        return (*numbers, _decode_mixed(op, state["parents"]))
+    if isinstance(op, Zip):
+        if len(state["parents"]) != len(op.parts):
+            raise StateError(f"The state zips {len(state['parents'])} datasets; {op.label()} has {len(op.parts)}.")
+        return (*numbers, tuple(map(decode, op.parts, state["parents"])))
+    return (*numbers, decode(op.parents[0], state["parent"]))
+
+
+def _decode_index(op: ToStream, state: Json) -> int:
+    index = state.get("next_index")
+    if set(state) != {"next_index"} or not isinstance(index, int):
+        found = f"of `{state['op']}`" if "op" in state else f"with the fields {sorted(state)}"
+        raise StateError(
+            f"This is the state of another pipeline: it is {found}, where {op.label()} has a state of the form "
+            "{'next_index': n}."
+        )
+    if not 0 <= index <= op.parent.length():
+        raise StateError(
+            f"The state says next_index={index}, and the dataset has {op.parent.length()} elements: its source or "
+            "the operations before `to_iter_dataset()` are not those that the state was saved with."
+        )
+    return index
+
+
+def _check(op: Op, state: Json) -> None:
+    """Raises unless the state is one of this operation with these arguments."""
+    found = state.get("op", "to_iter_dataset" if "next_index" in state else None)
+    if found != op.name:
+        raise StateError(
+            f"This is the state of another pipeline: it has `{found}` where the pipeline has {op.label()} "
+            f"(pipeline at {op.site})."
+        )
+    for name in op.state_params:
+        here = _plain(getattr(op, name))
+        if state.get(name) != here:
+            raise StateError(
+                f"This is the state of another pipeline: it was saved with {name}={state.get(name)!r}, and "
+                f"{op.label()} (pipeline at {op.site}) has {name}={here!r}."
+            )
+    assert op.state_fields is not None
+    for name in op.state_fields:
+        if name not in state:
+            raise StateError(f"The state of {op.label()} lacks its field {name!r}; it has {sorted(state)}.")
+
+
+def _decode_mixed(op: Mix, parents: Any) -> tuple[Any, ...]:
+    """Parts that the state does not know start at their beginning; parts that are gone are left out."""
+    if isinstance(parents, dict) != (op.names is not None):
+        kinds = ("named", "numbered") if isinstance(parents, dict) else ("numbered", "named")
+        raise StateError(f"The state mixes {kinds[0]} datasets, and {op.label()} has {kinds[1]} ones.")
+    if op.names is None:
+        parents = dict(enumerate(parents))
+    names = op.names or range(len(op.parts))
+    return tuple(
+        decode(part, parents[name]) if name in parents else None for part, name in zip(op.parts, names, strict=True)
+    )
+
+
+def _encode_slot(op: Interleave, slot: Any) -> Json | None:
+    if slot is None:
+        return None
+    number, position = slot
+    return {"dataset": number, "state": encode(interleaved_part(op, number), position)}
+
+
+def _decode_slot(op: Interleave, slot: Any) -> Any:
+    if slot is None:
+        return None
+    return slot["dataset"], decode(interleaved_part(op, slot["dataset"]), slot["state"])
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,297 @@
+"""Elements as trees: stacking them, taking them apart, and making them the user's own.
+
+Dicts, lists, tuples, named tuples and every node type that optree or JAX knows are containers; `None` is an
+empty one; everything else is a leaf. Dict keys come out sorted, as they do in JAX.
+"""
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import StructureError
+
+NAMESPACE = "headrace"
+_SCALARS = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128, str: None, bytes: None}
+_KNOWN_LEAVES: set[type] = {np.ndarray, *_SCALARS}
+
+
+def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Applies `fn` to every leaf."""
+    _adopt_jax_nodes(tree)
+    return optree.tree_map(fn, tree, *rest, namespace=NAMESPACE)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree, in order."""
+    _adopt_jax_nodes(tree)
+    return optree.tree_leaves(tree, namespace=NAMESPACE)
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a tree and its structure."""
+    _adopt_jax_nodes(tree)
+    return optree.tree_flatten(tree, namespace=NAMESPACE)
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree with a readable path to each, such as `['image'][0]`."""
+    _adopt_jax_nodes(tree)
+    paths, found, _ = optree.tree_flatten_with_path(tree, namespace=NAMESPACE)
+    return [("".join(f"[{key!r}]" for key in path), leaf) for path, leaf in zip(paths, found, strict=True)]
+
+
+def num_bytes(tree: Any) -> int:
+    """About how much memory a tree takes."""
+    if isinstance(tree, np.ndarray):
+        return tree.nbytes
+    return sum(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf, 64) for leaf in leaves(tree))
+
+
+def _adopt_jax_nodes(tree: Any) -> None:
+    """Registers with optree the node types of `tree` that only JAX knows."""
+    if "jax" not in sys.modules:
+        return
+    for leaf in optree.tree_leaves(tree, namespace=NAMESPACE):
+        if type(leaf) not in _KNOWN_LEAVES:
+            _adopt(leaf, tree)
+
+
+def _adopt(leaf: Any, tree: Any) -> None:
+    from jax import tree_util
+
+    kind = type(leaf)
+    if isinstance(leaf, type | np.generic) or tree_util.all_leaves([leaf]):
+        _KNOWN_LEAVES.add(kind)
+        return
+
+    def one_level(node: Any) -> tuple[list[Any], Any]:
+        return tree_util.tree_flatten(node, is_leaf=lambda child: child is not node)
+
+    optree.register_pytree_node(
+        kind, lambda node: one_level(node), lambda spec, children: spec.unflatten(children), namespace=NAMESPACE
+    )
+    _adopt_jax_nodes(tree)
+
+
+# ---------------------------------------------------------------------------------------------- stacking
+
+
+def stack(rows: Sequence[Any], where: str = "") -> Any:
+    """Elements of one structure as a tree whose leaves have a new leading axis.
+
+    >>> stack([{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}])
+    {'x': array([1, 3]), 'y': array([2., 4.])}
+    """
+    kinds = set(map(type, rows))
+    if len(kinds) > 1:
+        return _stack_mixed(rows, kinds, where)
+    (kind,) = kinds
+    if kind is np.ndarray:
+        return _stack_arrays(rows, where)
+    if kind in _SCALARS:
+        return _stack_scalars(rows, _SCALARS[kind])
+    if kind is dict:
+        keys = _same_keys(rows, where)
+        return {key: stack([row[key] for row in rows], f"{where}[{key!r}]") for key in keys}
+    if kind in (tuple, list):
+        _same_lengths(rows, where)
+        columns = zip(*rows, strict=True)
+        return kind(stack(column, f"{where}[{i}]") for i, column in enumerate(columns))
+    return _stack_nodes(rows, where)
+
+
+def _stack_arrays(rows: Sequence[np.ndarray], where: str) -> np.ndarray:
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        raise _shapes_differ(rows, where)
+    (shape,) = shapes
+    if not shape:
+        return np.stack(rows)
+    return np.concatenate(rows).reshape(len(rows), *shape)
+
+
+def _stack_scalars(rows: Sequence[Any], dtype: Any) -> np.ndarray:
+    try:
+        return np.array(rows, dtype)
+    except OverflowError:
+        return np.stack(rows)
+
+
+def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str) -> Any:
+    """Leaves of several types are promoted as NumPy does it; a leaf beside a container is an error."""
+    containers = [kind for kind in kinds if kind is type(None) or issubclass(kind, dict | list | tuple)]
+    if containers:
+        a, b = _first_difference(rows, type)
+        raise StructureError(
+            f"Cannot batch elements of different structure{_at(where)}: element {a} has "
+            f"{type(rows[a]).__name__}, element {b} has {type(rows[b]).__name__}. "
+            "Give all elements one structure in a `map` before the batch, or batch with a `batch_fn`."
+        )
+    return _stack_leaves(rows, where)
+
+
+def _stack_nodes(rows: Sequence[Any], where: str) -> Any:
+    first, spec = flatten(rows[0])
+    if spec.is_leaf():
+        return _stack_leaves(rows, where)
+    try:
+        columns = zip(*(spec.flatten_up_to(row) for row in rows), strict=True)
+    except ValueError as e:
+        raise StructureError(f"Cannot batch elements of different structure{_at(where)}: {e}") from e
+    names = [f"{where}{path}" for path, _ in named_leaves(rows[0])]
+    stacked = [stack(column, name) for column, name in zip(columns, names, strict=False)]
+    return spec.unflatten(stacked if first else [])
+
+
+def _stack_leaves(rows: Sequence[Any], where: str) -> np.ndarray:
+    arrays = [np.asarray(row) for row in rows]
+    if len({array.shape for array in arrays}) > 1:
+        raise _shapes_differ(arrays, where)
+    return np.stack(arrays)
+
+
+def _shapes_differ(rows: Sequence[np.ndarray], where: str) -> StructureError:
+    a, b = _first_difference(rows, lambda row: row.shape)
+    return StructureError(
+        f"Cannot batch elements of different shape{_at(where)}: element {a} of the batch has shape "
+        f"{rows[a].shape}, element {b} has {rows[b].shape}. Give them one shape in a `map` before the batch, "
+        "or use `padded_batch`, or a `batch_fn` of your own."
+    )
+
+
+def _same_keys(rows: Sequence[dict], where: str) -> list:
+    """The sorted keys that all rows share."""
+    first = rows[0]
+    for i, row in enumerate(rows):
+        if row.keys() != first.keys():
+            missing, extra = first.keys() - row.keys(), row.keys() - first.keys()
+            parts = [f"lacks {sorted(map(str, missing))}"] if missing else []
+            parts += [f"also has {sorted(map(str, extra))}"] if extra else []
+            raise StructureError(
+                f"Cannot batch elements of different structure{_at(where)}: element 0 has the keys "
+                f"{sorted(map(str, first))}, element {i} {' and '.join(parts)}. "
+                "Give all elements the same keys in a `map` before the batch."
+            )
+    try:
+        return sorted(first)
+    except TypeError:
+        return list(first)
+
+
+def _same_lengths(rows: Sequence[Sequence], where: str) -> None:
+    if len(set(map(len, rows))) > 1:
+        a, b = _first_difference(rows, len)
+        raise StructureError(
+            f"Cannot batch elements of different structure{_at(where)}: element {a} has {len(rows[a])} items, "
+            f"element {b} has {len(rows[b])}. Convert lists of numbers to arrays, or use `padded_batch`."
+        )
+
+
+def _first_difference(rows: Sequence[Any], key: Callable[[Any], Any]) -> tuple[int, int]:
+    first = key(rows[0])
+    return 0, next(i for i, row in enumerate(rows) if key(row) != first)
+
+
+def _at(where: str) -> str:
+    return f" at leaf {where}" if where else ""
+
+
+def spec_of(element: Any) -> Any:
+    """The shapes and dtypes of an element's leaves."""
+    return tree_map(lambda leaf: ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype), element)
+
+
+# --------------------------------------------------------------------------------------------- ownership
+
+_IMMUTABLE: set[type] = {int, float, bool, complex, str, bytes, type(None), range, frozenset}
+
+
+def own(rows: list[Any]) -> list[Any]:
+    """Makes each element the caller's to change, copying only what somebody else can still see.
+
+    Whether an object is shared is read off its reference count, which for an object that a source has just
+    made is the count of a fresh object in the same place. Arrays that are views are always copied.
+    """
+    if _all_immutable(rows):
+        return rows
+    for i in range(len(rows)):
+        row = rows[i]
+        rows[i] = copy_tree(row) if sys.getrefcount(row) > _FRESH else _own_children(row)
+    return rows
+
+
+def _all_immutable(rows: Sequence[Any]) -> bool:
+    return all(kind in _IMMUTABLE or issubclass(kind, np.generic) for kind in set(map(type, rows)))
+
+
+def _own_children(node: Any) -> Any:
+    """A fresh node, with those of its children copied that are not fresh."""
+    kind = type(node)
+    if kind is np.ndarray:
+        return node if node.base is None else node.copy()
+    if kind is dict:
+        if not _all_immutable(node.values()):  # type: ignore[arg-type]
+            for key in node:
+                child = node[key]
+                node[key] = copy_tree(child) if sys.getrefcount(child) > _FRESH else _own_children(child)
+        return node
+    if kind is list:
+        return own(node)
+    if kind is tuple:
+        return node if _all_immutable(node) else _own_tuple(node)
+    return node if kind in _IMMUTABLE or isinstance(node, np.generic) else copy_tree(node)
+
+
+def _own_tuple(node: tuple) -> tuple:
+    children = []
+    for i in range(len(node)):
+        child = node[i]
+        children.append(copy_tree(child) if sys.getrefcount(child) > _FRESH else _own_children(child))
+    return tuple(children)
+
+
+def copy_tree(node: Any) -> Any:
+    """A copy of an element that shares nothing that can be changed."""
+    kind = type(node)
+    if kind is np.ndarray or isinstance(node, np.memmap):
+        return copy.deepcopy(node) if node.dtype.hasobject else np.array(node)
+    if kind is dict:
+        return {key: copy_tree(child) for key, child in node.items()}
+    if kind in (list, tuple):
+        return kind(map(copy_tree, node))
+    if kind in _IMMUTABLE or _is_opaque(node):
+        return node
+    try:
+        return copy.deepcopy(node)
+    except Exception:
+        return node  # cannot be copied (an open file, a lock), so it is handed over as it is
+
+
+def _is_opaque(node: Any) -> bool:
+    """Whether copying makes no sense: numbers, classes, functions, JAX arrays, datasets."""
+    module = type(node).__module__
+    return (
+        isinstance(node, np.generic | type)
+        or callable(node)
+        or module.startswith(("jax", "jaxlib"))
+        or hasattr(node, "_op")
+    )
+
+
+def _fresh_count() -> int:
+    """The reference count that `own` sees on an element which only its list holds."""
+    rows = list(itertools.repeat(None, 1))
+    rows[0] = np.empty(1)  # type: ignore[call-overload]
+    for i in range(len(rows)):
+        row = rows[i]
+        return sys.getrefcount(row)
+    raise AssertionError
+
+
+_FRESH = _fresh_count()

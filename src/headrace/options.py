@@ -1,0 +1,131 @@
+"""The knobs: none of them changes a value that comes out."""
+
+import enum
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headrace.errors import PipelineError
+
+
+class _Autotune(enum.Enum):
+    AUTOTUNE = -1
+
+    def __repr__(self) -> str:
+        return "AUTOTUNE"
+
+
+AUTOTUNE = _Autotune.AUTOTUNE
+"""Leaves a number to Headrace, which measures and chooses."""
+
+AutotuneParameter = _Autotune
+
+
+def check_count(name: str, value: Any, *, least: int, autotune: bool = False) -> None:
+    """Raises unless `value` is an int of at least `least` (or AUTOTUNE, where that is allowed)."""
+    if autotune and value is AUTOTUNE:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        kind = "a positive int" if least == 1 else f"an int of at least {least}"
+        extra = " or AUTOTUNE" if autotune else ""
+        raise PipelineError(f"{name} must be {kind}{extra}; got {value!r}.")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a `MapDataset` is read into a stream.
+
+    Args:
+        num_threads: Threads that read ahead; 0 reads in the consumer's own thread.
+        prefetch_buffer_size: How many elements may be ready or under way.
+        prefetch_buffer_bytes: How many bytes may be.
+    """
+
+    num_threads: int | AutotuneParameter = 16
+    prefetch_buffer_size: int | AutotuneParameter = 500
+    prefetch_buffer_bytes: int = 256 << 20
+
+    def __post_init__(self):
+        check_count("num_threads", self.num_threads, least=0, autotune=True)
+        check_count("prefetch_buffer_size", self.prefetch_buffer_size, least=0, autotune=True)
+        check_count("prefetch_buffer_bytes", self.prefetch_buffer_bytes, least=1)
+        if self.num_threads not in (0, AUTOTUNE) and self.prefetch_buffer_size == 0:
+            raise PipelineError(
+                f"prefetch_buffer_size must be positive where there are threads to fill it; got 0 with "
+                f"num_threads={self.num_threads!r}. Give num_threads=0 to read in the consumer's thread."
+            )
+
+
+@dataclass(frozen=True)
+class MultiprocessingOptions:
+    """How worker processes are used.
+
+    Args:
+        num_workers: Worker processes; 0 computes in the consumer's own process.
+        per_worker_buffer_size: Outputs that each worker may have ready.
+        enable_profiling: Kept for compatibility.
+    """
+
+    num_workers: int = 0
+    per_worker_buffer_size: int = 1
+    enable_profiling: bool = False
+
+    def __post_init__(self):
+        check_count("num_workers", self.num_workers, least=0)
+        check_count("per_worker_buffer_size", self.per_worker_buffer_size, least=1)
+
+
+class ExecutionTrackingMode(enum.Enum):
+    """How closely an iterator's execution is recorded."""
+
+    DISABLED = enum.auto()
+    STAGE_TIMING = enum.auto()
+
+
+_UNSET: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DatasetOptions:
+    """Options of a whole pipeline; where several are given, the one nearest the consumer counts.
+
+    Args:
+        filter_warn_threshold_ratio: The share of dropped elements from which a filter warns; `None` never.
+        filter_raise_threshold_ratio: The share from which it raises; `None` never.
+        execution_tracking_mode: How closely execution is recorded.
+        min_shm_size: The size in bytes from which arrays of workers travel in shared memory.
+    """
+
+    filter_warn_threshold_ratio: float | None = _UNSET
+    filter_raise_threshold_ratio: float | None = _UNSET
+    execution_tracking_mode: ExecutionTrackingMode = _UNSET
+    min_shm_size: int = _UNSET
+
+    def __post_init__(self):
+        object.__setattr__(
+            self, "_given", frozenset(f.name for f in fields(self) if getattr(self, f.name) is not _UNSET)
+        )
+        for name, default in _DEFAULTS.items():
+            if name not in self._given:
+                object.__setattr__(self, name, default)
+        for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
+            ratio = getattr(self, name)
+            if ratio is not None and not 0 <= ratio <= 1:
+                raise PipelineError(f"{name} must lie between 0 and 1, or be None; got {ratio!r}.")
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(self._given))
+        return f"DatasetOptions({given})"
+
+    def merge(self, other: "DatasetOptions") -> "DatasetOptions":
+        """These options, with what `other` gives where these do not."""
+        given = {name: getattr(other, name) for name in other._given}
+        given |= {name: getattr(self, name) for name in self._given}
+        return DatasetOptions(**given)
+
+
+_DEFAULTS = {
+    "filter_warn_threshold_ratio": 0.9,
+    "filter_raise_threshold_ratio": None,
+    "execution_tracking_mode": ExecutionTrackingMode.DISABLED,
+    "min_shm_size": 0,
+}

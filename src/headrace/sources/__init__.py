@@ -1,0 +1,5 @@
+"""Where bytes at rest become elements: one file per format."""
+
+from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
+from headrace.sources.arrays import ArrayDataSource as ArrayDataSource
+from headrace.sources.ranges import RangeDataSource as RangeDataSource

@@ -1,0 +1,76 @@
+"""Arrays in memory as a source: element `i` is row `i` of every array."""
+
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import PipelineError
+
+
+class ArrayDataSource:
+    """Rows of an array, or of a tree of arrays with one leading length.
+
+    >>> source = ArrayDataSource({"x": np.arange(6).reshape(3, 2), "y": np.arange(3)})
+    >>> len(source), source[1]
+    (3, {'x': array([2, 3]), 'y': np.int64(1)})
+    """
+
+    def __init__(self, arrays: Any):
+        named = _tree.named_leaves(arrays)
+        if not named:
+            raise PipelineError("An array source needs at least one array; got none.")
+        for name, array in named:
+            if np.ndim(array) == 0:
+                raise PipelineError(f"Array {name or 'given'} has no axis to take elements from: it is 0-d.")
+        lengths = {name: len(array) for name, array in named}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise PipelineError(
+                f"Arrays of one source must have the same length; got {listed}. "
+                "Cut them to one length, or make them separate datasets and zip them."
+            )
+        self._arrays = _tree.tree_map(np.asarray, arrays)
+        self._length = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return _tree.tree_map(lambda a: a[index].copy() if a.ndim > 1 else a[index], self._arrays)
+
+    def __getcolumns__(self, indices: np.ndarray) -> Any:
+        """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
+        arrays = self._arrays
+        # The indices are known to be in range, and clipping them is cheaper for `take` than checking them.
+        if type(arrays) is np.ndarray:
+            return arrays.take(indices, axis=0, mode="clip")
+        if type(arrays) is dict:
+            return {key: _take(array, indices) for key, array in arrays.items()}
+        return _tree.tree_map(lambda array: array.take(indices, axis=0, mode="clip"), arrays)
+
+    @property
+    def element_spec(self) -> Any:
+        return _tree.tree_map(lambda a: ShapeDtypeStruct(a.shape[1:], a.dtype), self._arrays)
+
+    def __repr__(self) -> str:
+        specs = ", ".join(
+            f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in _tree.named_leaves(self.element_spec)
+        )
+        return f"ArrayDataSource(length={self._length}, {specs.removeprefix(': ')})"
+
+
+def _take(array: Any, indices: np.ndarray) -> Any:
+    if type(array) is np.ndarray:
+        return array.take(indices, axis=0, mode="clip")
+    return _tree.tree_map(lambda leaf: leaf.take(indices, axis=0, mode="clip"), array)
+
+
+def is_array_like(value: Any) -> bool:
+    """Whether `MapDataset.source` reads `value` as arrays: an array, or a dict whose leaves are all arrays."""
+    if isinstance(value, np.ndarray):
+        return True
+    return (
+        type(value) is dict and bool(value) and all(isinstance(leaf, np.ndarray) for leaf in _tree.leaves(value))
+    )

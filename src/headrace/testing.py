@@ -1,0 +1,104 @@
+"""Checks for pipelines and transforms of your own, and a source to try them on."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace.dataset import Dataset, MapDataset
+from headrace.transforms import Map
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Raises unless two elements are the same: structure, types, dtypes, shapes and every bit."""
+    assert type(a) is type(b), f"{type(a).__name__} is not {type(b).__name__}: {a!r} and {b!r}"
+    if isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype, f"dtypes differ: {a.dtype} and {b.dtype}"
+        assert a.shape == b.shape, f"shapes differ: {a.shape} and {b.shape}"
+        np.testing.assert_array_equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), f"keys differ: {sorted(a)} and {sorted(b)}"
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), f"lengths differ: {len(a)} and {len(b)}"
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        assert a == b or (a != a and b != b), f"{a!r} is not {b!r}"
+
+
+def assert_resumable(ds: Dataset, *, max_outputs: int = 100) -> None:
+    """Restores `ds` at every output and checks that the rest comes again, with the same states.
+
+    >>> assert_resumable(MapDataset.range(10).shuffle(seed=1).to_iter_dataset().window_shuffle(3, seed=2))
+    """
+    iterator = iter(ds)
+    states, elements = [iterator.get_state()], []
+    for element in iterator:
+        elements.append(_tree.copy_tree(element))
+        states.append(iterator.get_state())
+        if len(elements) == max_outputs:
+            break
+    for i, state in enumerate(states):
+        fresh = iter(ds)
+        fresh.set_state(json.loads(json.dumps(state)))
+        for j in range(i, len(elements)):
+            assert_equal(next(fresh), elements[j])
+            assert fresh.get_state() == states[j + 1], f"states differ after output {j + 1}"
+        if len(elements) < max_outputs:
+            assert next(fresh, _END) is _END, f"restored at output {i}, more comes than before"
+
+
+_END = object()
+
+
+def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> None:
+    """Checks that elements asked for together are those asked for one by one.
+
+    >>> assert_block_law(MapDataset.range(10).shuffle(seed=1).batch(3))
+    """
+    length = len(ds)
+    if length == 0:
+        return
+    rng = np.random.default_rng(seed)
+    total = min(length * num_epochs, 200)
+    for indices in (range(total), rng.integers(0, length * num_epochs, 50), np.array([0, 0, length - 1])):
+        rows = ds._fetch(indices).own_rows()
+        for index, row in zip(indices, rows, strict=True):
+            assert_equal(row, ds[int(index)])
+
+
+def assert_map_batch_agrees(transform: Map, elements: list[Any]) -> None:
+    """Checks that a transform's `map_batch` gives row for row what its `map` gives.
+
+    >>> class AddOne(Map):
+    ...     def map(self, x): return x + 1
+    ...     def map_batch(self, xs): return xs + 1
+    >>> assert_map_batch_agrees(AddOne(), [np.arange(3), np.arange(3, 6)])
+    """
+    one_by_one = _tree.stack([transform.map(_tree.copy_tree(element)) for element in elements])
+    together = transform.map_batch(_tree.stack(elements))  # type: ignore[attr-defined]
+    assert_equal(_tree.tree_map(np.asarray, together), one_by_one)
+
+
+class FakeSource:
+    """A source of dicts that are functions of their index.
+
+    >>> FakeSource(length=3)[1]
+    {'index': 1, 'x': array([1., 2., 3., 4.], dtype=float32)}
+    """
+
+    def __init__(self, length: int, width: int = 4):
+        self._length, self._width = length, width
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "x": np.arange(index, index + self._width, dtype=np.float32)}
+
+    def __repr__(self) -> str:
+        return f"FakeSource(length={self._length}, width={self._width})"
+
