@@ -48,8 +48,10 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 def num_bytes(tree: Any) -> int:
     """About how much memory a tree takes."""
-    if isinstance(tree, np.ndarray):
+    if type(tree) is np.ndarray:
         return tree.nbytes
+    if type(tree) is dict:
+        return sum(map(num_bytes, tree.values()))
     return sum(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf, 64) for leaf in leaves(tree))
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 LONGEST_RUN = 1 << 13
 RUN_S = 0.002  # runs double while they take less than this
-RUN_BYTES = 4 << 20  # and less memory than this
+RUN_BYTES = 4 << 20  # and up to this size
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -167,7 +167,7 @@ class _Walk:
         self._length = 0
         self._at: At | None = None
         self._start: Any = None  # the position that the stream is opened at
-        self._n = 1
+        self._n, self._longest = 1, LONGEST_RUN
         self._careful_outputs = 0  # outputs still to be made one at a time
         self._stream_is_careful = False
         self._closed = False
@@ -245,8 +245,11 @@ class _Walk:
     def _adapt(self, length: int, num_bytes: Any, took_s: float) -> None:
         if took_s > 4 * RUN_S:
             self._n = max(1, self._n // 2)
-        elif took_s < RUN_S and length >= self._n < LONGEST_RUN and num_bytes() < RUN_BYTES:
-            self._n *= 2
+        elif took_s < RUN_S and length >= self._n < self._longest:
+            if 2 * num_bytes() <= RUN_BYTES:
+                self._n *= 2
+            else:
+                self._longest = self._n
 
     def _hand_over(self, run: Iterator[Any]) -> Iterator[Any]:
         self.current = run

@@ -48,6 +48,11 @@ class Executor(Protocol):
     An executor never changes a value. After an error it is closed, and nothing more is asked of it.
     """
 
+    @property
+    def inline(self) -> bool:
+        """Whether nothing is gained by submitting: the task may as well be called."""
+        ...
+
     def wants(self, n: int) -> int:
         """How many elements the next task should have, if about `n` are needed; 0: none now."""
         ...

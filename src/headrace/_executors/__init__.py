@@ -1,8 +1,11 @@
 """Where plans run: in the consumer's thread, in threads, in processes. None of them changes a value."""
 
+from typing import Any
+
 from headrace._executors.ahead import AheadStream
 from headrace._executors.choice import ChoosingExecutor
 from headrace._executors.inline import InlineExecutor
+from headrace._executors.memory import settle_allocator
 from headrace._executors.threads import ThreadExecutor
 from headrace._ops.base import Op
 from headrace._ops.buffer import Prefetch
@@ -14,6 +17,7 @@ from headrace.protocols import Executor
 
 def context(op: Op, *, careful: bool = False) -> Context:
     """What a pipeline's streams run on; carefully, everything runs in the consumer's thread."""
+    settle_allocator()
     options = gather_options(op)
     if careful:
         return Context(lambda _: InlineExecutor(), lambda stream, _: stream, options)
@@ -21,12 +25,22 @@ def context(op: Op, *, careful: bool = False) -> Context:
 
 
 def _executor(options: ReadOptions | None) -> Executor:
-    if options is None or options.num_threads is AUTOTUNE:
-        return ChoosingExecutor(ReadOptions(num_threads=16))
-    if options.num_threads == 0:
+    given = options or ReadOptions(num_threads=AUTOTUNE)
+    if given.num_threads == 0:
         return InlineExecutor()
-    size = ReadOptions().prefetch_buffer_size if options.prefetch_buffer_size is AUTOTUNE else options.prefetch_buffer_size
-    return ThreadExecutor(options.num_threads, size, options.prefetch_buffer_bytes)  # type: ignore[arg-type]
+    if given.num_threads is AUTOTUNE:
+        return ChoosingExecutor(lambda: _threads(_DEFAULTS.num_threads, given))
+    return _threads(given.num_threads, given)
+
+
+_DEFAULTS = ReadOptions()
+
+
+def _threads(num_threads: Any, options: ReadOptions) -> ThreadExecutor:
+    size: Any = options.prefetch_buffer_size
+    if size is AUTOTUNE:
+        size = _DEFAULTS.prefetch_buffer_size
+    return ThreadExecutor(num_threads, size, options.prefetch_buffer_bytes)
 
 
 def _ahead(stream: Stream, op: Prefetch) -> Stream:

@@ -1,59 +1,59 @@
 """Decides by trial whether threads pay, and computes by what was chosen.
 
 Cheap chains stay inline and pay nothing. Where an element costs enough to be worth it, some work is done
-inline and some in threads, and the faster goes on: this sees reads that wait and functions that release the
-GIL alike. The choice changes only the time things take.
+inline and some in a few threads, and the faster goes on: this sees reads that wait and functions that release
+the GIL alike. The choice changes only the time things take.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import ThreadExecutor
-from headrace.options import ReadOptions
 from headrace.protocols import Executor
 
-ELEMENT_S = 100e-6  # an element that costs less is not worth a hand-over between threads
+ELEMENT_S = 200e-6  # an element that costs less is not worth a hand-over between threads
 TRIAL_S = 0.03  # how long each side is tried
+TRIAL_THREADS = 4
+TRIAL_BUFFER = 8
 GAIN = 1.25  # threads must be this much faster
 
 
 class ChoosingExecutor:
-    """Inline at first; then whatever a trial found faster."""
+    """Inline at first; then whatever a trial found faster.
 
-    def __init__(self, options: ReadOptions):
-        self._options = options
+    Tasks come back in order whoever computes them: after a change, what the one before still has comes first.
+    """
+
+    def __init__(self, make_threads: Callable[[], ThreadExecutor]):
+        self._make_threads = make_threads
         self._inline = InlineExecutor()
-        self._threads: ThreadExecutor | None = None
         self._current: Executor = self._inline
-        self._leaving = 0  # tasks still to come from `_threads` after it was given up
+        self._tasks: deque[tuple[Executor, int]] = deque()
+        self._left: list[Executor] = []
+        self._on_trial = True
+        self.inline = False
         self._elements = 0
         self._spent_s = 0.0
         self._inline_rate: float | None = None
-        self._decided = False
-        self._sizes: list[int] = []
 
     def wants(self, n: int) -> int:
-        return 0 if self._leaving else self._current.wants(n)
+        return self._current.wants(n)
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
-        self._sizes.append(size)
+        self._tasks.append((self._current, size))
         self._current.submit(task, size)
 
     def next(self) -> Any:
+        executor, size = self._tasks.popleft()
         begin = time.perf_counter()
-        size = self._sizes.pop(0)
-        if self._leaving:
-            assert self._threads is not None
-            self._leaving -= 1
-            block = self._threads.next()
-            if not self._leaving:
-                self._drop_threads()
-            return block
-        block = self._current.next()
-        if not self._decided:
+        block = executor.next()
+        if self._on_trial and executor is self._current:
             self._measure(size, time.perf_counter() - begin)
+        self._close_idle()
+        self.inline = not self._on_trial and self._current is self._inline and not self._tasks
         return block
 
     def _measure(self, size: int, took_s: float) -> None:
@@ -65,30 +65,26 @@ class ChoosingExecutor:
         self._elements, self._spent_s = 0, 0.0
         if self._inline_rate is None:
             self._inline_rate = rate
-            if 1 / rate < ELEMENT_S:
-                self._decided = True
-                return
-            options = self._options
-            self._threads = ThreadExecutor(
-                options.num_threads,  # type: ignore[arg-type]
-                options.prefetch_buffer_size,  # type: ignore[arg-type]
-                options.prefetch_buffer_bytes,
-            )
-            self._current = self._threads
-            return
-        self._decided = True
-        if rate < GAIN * self._inline_rate:
-            self._current = self._inline
-            self._leaving = len(self._sizes)
-            if not self._leaving:
-                self._drop_threads()
+            self._on_trial = 1 / rate >= ELEMENT_S
+            if self._on_trial:
+                self._change(ThreadExecutor(TRIAL_THREADS, TRIAL_BUFFER, buffer_bytes=64 << 20))
+        else:
+            self._on_trial = False
+            self._change(self._make_threads() if rate >= GAIN * self._inline_rate else self._inline)
 
-    def _drop_threads(self) -> None:
-        assert self._threads is not None
-        self._threads.close(wait=False)
-        self._threads = None
+    def _change(self, executor: Executor) -> None:
+        self._left.append(self._current)
+        self._current = executor
+
+    def _close_idle(self) -> None:
+        """Closes executors that were left and have nothing more to give."""
+        if self._left:
+            busy = {id(executor) for executor, _ in self._tasks} | {id(self._current)}
+            for executor in self._left:
+                if id(executor) not in busy:
+                    executor.close(wait=False)
+            self._left = [executor for executor in self._left if id(executor) in busy]
 
     def close(self, *, wait: bool = True) -> None:
-        self._inline.close()
-        if self._threads is not None:
-            self._threads.close(wait=wait)
+        for executor in (*self._left, self._current):
+            executor.close(wait=wait)

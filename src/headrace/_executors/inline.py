@@ -8,6 +8,8 @@ from typing import Any
 class InlineExecutor:
     """One task at a time."""
 
+    inline = True
+
     def __init__(self):
         self._tasks: deque[Callable[[], Any]] = deque()
 

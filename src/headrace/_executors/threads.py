@@ -24,6 +24,8 @@ class _Done:
 class ThreadExecutor:
     """An ordered pool of threads."""
 
+    inline = False
+
     def __init__(self, num_threads: int, buffer_size: int, buffer_bytes: int):
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace")
         self._num_threads = num_threads

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headrace import _tree
-from headrace._ops.base import ENDLESS, Unary, resolve_seed
+from headrace._ops.base import Unary, resolve_seed
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
 from headrace.options import check_count
@@ -47,7 +47,8 @@ class Batch(Unary):
         n = self.parent.length()
         epochs, within = np.divmod(idx, self.length())
         start = within * self.batch_size + epochs * n
-        return start, np.minimum(start + self.batch_size, (epochs + 1) * n if n < ENDLESS else start + n)
+        # Of an endless parent there is one epoch, so `n` itself is the bound and nothing overflows.
+        return start, np.minimum(start + self.batch_size, (epochs + 1) * n)
 
     def spec(self) -> Any:
         if self.batch_fn is not None:

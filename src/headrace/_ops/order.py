@@ -41,12 +41,20 @@ class Shuffle(IndexOp):
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
         n = self.length()
-        epochs, within = np.divmod(idx, n)
+        first, last = int(idx.min()) // n, int(idx.max()) // n
+        if first == last:
+            return self._epoch_indices(idx, first, n)
+        epochs = idx // n
         out = np.empty_like(idx)
-        for epoch in np.unique(epochs).tolist():
+        for epoch in sorted(set(epochs.tolist())):
             here = epochs == epoch
-            out[here] = shuffled_indices(within[here], n - 1, self.epoch_seed(epoch)) + epoch * n
+            out[here] = self._epoch_indices(idx[here], epoch, n)
         return out
+
+    def _epoch_indices(self, idx: np.ndarray, epoch: int, n: int) -> np.ndarray:
+        start = epoch * n
+        out = shuffled_indices(idx - start if start else idx, n - 1, self.epoch_seed(epoch))
+        return out + start if start else out
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,7 +93,7 @@ class WindowShuffle(IndexOp):
         windows, offsets = np.divmod(within, size)
         windows += epochs * per_epoch
         out = np.empty_like(idx)
-        for window in np.unique(windows).tolist():
+        for window in sorted(set(windows.tolist())):
             here = windows == window
             epoch, start = window // per_epoch, window % per_epoch * size
             last = min(size, n - start) - 1

@@ -1,6 +1,7 @@
 """Where elements come from: sources, and datasets that users write."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from headrace._ops.base import ENDLESS, Op, describe
@@ -14,8 +15,12 @@ class Source(Op):
     name = "source"
     source: Any
 
-    def length(self) -> int:
+    @cached_property
+    def _length(self) -> int:
         return len(self.source)
+
+    def length(self) -> int:
+        return self._length
 
     def spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)

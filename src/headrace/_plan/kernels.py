@@ -30,29 +30,16 @@ Fetch = Callable[[Indices], Block]
 Kernel = Callable[[Block, Any], Block]
 
 
-class Blame:
-    """Adds to an error of the user's the operation and the element that it came from.
+def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
+    """Notes on an error of the user's the operation and the element that it came from.
 
     `feed` is the iterator that the elements are taken from: what is left in it tells which one failed.
     `indices` has the index of each, and is only asked for that one.
     """
-
-    def __init__(self, op: Op, feed: Iterator[Any], indices: Any):
-        self.op, self.feed, self.indices = op, feed, indices
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if not isinstance(error, Exception):
-            return
-        failed = len(self.indices) - operator.length_hint(self.feed) - 1
-        note = f"in {self.op.label()}, element {self.indices[failed]} (pipeline at {self.op.site})"
-        if isinstance(error, StopIteration):
-            error = RuntimeError("A function of the pipeline raised StopIteration.").with_traceback(traceback)
-            add_note(error, note)
-            raise error
-        add_note(error, note)
+    failed = len(indices) - operator.length_hint(feed) - 1
+    add_note(error, f"in {op.label()}, element {indices[failed]} (pipeline at {op.site})")
+    if isinstance(error, StopIteration):  # would end somebody's loop in silence
+        raise RuntimeError("A function of the pipeline raised StopIteration.") from error
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -66,15 +53,6 @@ def ints(indices: Any) -> Sequence[int]:
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
 
 
-def within(indices: Indices, length: int) -> Indices:
-    """Indices modulo the length."""
-    if isinstance(indices, range):
-        if indices.step > 0 and indices.start >= 0 and indices.stop <= length:
-            return indices
-        indices = as_array(indices)
-    return indices if len(indices) and indices.max() < length else indices % length
-
-
 @singledispatch
 def fetcher(op: Op) -> Fetch:
     """The function from indices to a block that an operation means."""
@@ -85,39 +63,43 @@ def fetcher(op: Op) -> Fetch:
 
 
 class Gather:
-    """A source behind an index program."""
+    """A source behind an index program; `read` gets indices of the source's first epoch."""
 
-    def __init__(self, program: Program | None, read: Fetch, *, columns: bool):
-        self.program, self.read, self.columns = program, read, columns
+    def __init__(self, program: Program, source: Source):
+        self.program, self.read = program, _reader(source)
+        self.columns = hasattr(source.source, "__getcolumns__")
 
     def __call__(self, idx: Indices) -> Block:
-        return self.read(idx if self.program is None else self.program(idx))
+        return self.read(self.program(idx))
 
 
-@fetcher.register
-def _(op: Source) -> Fetch:
-    return Gather(None, _reader(op), columns=_has_columns(op.source))
-
-
-def _has_columns(source: Any) -> bool:
-    return hasattr(source, "__getcolumns__")
+@fetcher.register(Source)
+@fetcher.register(IndexOp)
+def _(op: Op) -> Fetch:
+    program, below = split_index_program(op)
+    if isinstance(below, Source):
+        return Gather(program, below)
+    parent = fetcher(below)
+    return (lambda idx: parent(program(idx))) if program.steps else parent
 
 
 def _reader(op: Source) -> Fetch:
-    source, length = op.source, len(op.source)
+    source = op.source
     if isinstance(source, RangeDataSource):
-        return lambda idx: Ints(_nth(source.range, within(idx, length)))
-    if _has_columns(source):
-        return lambda idx: Columns(source.__getcolumns__(as_array(within(idx, length))), len(idx))
+        return lambda idx: Ints(_nth(source.range, idx))
+    if hasattr(source, "__getcolumns__"):
+        return lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx))
     if hasattr(source, "__getitems__"):
-        return lambda idx: _read_many(op, ints(within(idx, length)))
-    return lambda idx: _read_each(op, source.__getitem__, ints(within(idx, length)))
+        return lambda idx: _read_many(op, ints(idx))
+    return lambda idx: _read_each(op, source.__getitem__, ints(idx))
 
 
 def _nth(values: range, idx: Indices) -> Indices:
     """The numbers at these places of a range."""
     if isinstance(idx, range):
-        return values[idx.start : idx.stop : idx.step] if idx.step > 0 else _nth(values, as_array(idx))
+        first, last = values[idx[0]], values[idx[-1]]
+        step = idx.step * values.step
+        return range(first, last + (1 if step > 0 else -1), step)
     if values.start == 0 and values.step == 1:
         return idx
     return idx * values.step + values.start
@@ -125,13 +107,19 @@ def _nth(values: range, idx: Indices) -> Indices:
 
 def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) -> Rows:
     feed = iter(indices)
-    with Blame(op, feed, indices):
+    try:
         return Rows([getitem(i) for i in feed], owned=False)
+    except Exception as e:
+        blame(e, op, feed, indices)
+        raise
 
 
 def _read_many(op: Source, indices: Sequence[int]) -> Rows:
-    with Blame(op, iter(indices[1:]), indices):
+    try:
         items = list(op.source.__getitems__(list(indices)))
+    except Exception as e:
+        blame(e, op, iter(indices[1:]), indices)
+        raise
     if len(items) != len(indices):
         raise PipelineError(
             f"`__getitems__` of {type(op.source).__name__} gave {len(items)} items for {len(indices)} indices."
@@ -148,20 +136,11 @@ def _(op: UserDataset) -> Fetch:
 
 
 @fetcher.register
-def _(op: IndexOp) -> Fetch:
-    program, below = split_index_program(op)
-    if isinstance(below, Source):
-        return Gather(program, _reader(below), columns=_has_columns(below.source))
-    parent = fetcher(below)
-    return lambda idx: parent(idx if program is None else program(idx))
-
-
-@fetcher.register
 def _(op: Cache) -> Fetch:
     parent, length, store = fetcher(op.parent), op.length(), op.store
 
     def fetch(idx: Indices) -> Block:
-        wanted = ints(within(idx, length))
+        wanted = [i % length for i in ints(idx)]
         items = store.items
         missing = sorted({i for i in wanted if i not in items})
         if missing:
@@ -238,10 +217,13 @@ def _map_kernel(op: Map, *, holes: bool) -> Kernel:
             return _map_columns(op, batch_fn, block, idx, holes=holes)
         rows = block.own_rows()
         feed = iter(rows)
-        with Blame(op, feed, ints(idx)):
+        try:
             if holes:
                 return Rows([None if x is None else fn(x) for x in feed], owned=True)
             return Rows([fn(x) for x in feed], owned=True)
+        except Exception as e:
+            blame(e, op, feed, ints(idx))
+            raise
 
     return kernel
 
@@ -257,8 +239,11 @@ def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, h
                 for i, row in zip(np.flatnonzero(full).tolist(), done.rows(), strict=True):
                     out[i] = row
             return Rows(out, owned=True)
-    with Blame(op, iter(range(len(block) - 1)), ints(idx)):
+    try:
         tree = _tree.tree_map(np.asarray, fn(block.stack()))
+    except Exception as e:
+        blame(e, op, iter(range(len(block) - 1)), ints(idx))
+        raise
     for name, leaf in _tree.named_leaves(tree):
         if leaf.shape[:1] != (len(block),):
             raise PipelineError(
@@ -274,9 +259,12 @@ def _map_with_index_kernel(op: MapWithIndex, *, holes: bool) -> Kernel:
     def kernel(block: Block, idx: Any) -> Block:
         numbers = ints(idx)
         feed = iter(block.own_rows())
-        with Blame(op, feed, numbers):
+        try:
             pairs = zip(feed, numbers, strict=True)
             return Rows([None if holes and x is None else fn(i, x) for x, i in pairs], owned=True)
+        except Exception as e:
+            blame(e, op, feed, numbers)
+            raise
 
     return kernel
 
@@ -290,9 +278,12 @@ def _random_map_kernel(op: RandomMap, *, holes: bool) -> Kernel:
         feed = iter(block.own_rows())
         rng = free.pop() if free else CounterRng(op.seed)  # type: ignore[arg-type]
         at = rng.at
-        with Blame(op, feed, numbers):
+        try:
             pairs = zip(feed, numbers, strict=True)
             out = [None if holes and x is None else fn(x, at(i)) for x, i in pairs]
+        except Exception as e:
+            blame(e, op, feed, numbers)
+            raise
         free.append(rng)
         return Rows(out, owned=True)
 
@@ -313,8 +304,11 @@ def _(op: Filter) -> Fetch:
 
     def fetch(idx: Indices) -> Block:
         feed = iter(parent(idx).own_rows())
-        with Blame(op, feed, ints(idx)):
+        try:
             return Rows([x if x is not None and fn(x) else None for x in feed], owned=True)
+        except Exception as e:
+            blame(e, op, feed, ints(idx))
+            raise
 
     return fetch
 
@@ -326,11 +320,14 @@ def _(op: FlatMap) -> Fetch:
 
     def fetch(idx: Indices) -> Block:
         wanted, child = np.divmod(as_array(idx), fan_out)
-        unique, where = np.unique(wanted, return_inverse=True)
-        feed = iter(parent(unique).own_rows())
-        with Blame(op, feed, unique.tolist()):
-            families = [[] if x is None else op.children(x) for x in feed]
-        pairs = zip(where.tolist(), child.tolist(), strict=True)
+        unique = sorted(set(wanted.tolist()))
+        feed = iter(parent(np.array(unique, np.int64)).own_rows())
+        try:
+            families = dict(zip(unique, [[] if x is None else op.children(x) for x in feed], strict=True))
+        except Exception as e:
+            blame(e, op, feed, unique)
+            raise
+        pairs = zip(wanted.tolist(), child.tolist(), strict=True)
         # The same child may be asked for twice, and must not be one object then.
         owned = len(set(ints(idx))) == len(idx)
         return Rows([families[w][c] if c < len(families[w]) else None for w, c in pairs], owned=owned)
@@ -343,12 +340,12 @@ def _(op: FlatMap) -> Fetch:
 
 @fetcher.register
 def _(op: Batch) -> Fetch:
-    parent = fetcher(op.parent)
+    parent, layout = fetcher(op.parent), _BatchLayout(op)
     if isinstance(parent, Gather) and parent.columns and op.batch_fn is None:
-        return lambda idx: _gather_batches(op, parent, idx)
+        return lambda idx: _gather_batches(layout, parent, idx)
 
     def fetch(idx: Indices) -> Block:
-        flat, cuts = _flat_indices(op, idx)
+        flat, cuts = layout(idx)
         block = parent(flat)
         return Rows([make_batch(op, block.cut(a, b)) for a, b in cuts], owned=True)
 
@@ -358,8 +355,11 @@ def _(op: Batch) -> Fetch:
 def make_batch(op: Batch, block: Block) -> Any:
     """One batch from its elements."""
     if op.batch_fn is not None:
-        with Blame(op, iter(()), (0,)):
+        try:
             return op.batch_fn(block.own_rows())
+        except Exception as e:
+            blame(e, op, iter(()), (0,))
+            raise
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
             f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
@@ -372,20 +372,31 @@ def make_batch(op: Batch, block: Block) -> Any:
         raise
 
 
-def _flat_indices(op: Batch, idx: Indices) -> tuple[Indices, list[tuple[int, int]]]:
+class _BatchLayout:
     """The parent indices of batches one after the other, and where each batch begins and ends in them."""
-    starts, stops = op.bounds(as_array(idx))
-    ends = np.cumsum(stops - starts)
-    cuts = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
-    if len(starts) and (starts[1:] == stops[:-1]).all():
-        return range(int(starts[0]), int(stops[-1])), cuts
-    pieces = [range(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-    return np.fromiter(chain.from_iterable(pieces), np.int64), cuts
+
+    def __init__(self, op: Batch):
+        self._op, self._length, self._parent_length = op, op.length(), op.parent.length()
+
+    def __call__(self, idx: Indices) -> tuple[Indices, list[tuple[int, int]]]:
+        if isinstance(idx, range) and idx.step == 1 and idx.start // self._length == idx[-1] // self._length:
+            return self._consecutive(idx)
+        starts, stops = self._op.bounds(as_array(idx))
+        ends = np.cumsum(stops - starts).tolist()
+        pieces = [range(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return np.fromiter(chain.from_iterable(pieces), np.int64), list(zip([0, *ends[:-1]], ends, strict=True))
+
+    def _consecutive(self, idx: range) -> tuple[Indices, list[tuple[int, int]]]:
+        """Consecutive batches of one epoch: their elements are consecutive too."""
+        size, n = self._op.batch_size, self._parent_length
+        epoch, first = divmod(idx.start, self._length)
+        start = epoch * n + first * size
+        flat = range(start, min(start + len(idx) * size, (epoch + 1) * n))
+        return flat, [(a, min(a + size, len(flat))) for a in range(0, len(flat), size)]
 
 
-def _gather_batches(op: Batch, parent: Gather, idx: Indices) -> Block:
+def _gather_batches(layout: _BatchLayout, parent: Gather, idx: Indices) -> Block:
     """Batches of an array source: one index program for all of them, one gather into each."""
-    flat, cuts = _flat_indices(op, idx)
-    program, read = parent.program, parent.read
-    rows = flat if program is None else program(flat)
+    flat, cuts = layout(idx)
+    rows, read = parent.program(flat), parent.read
     return Rows([read(rows[a:b]).stack() for a, b in cuts], owned=True)

@@ -6,30 +6,37 @@ runs that are asked for, so a first element is never late and many small parts n
 
 import numpy as np
 
-from headrace._ops.base import Op
+from headrace._ops.base import ENDLESS, Op
 from headrace._ops.buffer import Cache
 from headrace._ops.order import IndexOp, Repeat, Slice
+from headrace._ops.source import Source
 from headrace._plan.blocks import Indices, as_array
 
 SMALLEST_BLOCK = 1 << 10
 LARGEST_BLOCK = 1 << 16
-BLOCK_RUNS = 8  # a block holds about this many runs
+FIRST_BLOCK_RUNS = 64  # the first block holds about this many runs; each is twice the one before it
+LAST_BLOCK_RUNS = 512  # up to this many
 
 
-def split_index_program(op: Op) -> "tuple[Program | None, Op]":
+def split_index_program(op: Op) -> "tuple[Program, Op]":
     """The index operations at the end of a chain as a program, and the operation before them."""
     steps: list[IndexOp] = []
     while isinstance(op, IndexOp) and not isinstance(op, Cache):
         steps.append(op)
         op = op.parent
-    return (Program(steps) if steps else None), op
+    return Program(steps, modulo=op.length() if isinstance(op, Source) else None), op
 
 
 class Program:
-    """A function from output indices to parent indices; what it returns may be shared, and is not written to."""
+    """A function from output indices to parent indices; what it returns may be shared, and is not written to.
 
-    def __init__(self, steps: list[IndexOp]):
+    With `modulo`, a source's length, an index of a later epoch becomes one of the first.
+    """
+
+    def __init__(self, steps: list[IndexOp], *, modulo: int | None):
+        self._modulo = modulo
         self.steps = [step for step in steps if not (isinstance(step, Repeat) and step.reseed_each_epoch)]
+        self._epoch = self.steps[0].length() if self.steps else 0
         self._affine = all(isinstance(step, Slice) for step in self.steps)
         self._block: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.int64))
 
@@ -37,28 +44,51 @@ class Program:
         if not isinstance(idx, range):
             return self._run(idx)
         if self._affine:
-            return self._slices_of_range(idx)
-        if len(idx) <= 2 or idx.step != 1:
-            return self._run(as_array(idx))
+            return self._within(self._slices_of_range(idx))
         first, last, values = self._block  # one read: threads may replace it meanwhile
         if not (first <= idx.start and idx.stop <= last):
-            first, last, values = self._block = self._plan(idx)
-        return values[idx.start - first : idx.stop - first]
+            if len(idx) <= 2 or idx.step != 1:
+                return self._run(as_array(idx))
+            first, last, values = self._plan(idx)
+        return values[idx.start - first : idx.stop - first : idx.step]
 
     def _run(self, idx: np.ndarray) -> np.ndarray:
         for step in self.steps:
             idx = step.indices(idx)
-        return idx
+        return as_array(self._within(idx))
+
+    def _within(self, idx: Indices) -> Indices:
+        """Indices modulo the source's length; dividing is dear, so only where it is needed."""
+        n = self._modulo
+        if n is None or not len(idx):
+            return idx
+        if isinstance(idx, range):
+            if 0 <= idx[0] < n and 0 <= idx[-1] < n:
+                return idx
+            idx = as_array(idx)
+        first, last = int(idx.min()) // n, int(idx.max()) // n
+        if first == last:
+            return idx - first * n if first else idx
+        return idx % n
 
     def _plan(self, idx: range) -> tuple[int, int, np.ndarray]:
-        """The aligned block, or two, that holds a run."""
-        size = min(max(BLOCK_RUNS * len(idx), SMALLEST_BLOCK), LARGEST_BLOCK)
-        size = 1 << (size - 1).bit_length()
-        first = idx.start // size * size
-        last = -(-idx.stop // size) * size
+        """Computes the aligned block that holds a run, or the blocks that it goes through."""
+        before = len(self._block[2])
+        size = max(SMALLEST_BLOCK, min(max(2 * before, FIRST_BLOCK_RUNS * len(idx)), LAST_BLOCK_RUNS * len(idx)))
+        size = 1 << (min(size, LARGEST_BLOCK) - 1).bit_length()
+        start, end = 0, ENDLESS
+        if self._epoch >= SMALLEST_BLOCK:  # an epoch has an order of its own: a block is best within one
+            start = idx.start // self._epoch * self._epoch
+            end = start + self._epoch
+        first = start + (idx.start - start) // size * size
+        last = min(first + size, end)
+        if idx.stop > last:
+            parts = [self(range(idx.start, last)), self(range(last, idx.stop))]
+            return idx.start, idx.stop, np.concatenate(list(map(as_array, parts)))
         values = self._run(np.arange(first, last))
         values.setflags(write=False)
-        return first, last, values
+        self._block = first, last, values
+        return self._block
 
     def _slices_of_range(self, idx: range) -> Indices:
         out: Indices = idx

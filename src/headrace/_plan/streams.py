@@ -25,7 +25,7 @@ from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.order import Options, Repeat, Seed
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows, concat
-from headrace._plan.kernels import Blame, add_note, element_kernel, fetcher
+from headrace._plan.kernels import add_note, blame, element_kernel, fetcher
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions, ReadOptions
 from headrace.protocols import Executor
@@ -133,12 +133,18 @@ class IndexStream(Stream):
         self._watch = FilterWatch(op.parent, context.options)
 
     def pull(self, n: int) -> Run | None:
-        self._ask(n)
-        if not self._asked:
-            return None
-        asked = self._asked.popleft()
-        block = self._executor.next()
-        first = asked.start
+        if self._executor.inline:
+            if self._next >= self._length:
+                return None
+            first = self._next
+            self._next = min(first + (n or 1), self._length)
+            block = self._fetch(range(first, self._next))
+        else:
+            self._ask(n)
+            if not self._asked:
+                return None
+            first = self._asked.popleft().start
+            block = self._executor.next()
         if self._closes_holes and isinstance(block, Rows):
             full = [row for row in block.items if row is not None]
             if len(full) < len(block):
@@ -278,8 +284,11 @@ class FilterStream(Unary):
         block, at = run
         feed = iter(block.own_rows())
         fn = self._fn
-        with Blame(self._op, feed, Places(run)):
+        try:
             mask = [fn(x) for x in feed]
+        except Exception as e:
+            blame(e, self._op, feed, Places(run))
+            raise
         kept = block.keep(mask)
         self._watch.saw(len(block), len(kept))
         return self._run(kept, _at_kept(mask, at))
@@ -349,8 +358,11 @@ class FlatMapStream(Unary):
             return None
         at = run.at
         feed = iter(run.block.own_rows())
-        with Blame(self._op, feed, Places(run)):
+        try:
             families = [self._op.children(x) for x in feed]
+        except Exception as e:
+            blame(e, self._op, feed, Places(run))
+            raise
         skipped, self._taken = self._taken, 0
         ends = np.cumsum([len(family) for family in families])
         children = [child for family in families for child in family][skipped:]
