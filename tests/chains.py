@@ -1,0 +1,190 @@
+"""Random pipelines for property tests."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from headrace import IterDataset, MapDataset
+from headrace.testing import FakeSource
+from headrace.transforms import Map
+
+
+def number_of(x: Any) -> int:
+    """Some int that depends on the whole element."""
+    if isinstance(x, dict):
+        return sum(number_of(x[key]) for key in sorted(x))
+    if isinstance(x, tuple):
+        return sum(map(number_of, x))
+    return int(np.sum(x))
+
+
+class AddOne(Map):
+    """A transform on elements and on columns."""
+
+    def map(self, x: Any) -> Any:
+        return _tree_add(x, 1)
+
+    def map_batch(self, x: Any) -> Any:
+        return _tree_add(x, 1)
+
+
+def _tree_add(x: Any, n: int) -> Any:
+    if isinstance(x, dict):
+        return {key: _tree_add(value, n) for key, value in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_tree_add(value, n) for value in x)
+    return x + n
+
+
+def add_in_place(x: Any) -> Any:
+    """Changes an element in place, as users' functions may."""
+    if isinstance(x, np.ndarray) and x.ndim:
+        x += 1
+        return x
+    if isinstance(x, dict):
+        for key in x:
+            x[key] = add_in_place(x[key])
+        return x
+    return _tree_add(x, 1)
+
+
+def add_random(x: Any, rng: np.random.Generator) -> Any:
+    return _tree_add(x, int(rng.integers(100)))
+
+
+def with_index(i: int, x: Any) -> Any:
+    return _tree_add(x, i)
+
+
+def is_kept(x: Any) -> bool:
+    return number_of(x) % 3 != 0
+
+
+def split(x: Any) -> list[Any]:
+    return [_tree_add(x, j) for j in range(number_of(x) % 4)]
+
+
+class BlockSource:
+    """A source that answers many indices at once."""
+
+    def __init__(self, length: int):
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> Any:
+        assert type(i) is int
+        return np.array([i, i + 1])
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] for i in indices]
+
+
+class Doubled(MapDataset):
+    """A dataset of a user's own."""
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, i: Any) -> Any:
+        assert type(i) is int
+        x = self._parent[i]
+        return None if x is None else _tree_add(x, 2)
+
+
+LISTED = [np.arange(i, i + 3) for i in range(9)]
+
+
+def sources() -> st.SearchStrategy[MapDataset]:
+    return st.one_of(
+        st.integers(1, 30).map(MapDataset.range),
+        st.integers(1, 20).map(lambda n: MapDataset.range(3, 3 + 2 * n, 2)),
+        st.integers(1, 20).map(lambda n: MapDataset.source(FakeSource(n))),
+        st.integers(1, 20).map(lambda n: MapDataset.source(np.arange(2 * n).reshape(n, 2))),
+        st.integers(1, 20).map(lambda n: MapDataset.source({"b": np.arange(n), "a": np.ones((n, 2), np.float32)})),
+        st.integers(1, 20).map(lambda n: MapDataset.source(BlockSource(n))),
+        st.just(MapDataset.source(LISTED)),
+    )
+
+
+ORDER = {
+    "shuffle": lambda ds, k: ds.shuffle(seed=k),
+    "window_shuffle": lambda ds, k: ds.window_shuffle(k % 5 + 1, seed=k),
+    "slice": lambda ds, k: ds[k % len(ds) :: k % 3 + 1],
+    "reverse": lambda ds, k: ds[::-1],
+    "pick": lambda ds, k: ds[[k, 0, -1, k + 1]],
+    "shard": lambda ds, k: ds.shard(k % 3 + 1, 0),
+    "repeat": lambda ds, k: ds.repeat(k % 3 + 1),
+    "repeat the same": lambda ds, k: ds.repeat(k % 3 + 1, reseed_each_epoch=False),
+    "concatenate": lambda ds, k: MapDataset.concatenate([ds, ds.shuffle(seed=k), ds]),
+    "mix": lambda ds, k: MapDataset.mix([ds, ds[::-1], ds], weights=[1, k % 4 + 1, 0.7]),
+    "cache": lambda ds, k: ds.cache(),
+    "seed": lambda ds, k: ds.seed(k),
+    "take": lambda ds, k: ds.take(k % 7 + 1),
+}
+
+ELEMENT = {
+    "map": lambda ds, k: ds.map(lambda x: _tree_add(x, k)),
+    "map in place": lambda ds, k: ds.map(add_in_place),
+    "map with columns": lambda ds, k: ds.map(AddOne()),
+    "map_with_index": lambda ds, k: ds.map_with_index(with_index),
+    "random_map": lambda ds, k: ds.random_map(add_random, seed=k),
+}
+
+MAP_OPS = ORDER | ELEMENT | {"user": lambda ds, k: Doubled(ds), "zip": lambda ds, k: MapDataset.zip([ds, ds[::-1]])}
+HOLE_OPS = {
+    "filter": lambda ds, k: ds.filter(is_kept),
+    "flat_map": lambda ds, k: ds.flat_map(split, max_fan_out=4),
+}
+
+
+@st.composite
+def map_datasets(draw: Any, max_ops: int = 4, *, holes: bool = True) -> MapDataset:
+    """A random random-access chain."""
+    ds = draw(sources())
+    for name in draw(st.lists(st.sampled_from(sorted(MAP_OPS | (HOLE_OPS if holes else {}))), max_size=max_ops)):
+        ds = (MAP_OPS | HOLE_OPS)[name](ds, draw(st.integers(0, 20)))
+        if len(ds) == 0 or len(ds) > 300:
+            ds = MapDataset.range(7)
+    if draw(st.booleans()) and not ds._op.has_holes:
+        ds = ds.batch(draw(st.integers(1, 5)), drop_remainder=draw(st.booleans()))
+    return ds
+
+
+STREAM_OPS = ELEMENT | {
+    "filter": lambda ds, k: ds.filter(is_kept),
+    "flat_map": lambda ds, k: ds.flat_map(split),
+    "window_shuffle": lambda ds, k: ds.window_shuffle(k % 6 + 1, seed=k),
+    "shuffle": lambda ds, k: ds.shuffle(k % 6 + 1, seed=k),
+    "repeat": lambda ds, k: ds.repeat(k % 3 + 1),
+    "take": lambda ds, k: ds.take(k * 2),
+    "skip": lambda ds, k: ds.skip(k % 5),
+    "cache": lambda ds, k: ds.cache(),
+    "cache and repeat": lambda ds, k: ds.cache().repeat(2),
+    "mix": lambda ds, k: IterDataset.mix([ds, ds.skip(1)], weights=[1, k % 3 + 1]),
+    "mix by name": lambda ds, k: IterDataset.mix({"a": ds, "b": ds.skip(1)}, {"a": 2, "b": 1}),
+    "zip": lambda ds, k: IterDataset.zip([ds, ds.skip(k % 3)], strict=False),
+    "interleave": lambda ds, k: IterDataset.interleave([ds, ds.skip(2), ds.take(k), ds], cycle_length=k % 4 + 1),
+    "seed": lambda ds, k: ds.seed(k),
+    "prefetch": lambda ds, k: ds.prefetch(k % 4),
+    "batch and rebatch": lambda ds, k: ds.batch(k % 4 + 1).rebatch(k % 3 + 1, drop_remainder=k % 2 == 0),
+    "padded": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).padded_batch(
+        k % 3 + 1, boundaries=(2, 4), length_fn=len, window_size=7, drop_remainder=k % 2 == 0
+    ),
+}
+
+
+@st.composite
+def stream_datasets(draw: Any, max_ops: int = 4) -> IterDataset:
+    """A random stream."""
+    ds = draw(map_datasets(max_ops=2))
+    if len(ds) > 60:
+        ds = ds.take(60)
+    ds = ds.to_iter_dataset()
+    for name in draw(st.lists(st.sampled_from(sorted(STREAM_OPS)), max_size=max_ops)):
+        ds = STREAM_OPS[name](ds, draw(st.integers(0, 20)))
+    if draw(st.booleans()):
+        ds = ds.batch(draw(st.integers(1, 5)), drop_remainder=draw(st.booleans()), batch_fn=list)
+    return ds.take(150)

@@ -1,0 +1,200 @@
+"""What each operation means, said once more and as plainly as possible: one element at a time, no blocks.
+
+The tests compare the library with this, so that meaning and cost cannot drift apart unseen. Nothing here is
+shared with `headrace._plan`; only the ciphers and the schedules of `_rng` and `_ops` are.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._ops import buffer, combine, element, group, order, source
+from headrace._ops.base import Op
+from headrace._rng import index_shuffle
+
+
+def rng_at(seed: int, index: int) -> np.random.Generator:
+    bits = np.random.Philox(seed)
+    state = bits.state
+    state["state"]["counter"] = np.array([0, 0, 0, index], np.uint64)
+    bits.state = state
+    return np.random.Generator(bits)
+
+
+def item(op: Op, i: int) -> Any:
+    """Element `i` of a random-access chain."""
+    match op:
+        case source.Source():
+            return _tree.copy_tree(op.source[i % len(op.source)])
+        case source.UserDataset():
+            return op.dataset[i]
+        case element.Map(batched=True):
+            x = item(op.parent, i)
+            return None if x is None else _unstack(op.transform(_tree.stack([x])))
+        case element.Map():
+            return _unless_hole(op.fn, item(op.parent, i))
+        case element.MapWithIndex():
+            return _unless_hole(lambda x: op.fn(i, x), item(op.parent, i))
+        case element.RandomMap():
+            return _unless_hole(lambda x: op.fn(x, rng_at(op.seed, i)), item(op.parent, i))
+        case element.Filter():
+            return _unless_hole(lambda x: x if op.fn(x) else None, item(op.parent, i))
+        case element.FlatMap():
+            parent, child = divmod(i, op.max_fan_out)
+            children = _unless_hole(lambda x: list(op.fn(x)), item(op.parent, parent)) or []
+            return children[child] if child < len(children) else None
+        case group.Batch():
+            n, size = op.parent.length(), op.batch_size
+            epoch, batch = divmod(i, op.length())
+            rows = [item(op.parent, epoch * n + j) for j in range(batch * size, min((batch + 1) * size, n))]
+            return (op.batch_fn or _tree.stack)(rows)
+        case combine.Zip():
+            epoch, place = divmod(i, op.length())
+            row = tuple(item(part, epoch * part.length() + place) for part in op.parts)
+            return None if any(x is None for x in row) else row
+        case combine.RouteOp():
+            which, inner = op.route(np.array([i]))
+            return item(op.parts[int(which[0])], int(inner[0]))
+        case order.IndexOp():
+            return item(op.parent, index(op, i))
+    raise AssertionError(op)
+
+
+def index(op: order.IndexOp, i: int) -> int:
+    """The parent index of output index `i`."""
+    match op:
+        case order.Shuffle():
+            n = op.length()
+            return index_shuffle(i % n, n - 1, (op.seed + i // n) % 2**32) + i // n * n
+        case order.WindowShuffle():
+            n, size = op.length(), op.window_size
+            epoch, place = divmod(i, n)
+            window, offset = divmod(place, size)
+            last = min(size, n - window * size) - 1
+            seed = (op.seed + epoch * -(-n // size) + window) % 2**32
+            return epoch * n + window * size + index_shuffle(offset, last, seed)
+        case order.Slice():
+            epoch, place = divmod(i, op.count)
+            return epoch * op.parent.length() + op.start + op.step * place
+        case order.Pick():
+            epoch, place = divmod(i, len(op.chosen))
+            return epoch * op.parent.length() + int(op.chosen[place])
+        case order.Repeat(reseed_each_epoch=False) | buffer.Cache():
+            return i % op.parent.length()
+    return i
+
+
+def stream(op: Op) -> Iterator[Any]:
+    """The elements of a stream."""
+    match op:
+        case buffer.ToStream():
+            for i in range(op.parent.length()):
+                x = item(op.parent, i)
+                if x is not None or op.allow_nones:
+                    yield x
+        case source.UserDataset():
+            yield from op.dataset
+        case element.Map(batched=True):
+            yield from (_unstack(op.transform(_tree.stack([x]))) for x in stream(op.parent))
+        case element.Map():
+            yield from map(op.fn, stream(op.parent))
+        case element.MapWithIndex():
+            yield from (op.fn(i, x) for i, x in enumerate(stream(op.parent)))
+        case element.RandomMap():
+            yield from (op.fn(x, rng_at(op.seed, i)) for i, x in enumerate(stream(op.parent)))
+        case element.Filter():
+            yield from filter(op.fn, stream(op.parent))
+        case element.FlatMap():
+            for x in stream(op.parent):
+                yield from op.fn(x)
+        case group.Batch():
+            for rows in _chunks(stream(op.parent), op.batch_size):
+                if len(rows) == op.batch_size or not op.drop_remainder:
+                    yield (op.batch_fn or _tree.stack)(rows)
+        case group.Rebatch():
+            rows = (_tree.tree_map(lambda a, j=j: a[j], x) for x in stream(op.parent) for j in range(_length(x)))
+            for chunk in _chunks(rows, op.batch_size):
+                if len(chunk) == op.batch_size or not op.drop_remainder:
+                    yield _tree.stack(chunk)
+        case order.WindowShuffle():
+            for w, rows in enumerate(_chunks(stream(op.parent), op.window_size)):
+                seed = (op.seed + w) % 2**32
+                yield from [rows[index_shuffle(i, len(rows) - 1, seed)] for i in range(len(rows))][::-1]
+        case group.BufferShuffle():
+            yield from _buffer_shuffle(op)
+        case group.PaddedBatch():
+            for rows in _chunks(stream(op.parent), op.window_size):
+                for chosen, length in op.groups(rows):
+                    yield op.pad([rows[i] for i in chosen], length)
+        case combine.Mix():
+            parts = [stream(part) for part in op.parts]
+            for k in range(10**6):
+                which, _ = op.route(np.array([k]))
+                try:
+                    yield next(parts[int(which[0])])
+                except StopIteration:
+                    return
+        case combine.Zip():
+            yield from zip(*map(stream, op.parts), strict=False)
+        case combine.Interleave():
+            yield from _interleave(op)
+        case order.Repeat():
+            for _ in range(op.num_epochs or 10**6):
+                yield from stream(op.parent)
+        case buffer.Limit():
+            yield from islice(stream(op.parent), op.count)
+        case buffer.Skip():
+            yield from islice(stream(op.parent), op.count, None)
+        case _:
+            yield from stream(op.parents[0])
+
+
+def _buffer_shuffle(op: group.BufferShuffle) -> Iterator[Any]:
+    size = op.buffer_size
+    keyed = []
+    for i, x in enumerate(stream(op.parent)):
+        stretch, offset = divmod(i, size)
+        keyed.append((stretch * size + op.landing(stretch)[offset], i, x))
+    return iter([x for _, _, x in sorted(keyed, key=lambda entry: entry[:2])])
+
+
+def _interleave(op: combine.Interleave) -> Iterator[Any]:
+    if isinstance(op.datasets, Op):
+        parts = [item(op.datasets, i)._stream_op for i in range(op.datasets.length())]
+    else:
+        parts = list(op.datasets)
+    waiting = map(stream, parts)
+    slots: list[Any] = [None] * op.cycle_length
+    idle = 0
+    turn = 0
+    while idle < op.cycle_length:
+        here, turn = turn, (turn + 1) % op.cycle_length
+        slots[here] = slots[here] or next(waiting, None)
+        if slots[here] is None:
+            idle += 1
+            continue
+        idle = 0
+        try:
+            yield next(slots[here])
+        except StopIteration:
+            slots[here] = None
+
+
+def _chunks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while chunk := list(islice(rows, size)):
+        yield chunk
+
+
+def _length(tree: Any) -> int:
+    return len(_tree.leaves(tree)[0])
+
+
+def _unless_hole(fn: Any, x: Any) -> Any:
+    return None if x is None else fn(x)
+
+
+def _unstack(columns: Any) -> Any:
+    return _tree.tree_map(lambda a: np.asarray(a)[0], columns)

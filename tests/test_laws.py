@@ -1,0 +1,300 @@
+"""The laws that hold for every operation and for any chain of them."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace.iterator
+from headrace import MapDataset, ReadOptions
+from headrace._executors import context
+from headrace._plan.streams import open_stream
+from headrace.testing import FakeSource, assert_block_law, assert_equal, assert_resumable
+from tests import reference
+from tests.chains import ELEMENT, HOLE_OPS, MAP_OPS, STREAM_OPS, map_datasets, stream_datasets
+
+SOURCES = {
+    "range": lambda: MapDataset.range(13),
+    "array": lambda: MapDataset.source(np.arange(26).reshape(13, 2)),
+    "arrays": lambda: MapDataset.source({"x": np.arange(13), "y": np.ones((13, 2))}),
+    "rows": lambda: MapDataset.source(FakeSource(13)),
+    "list": lambda: MapDataset.source([np.arange(i, i + 2) for i in range(13)]),
+}
+
+
+def outputs(ds, limit=200):
+    """Elements, and the bytes of the state after each."""
+    with iter(ds) as iterator:
+        elements, states = [], [json.dumps(iterator.get_state())]
+        for element in iterator:
+            elements.append(element)
+            states.append(json.dumps(iterator.get_state()))
+            if len(elements) == limit:
+                break
+    return elements, states
+
+
+def assert_same(a, b):
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert_equal(x, y)
+
+
+# ---- what is computed in blocks is what is meant
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", sorted(MAP_OPS | HOLE_OPS))
+def test_every_operation_obeys_the_block_law(name, source):
+    for k in (1, 4, 11):
+        ds = (MAP_OPS | HOLE_OPS)[name](SOURCES[source](), k)
+        assert_block_law(ds, seed=k)
+        if not ds._op.has_holes:
+            assert_block_law(ds.batch(3), seed=k)
+
+
+@given(map_datasets(), st.data())
+def test_random_chains_obey_the_block_law(ds, data):
+    if len(ds) == 0:
+        return
+    indices = data.draw(st.lists(st.integers(0, 3 * len(ds)), min_size=1, max_size=20))
+    rows = ds._fetch(np.array(indices)).own_rows()
+    assert_same(rows, [reference.item(ds._op, i) for i in indices])
+    assert_same(rows, [ds[i] for i in indices])
+
+
+@given(map_datasets())
+def test_random_chains_mean_what_the_reference_says(ds):
+    assert_same(list(ds.to_iter_dataset(allow_nones=True)), [reference.item(ds._op, i) for i in range(len(ds))])
+
+
+@given(stream_datasets())
+def test_random_streams_mean_what_the_reference_says(ds):
+    assert_same(list(ds), list(reference.stream(ds._op)))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", sorted(STREAM_OPS))
+def test_every_stream_operation_means_what_the_reference_says(name, source):
+    for k in (1, 4, 11):
+        ds = STREAM_OPS[name](SOURCES[source]().to_iter_dataset(), k)
+        assert_same(list(ds), list(reference.stream(ds._op)))
+
+
+# ---- every output is a checkpoint
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", sorted(STREAM_OPS))
+def test_every_stream_operation_is_resumable(name, source):
+    for k in (1, 4, 11):
+        assert_resumable(STREAM_OPS[name](SOURCES[source]().to_iter_dataset(), k))
+
+
+@pytest.mark.parametrize("name", sorted(MAP_OPS | HOLE_OPS))
+def test_every_random_access_operation_is_resumable(name):
+    assert_resumable((MAP_OPS | HOLE_OPS)[name](MapDataset.range(13), 4))
+
+
+@given(stream_datasets())
+def test_random_streams_are_resumable(ds):
+    assert_resumable(ds, max_outputs=40)
+
+
+@given(stream_datasets())
+def test_states_are_small(ds):
+    _, states = outputs(ds, limit=30)
+    parts = max(state.count("next_index") for state in states)
+    assert max(map(len, states)) < 4096 + 256 * parts
+
+
+# ---- one stream, whatever computes it
+
+
+def pulled(ds, sizes, careful=False):
+    """All outputs and positions, pulled in runs of these sizes."""
+    op = ds._stream_op
+    stream = open_stream(op, None, context(op, careful=careful))
+    elements, positions = [], [stream.position]
+    for _ in range(10_000):
+        run = stream.pull(sizes[len(elements) % len(sizes)])
+        if run is None:
+            break
+        positions += [run.at(j + 1) for j in range(len(run.block))]
+        elements += run.block.own_rows()
+    stream.close()
+    return elements, positions
+
+
+@given(stream_datasets(), st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_how_runs_are_cut_changes_neither_values_nor_positions(ds, sizes):
+    elements, positions = pulled(ds, sizes)
+    one_by_one, positions_1 = pulled(ds, [1])
+    careful, positions_0 = pulled(ds, [0], careful=True)
+    assert_same(elements, one_by_one)
+    assert_same(elements, careful)
+    assert positions == positions_1 == positions_0
+
+
+@given(map_datasets(max_ops=3), st.sampled_from(sorted(STREAM_OPS)), st.integers(0, 20), st.integers(1, 5))
+def test_threads_and_buffers_change_neither_values_nor_states(ds, name, k, threads):
+    ds = ds.take(50)
+    options = [
+        ReadOptions(num_threads=0),
+        None,
+        ReadOptions(num_threads=threads, prefetch_buffer_size=k + 1),
+        ReadOptions(num_threads=16, prefetch_buffer_size=500),
+        ReadOptions(num_threads=2, prefetch_buffer_size=7, prefetch_buffer_bytes=100),
+    ]
+    results = [outputs(STREAM_OPS[name](ds.to_iter_dataset(option), k)) for option in options]
+    results.append(outputs(STREAM_OPS[name](ds.to_iter_dataset(), k).prefetch(k + 1)))
+    for elements, states in results[1:]:
+        assert_same(elements, results[0][0])
+        assert states == results[0][1]
+
+
+@pytest.mark.parametrize("limits", [(1, 1.0, 1), (4, 1.0, 1 << 20), (1 << 13, 1e-9, 1 << 20)])
+def test_the_limits_of_runs_change_neither_values_nor_states(limits, monkeypatch):
+    ds = MapDataset.range(300).shuffle(seed=1).to_iter_dataset().filter(lambda x: x % 3).window_shuffle(7, seed=2).batch(4)
+    expected = outputs(ds)
+    for name, value in zip(("LONGEST_RUN", "RUN_S", "RUN_BYTES"), limits, strict=True):
+        monkeypatch.setattr(headrace.iterator, name, value)
+    elements, states = outputs(ds)
+    assert_same(elements, expected[0])
+    assert states == expected[1]
+
+
+# ---- errors come where they belong
+
+
+class Boom(Exception):
+    pass
+
+
+def fails_at(bad):
+    def check(x):
+        if number(x) == bad:
+            raise Boom(f"at {bad}")
+        return x
+
+    def number(x):
+        return x if isinstance(x, int) else int(np.asarray(x).ravel()[0])
+
+    return check
+
+
+@pytest.mark.parametrize("options", [ReadOptions(num_threads=0), None, ReadOptions(num_threads=3)])
+@pytest.mark.parametrize("bad", [0, 1, 5, 99, 100, 4000])
+def test_outputs_before_a_failing_element_come_first_then_its_error_again_and_again(bad, options):
+    ds = MapDataset.range(5000).map(fails_at(bad)).to_iter_dataset(options)
+    with iter(ds) as iterator:
+        for i in range(bad):
+            assert next(iterator) == i
+        state = iterator.get_state()
+        for _ in range(3):
+            with pytest.raises(Boom, match=f"at {bad}") as info:
+                next(iterator)
+            assert f"element {bad} " in info.value.__notes__[0]
+            assert iterator.get_state() == state
+        iterator.set_state({"next_index": bad + 1})
+        assert next(iterator) == bad + 1
+
+
+@pytest.mark.parametrize("name", sorted(STREAM_OPS))
+def test_what_came_before_an_error_does_not_depend_on_runs(name):
+    ds = MapDataset.range(40).map(fails_at(23)).to_iter_dataset()
+    ds = STREAM_OPS[name](ds, 5)
+    elements = []
+    with iter(ds) as iterator:
+        try:
+            for element in iterator:
+                elements.append(element)
+        except Boom:
+            pass
+        one_by_one = []
+        reference_outputs = reference.stream(ds._op)
+        try:
+            for element in reference_outputs:
+                one_by_one.append(element)
+        except Boom:
+            pass
+    groups = name in {"shuffle", "window_shuffle", "padded", "cache and repeat", "interleave", "mix", "mix by name", "zip"}
+    if not groups:  # a group needs all its elements, and a combination may read its parts in another order
+        assert_same(elements, one_by_one)
+
+
+def test_an_error_in_a_prefetching_thread_comes_after_what_was_computed():
+    ds = MapDataset.range(100).to_iter_dataset().map(fails_at(50)).prefetch(8)
+    with iter(ds) as iterator:
+        assert [next(iterator) for _ in range(50)] == list(range(50))
+        for _ in range(2):
+            with pytest.raises(Boom):
+                next(iterator)
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENT))
+def test_an_edit_in_place_never_reaches_the_source(name):
+    arrays = {"x": np.zeros((5, 2)), "y": np.zeros(5)}
+    rows = [{"x": np.zeros(2), "list": [np.zeros(1)]} for _ in range(5)]
+    shared = (np.zeros(2), [1, 2])
+
+    class Views:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, i):
+            return arrays["x"][i]
+
+    def edit(x, *_):
+        for leaf in x.values() if isinstance(x, dict) else [x]:
+            if isinstance(leaf, list):
+                leaf[0] += 1
+                leaf.append(0)
+            elif isinstance(leaf, np.ndarray):
+                leaf += 1
+        return x
+
+    def edit_indexed(_, x):
+        return edit(x)
+
+    for source in (arrays, rows, Views()):
+        ds = MapDataset.source(source)
+        fn = edit_indexed if name == "map_with_index" else edit
+        changed = {
+            "map": lambda ds, fn=fn: ds.map(fn),
+            "map in place": lambda ds, fn=fn: ds.filter(lambda x: edit(x) is not None),
+            "map with columns": lambda ds, fn=fn: ds.cache().map(fn),
+            "map_with_index": lambda ds, fn=fn: ds.map_with_index(fn),
+            "random_map": lambda ds, fn=fn: ds.random_map(fn, seed=1),
+        }[name](ds)
+        first = [changed[i] for i in range(5)]
+        list(changed.to_iter_dataset())
+        list(changed.repeat(2))
+        assert_same([changed[i] for i in range(5)], first)
+        for element in ds:
+            edit(element)
+        edit(ds[0])
+    assert not arrays["x"].any()
+    assert not arrays["y"].any()
+    assert all(not row["x"].any() and len(row["list"]) == 1 for row in rows)
+    assert shared[1] == [1, 2]
+
+
+def test_an_array_made_fresh_is_not_copied_again():
+    made = []
+
+    class Fresh:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            array = np.full(3, i)
+            made.append(array.__array_interface__["data"][0])
+            return {"x": array, "pair": (i, [i])}
+
+    seen = []
+    ds = MapDataset.source(Fresh()).map(lambda e: seen.append(e["x"].__array_interface__["data"][0]) or e)
+    list(ds)
+    assert seen == made[: len(seen)]
