@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import os
 import threading
 import time
 
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=list(HealthCheck))
-settings.load_profile("default")
+settings.register_profile("thorough", deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 @pytest.fixture(autouse=True)

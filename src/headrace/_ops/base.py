@@ -20,14 +20,13 @@ import numpy as np
 from headrace._rng import derive_seed
 from headrace.errors import PipelineError, SpecError
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ENDLESS = sys.maxsize
 
 
 def call_site() -> str:
     """The file and line of the user's code that is building an operation."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
         frame = frame.f_back
     if frame is None:
         return ""

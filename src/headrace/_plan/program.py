@@ -45,12 +45,14 @@ class Program:
             return self._run(idx)
         if self._affine:
             return self._within(self._slices_of_range(idx))
+        if idx.step != 1:
+            return self._run(as_array(idx))
         first, last, values = self._block  # one read: threads may replace it meanwhile
         if not (first <= idx.start and idx.stop <= last):
-            if len(idx) <= 2 or idx.step != 1:
+            if len(idx) <= 2:
                 return self._run(as_array(idx))
             first, last, values = self._plan(idx)
-        return values[idx.start - first : idx.stop - first : idx.step]
+        return values[idx.start - first : idx.stop - first]
 
     def _run(self, idx: np.ndarray) -> np.ndarray:
         for step in self.steps:

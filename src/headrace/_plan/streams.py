@@ -356,6 +356,8 @@ class FlatMapStream(Unary):
         run = self.parent.pull(n and max(1, n // self._fan_out))
         if run is None:
             return None
+        if not len(run.block):
+            return self._run(run.block, run.at)
         at = run.at
         feed = iter(run.block.own_rows())
         try:
