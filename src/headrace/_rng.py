@@ -125,15 +125,24 @@ def shuffled_indices(indices: np.ndarray, max_index: int, seed: int) -> np.ndarr
     return _walk(indices, max_index, seed)
 
 
-@functools.lru_cache(maxsize=16)
 def permutation(length: int, seed: int) -> np.ndarray:
     """The whole permutation of `range(length)` that `seed` names, for lengths up to 65,536; read-only."""
-    if length <= _SHORT:
-        out = _walk_short(length, seed)
-    else:
-        out = _walk(np.arange(length), length - 1, seed)
-    out.setflags(write=False)
-    return out
+    return _short_permutation(length, seed) if length <= _SHORT else _long_permutation(length, seed)
+
+
+@functools.lru_cache(maxsize=256)
+def _short_permutation(length: int, seed: int) -> np.ndarray:
+    return _read_only(_walk_short(length, seed))
+
+
+@functools.lru_cache(maxsize=16)
+def _long_permutation(length: int, seed: int) -> np.ndarray:
+    return _read_only(_walk(np.arange(length), length - 1, seed))
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
 
 
 def _walk(indices: np.ndarray, max_index: int, seed: int) -> np.ndarray:
@@ -149,17 +158,22 @@ def _walk(indices: np.ndarray, max_index: int, seed: int) -> np.ndarray:
 
 
 def _walk_short(length: int, seed: int) -> np.ndarray:
-    """The same where most of the block lies outside and walks are long: the whole block is walked by doubling.
+    """The same where most of the block lies outside and walks are long.
 
-    Where a step ends outside, it is replaced by two steps.
+    The cipher is tabulated for the whole block, and the table cut to a quarter again and again: what a walk
+    does outside the quarter is walked once, and the next quarter is reached by shorter walks.
     """
-    if length == 1:
-        return np.zeros(1, np.int64)
     step = _feistel(np.arange(1 << _SMALL_BITS), _SMALL_BITS, seed)
-    while (step[:length] >= length).any():
-        outside = np.flatnonzero(step >= length)
-        step[outside] = step[step[outside]]
-    return step[:length].copy()
+    while len(step) > length:
+        inside = max(length, len(step) // 4)
+        out = step[:inside].copy()
+        outside = np.flatnonzero(out >= inside)
+        while outside.size:
+            again = step[out[outside]]
+            out[outside] = again
+            outside = outside[again >= inside]
+        step = out
+    return step
 
 
 def derive_seed(pairs: Sequence[tuple[int, int]]) -> int:

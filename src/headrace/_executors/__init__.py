@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from headrace._executors import memory as memory
 from headrace._executors.ahead import AheadStream
 from headrace._executors.choice import ChoosingExecutor
 from headrace._executors.inline import InlineExecutor
-from headrace._executors.memory import settle_allocator
 from headrace._executors.threads import ThreadExecutor
 from headrace._ops.base import Op
 from headrace._ops.buffer import Prefetch
@@ -17,7 +17,6 @@ from headrace.protocols import Executor
 
 def context(op: Op, *, careful: bool = False) -> Context:
     """What a pipeline's streams run on; carefully, everything runs in the consumer's thread."""
-    settle_allocator()
     options = gather_options(op)
     if careful:
         return Context(lambda _: InlineExecutor(), lambda stream, _: stream, options)

@@ -5,14 +5,8 @@ batches of some hundred kB that made a run of four 5 times slower here. It raise
 large block is freed, so one such block is allocated, never touched, and freed.
 """
 
-import functools
-
 import numpy as np
 
 LARGE_BYTES = 24 << 20  # glibc does not learn from blocks over 32 MiB
 
-
-@functools.cache
-def settle_allocator() -> None:
-    """Teaches the allocator, once, that blocks of megabytes come and go."""
-    np.empty(LARGE_BYTES, np.uint8)
+np.empty(LARGE_BYTES, np.uint8)

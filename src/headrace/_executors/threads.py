@@ -1,7 +1,8 @@
 """Computes tasks ahead in threads, and hands results back in the order of submission.
 
 What is ready or under way is bounded: in elements by `buffer_size`, and in bytes by `buffer_bytes`, as far as
-the results seen so far tell how large the next ones will be. One task is always allowed.
+the results seen so far tell how large the next ones will be (before the first, one task a thread). One task is
+always allowed.
 """
 
 import time
@@ -33,7 +34,7 @@ class ThreadExecutor:
         self._pending: deque[tuple[Future[_Done], int]] = deque()
         self._elements = 0
         self._chunk = 1
-        self._element_bytes = 0.0
+        self._element_bytes: float | None = None  # known once a result has been seen
 
     def wants(self, n: int) -> int:
         if not self._pending:
@@ -42,6 +43,8 @@ class ThreadExecutor:
         # A full chunk or nothing: crumbs at the buffer's edge would cost more than they bring.
         if size < min(self._chunk, max(1, self._buffer_size // self._num_threads)):
             return 0
+        if self._element_bytes is None:
+            return size if len(self._pending) < self._num_threads else 0
         return size if (self._elements + size) * self._element_bytes <= self._buffer_bytes else 0
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
@@ -53,7 +56,7 @@ class ThreadExecutor:
         done = future.result()
         self._pending.popleft()
         self._elements -= size
-        self._element_bytes = max(self._element_bytes * 0.9, done.num_bytes / max(size, 1))
+        self._element_bytes = max((self._element_bytes or 0.0) * 0.9, done.num_bytes / max(size, 1))
         self._adapt(done.took_s, size)
         return done.block
 

@@ -166,18 +166,25 @@ class Select(RouteOp):
         return False
 
     def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        lengths = [part.length() for part in self.parts]
-        size = self.length()
-        which, inner = [], []
-        for i in idx.tolist():
-            part, index = self.selection_map[i % size]
-            if not 0 <= part < len(lengths):
-                raise PipelineError(
-                    f"The selection map names dataset {part} at index {i % size}; there are {len(lengths)}."
-                )
-            which.append(part)
-            inner.append(index + i // size * lengths[part])
-        return np.array(which, np.intp), np.array(inner, np.int64)
+        pairs = [self._select(i) for i in idx.tolist()]
+        return np.array([part for part, _ in pairs], np.intp), np.array([index for _, index in pairs], np.int64)
+
+    def _select(self, i: int) -> tuple[int, int]:
+        """What the map chooses; one that knows only its first epoch is asked for that, an epoch of each part on."""
+        epoch, place = divmod(i, self.length())
+        try:
+            part, index = self.selection_map[i]
+            later = 0
+        except IndexError:
+            if epoch == 0:
+                raise
+            part, index = self.selection_map[place]
+            later = epoch
+        if not 0 <= part < len(self.parts):
+            raise PipelineError(
+                f"The selection map names dataset {part} at index {i}; there are {len(self.parts)} datasets."
+            )
+        return part, index + later * self.parts[part].length()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -205,10 +205,12 @@ def _pad_leaves(column: Sequence[Any], value: Any, length: int | None) -> np.nda
     if len(ranks) > 1:
         raise StructureError(f"Cannot pad arrays of different rank into one batch; got ranks {sorted(ranks)}.")
     shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
-    if shape and length is not None:
+    if length is not None and shape:
         if shape[0] > length:
             raise StructureError(f"An element of length {shape[0]} is longer than its bucket's boundary {length}.")
         shape[0] = length
+    if not shape:
+        return np.stack(arrays)
     out = np.full((len(arrays), *shape), value, np.result_type(*arrays))
     for row, array in zip(out, arrays, strict=True):
         row[tuple(map(slice, array.shape))] = array

@@ -6,7 +6,7 @@ runs that are asked for, so a first element is never late and many small parts n
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Op
+from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.order import IndexOp, Repeat, Slice
 from headrace._ops.source import Source
@@ -51,6 +51,8 @@ class Program:
         if not (first <= idx.start and idx.stop <= last):
             if len(idx) <= 2:
                 return self._run(as_array(idx))
+            if first <= idx.start < last:  # a run that goes on into the next block
+                return np.concatenate([values[idx.start - first :], as_array(self(range(last, idx.stop)))])
             first, last, values = self._plan(idx)
         return values[idx.start - first : idx.stop - first]
 
@@ -74,19 +76,16 @@ class Program:
         return idx % n
 
     def _plan(self, idx: range) -> tuple[int, int, np.ndarray]:
-        """Computes the aligned block that holds a run, or the blocks that it goes through."""
+        """Computes the aligned block that holds a run; only the run, where it goes on into another block."""
         before = len(self._block[2])
         size = max(SMALLEST_BLOCK, min(max(2 * before, FIRST_BLOCK_RUNS * len(idx)), LAST_BLOCK_RUNS * len(idx)))
         size = 1 << (min(size, LARGEST_BLOCK) - 1).bit_length()
-        start, end = 0, ENDLESS
-        if self._epoch >= SMALLEST_BLOCK:  # an epoch has an order of its own: a block is best within one
-            start = idx.start // self._epoch * self._epoch
-            end = start + self._epoch
+        start = idx.start // self._epoch * self._epoch  # an epoch's order is its own: a block stays within one
+        end = start + self._epoch
         first = start + (idx.start - start) // size * size
         last = min(first + size, end)
         if idx.stop > last:
-            parts = [self(range(idx.start, last)), self(range(last, idx.stop))]
-            return idx.start, idx.stop, np.concatenate(list(map(as_array, parts)))
+            return idx.start, idx.stop, self._run(as_array(idx))
         values = self._run(np.arange(first, last))
         values.setflags(write=False)
         self._block = first, last, values

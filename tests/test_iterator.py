@@ -1,0 +1,293 @@
+"""Iterators: states, threads, and leaving nothing behind."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from headrace import IterDataset, MapDataset, ReadOptions
+from headrace.errors import ClosedError, StateError
+from headrace.experimental import get_next_index, set_next_index
+
+
+def test_states_after_any_output():
+    ds = MapDataset.range(10).shuffle(seed=1).to_iter_dataset()
+    iterator = iter(ds)
+    assert iterator.get_state() == {"next_index": 0}
+    first = [next(iterator) for _ in range(4)]
+    state = iterator.get_state()
+    assert state == {"next_index": 4}
+    rest = list(iterator)
+    assert iterator.get_state() == {"next_index": 10}
+    iterator.set_state(state)
+    assert list(iterator) == rest
+    iterator.set_state({"next_index": 0})
+    assert [next(iterator) for _ in range(4)] == first
+    assert list(iterator) == rest
+    assert next(iterator, None) is None
+
+
+def test_next_index():
+    iterator = iter(MapDataset.range(10).to_iter_dataset())
+    next(iterator)
+    assert get_next_index(iterator) == 1
+    set_next_index(iterator, 7)
+    assert next(iterator) == 7
+    other = iter(MapDataset.range(10).to_iter_dataset().window_shuffle(3, seed=1))
+    with pytest.raises(StateError, match="has no next index"):
+        get_next_index(other)
+
+
+def test_a_state_far_into_an_endless_pipeline_is_restored_at_once():
+    ds = MapDataset.range(10**6).shuffle(seed=1).repeat().batch(32).to_iter_dataset()
+    iterator = iter(ds)
+    iterator.set_state({"next_index": 10**9})
+    expected = [MapDataset.range(10**6).shuffle(seed=1)[32 * 10**9 + i] for i in range(32)]
+    assert next(iterator).tolist() == expected
+
+
+def test_closing():
+    iterator = iter(MapDataset.range(1000).to_iter_dataset(ReadOptions(num_threads=4)).prefetch(10))
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    for _ in range(2):
+        with pytest.raises(ClosedError, match="closed"):
+            next(iterator)
+    with iter(MapDataset.range(10).to_iter_dataset()) as iterator:
+        assert next(iterator) == 0
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name.startswith("headrace")]
+
+
+def wait_for_no_threads():
+    deadline = time.monotonic() + 10
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not threads()
+
+
+@pytest.mark.parametrize("make", [lambda ds: ds, lambda ds: ds.prefetch(4), lambda ds: ds.batch(2).prefetch(100)])
+def test_an_iterator_dropped_without_close_leaves_no_thread(make):
+    for _ in range(20):
+        iterator = iter(make(MapDataset.range(10**6).to_iter_dataset(ReadOptions(num_threads=3))))
+        next(iterator)
+        del iterator
+    gc.collect()
+    wait_for_no_threads()
+
+
+def test_start_prefetch_computes_before_the_first_element_is_asked_for():
+    computed = threading.Event()
+    ds = MapDataset.range(10).map(lambda x: computed.set() or x)
+    for stream in (ds.to_iter_dataset(ReadOptions(num_threads=1)), ds.to_iter_dataset().prefetch(2)):
+        computed.clear()
+        with iter(stream) as iterator:
+            iterator.start_prefetch()
+            assert computed.wait(10)
+            assert list(iterator) == list(range(10))
+
+
+def test_a_slow_element_is_not_overtaken_and_others_are_computed_meanwhile():
+    release = threading.Event()
+    done = []
+
+    def work(x):
+        if x == 3:
+            assert release.wait(20)
+        done.append(x)
+        return x
+
+    ds = MapDataset.range(64).map(work).to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=32))
+    with iter(ds) as iterator:
+        assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+        deadline = time.monotonic() + 10
+        while len(done) < 12 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(done) >= 12
+        release.set()
+        assert list(iterator) == list(range(3, 64))
+
+
+def test_threads_read_ahead_within_their_bounds():
+    started = []
+
+    def work(x):
+        started.append(x)
+        return np.zeros(1000)
+
+    options = ReadOptions(num_threads=4, prefetch_buffer_size=20)
+    with iter(MapDataset.range(10**4).map(work).to_iter_dataset(options)) as iterator:
+        for i in range(50):
+            next(iterator)
+            time.sleep(0.001)
+            assert len(started) <= i + 1 + 2 * 20
+    started.clear()
+    options = ReadOptions(num_threads=4, prefetch_buffer_size=1000, prefetch_buffer_bytes=40_000)
+    with iter(MapDataset.range(10**4).map(work).to_iter_dataset(options)) as iterator:
+        for i in range(200):
+            next(iterator)
+            time.sleep(0.0005)
+        assert len(started) <= i + 1 + 100
+
+
+def test_waiting_sources_get_threads_by_themselves():
+    names = set()
+
+    class Slow:
+        def __len__(self):
+            return 10**6
+
+        def __getitem__(self, i):
+            names.add(threading.current_thread().name)
+            time.sleep(0.002)
+            return i
+
+    with iter(MapDataset.source(Slow())) as iterator:
+        assert [next(iterator) for _ in range(400)] == list(range(400))
+    assert any(name.startswith("headrace") for name in names)
+
+
+def test_cheap_chains_stay_in_the_consumers_thread():
+    names = set()
+    ds = MapDataset.range(300_000).map(lambda x: names.add(threading.current_thread().name) or x)
+    assert sum(1 for _ in ds) == 300_000
+    assert names == {threading.current_thread().name}
+
+
+def test_the_first_run_is_one_element():
+    seen = []
+    iterator = iter(MapDataset.range(10**6).map(lambda x: seen.append(x) or x))
+    next(iterator)
+    assert seen == [0]
+
+
+def test_an_interrupt_loses_nothing():
+    script = """
+        import os, signal, sys, threading, time
+        from headrace import MapDataset, ReadOptions
+        ds = MapDataset.range(400).map(lambda x: time.sleep(0.002) or x).to_iter_dataset(%s)
+        def interrupt():
+            for _ in range(3):
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt, daemon=True).start()
+        iterator, seen, interrupts = iter(ds), [], 0
+        while True:
+            try:
+                seen.append(next(iterator))
+            except KeyboardInterrupt:
+                interrupts += 1
+            except StopIteration:
+                break
+        assert seen == list(range(400)), seen[:20]
+        assert interrupts == 3, interrupts
+    """
+    for options in ("ReadOptions(num_threads=0)", "ReadOptions(num_threads=2)"):
+        subprocess.run([sys.executable, "-c", textwrap.dedent(script) % options], check=True, timeout=60)
+
+
+def test_a_program_that_ends_half_way_exits_at_once():
+    script = """
+        from headrace import MapDataset, ReadOptions
+        ds = MapDataset.range(10**9).to_iter_dataset(ReadOptions(num_threads=8)).prefetch(100)
+        iterator = iter(ds)
+        print(next(iterator))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
+
+
+def test_the_traceback_of_a_users_error_starts_in_their_code():
+    def broken(x):
+        return 1 // (x - 2)
+
+    iterator = iter(MapDataset.range(5).map(broken))
+    with pytest.raises(ZeroDivisionError) as info:
+        list(iterator)
+    frames = [frame.name for frame in info.traceback]
+    assert frames[-1] == "broken"
+    assert len(frames) <= 4
+    assert "element 2 (pipeline at test_iterator.py:" in info.value.__notes__[0]
+    assert "map(broken at test_iterator.py:" in info.value.__notes__[0]
+
+
+def test_a_chained_error_keeps_its_cause():
+    def broken(x):
+        try:
+            raise KeyError("inner")
+        except KeyError as e:
+            raise ValueError("outer") from e
+
+    with pytest.raises(ValueError, match="outer") as info:
+        MapDataset.range(5).map(broken)[0]
+    assert isinstance(info.value.__cause__, KeyError)
+
+
+def test_a_function_that_raises_stop_iteration_does_not_end_the_stream():
+    def broken(x):
+        if x == 3:
+            raise StopIteration
+        return x
+
+    for ds in (MapDataset.range(9).map(broken), MapDataset.range(9).to_iter_dataset().filter(lambda x: broken(x) or 1)):
+        iterator = iter(ds)
+        assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="raised StopIteration"):
+                next(iterator)
+
+
+def test_states_do_not_depend_on_line_numbers_or_addresses():
+    def build():
+        ds = MapDataset.range(50).to_iter_dataset().filter(lambda x: x % 2)
+        return IterDataset.mix([ds.window_shuffle(4, seed=1).map(lambda x: x), ds.shuffle(3, seed=2)]).batch(2)
+
+    a, b = iter(build()), iter(build())
+    next(a), next(b)
+    state = json.dumps(a.get_state())
+    assert state == json.dumps(b.get_state())
+    assert "lambda" not in state
+    assert "0x" not in state
+    assert len(state) < 500
+
+
+def test_memory_does_not_grow_with_the_number_of_elements():
+    script = """
+        import gc, resource
+        from headrace import MapDataset
+        def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ds = MapDataset.range(10**7).shuffle(seed=1).random_map(lambda x, rng: x, seed=1).to_iter_dataset()
+        ds = ds.window_shuffle(100, seed=1).batch(10)
+        iterator = iter(ds)
+        for _ in range(1000): next(iterator)
+        before = peak()
+        for _ in range(10_000): next(iterator)
+        assert peak() - before < 10_000, peak() - before
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=100)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or not hasattr(signal, "SIGKILL"), reason="needs POSIX")
+def test_importing_loads_numpy_and_little_else():
+    script = """
+        import sys, numpy
+        before = set(sys.modules)
+        import headrace
+        heavy = {"jax", "torch", "tensorflow", "pandas", "pyarrow", "grain", "cloudpickle", "asyncio"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
