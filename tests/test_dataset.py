@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace import AUTOTUNE, DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, transforms
+from headrace import (
+    AUTOTUNE,
+    DatasetIterator,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+    transforms,
+)
 from headrace.testing import FakeSource, assert_equal, assert_map_batch_agrees, assert_resumable
 from headrace.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
 
@@ -171,7 +179,7 @@ def test_interleave_takes_a_dataset_of_datasets_and_opens_them_late():
     iterator = iter(ds)
     assert [next(iterator) for _ in range(4)] == [0, 10, 1, 11]
     assert set(opened) == {0, 1}
-    assert sorted(list(ds)) == sorted(10 * i + j for i in range(5) for j in range(3))
+    assert sorted(ds) == sorted(10 * i + j for i in range(5) for j in range(3))
     assert_resumable(ds)
 
 
@@ -275,7 +283,10 @@ def test_transforms_as_classes():
             return [x, x]
 
     ds = MapDataset.range(6).seed(1).apply([Plus(), Odd(), Twice(), Draw(), Number()])
-    for stream in (ds, MapDataset.range(6).seed(1).to_iter_dataset().apply([Plus(), Odd(), Twice(), Draw(), Number()])):
+    for stream in (
+        ds,
+        MapDataset.range(6).seed(1).to_iter_dataset().apply([Plus(), Odd(), Twice(), Draw(), Number()]),
+    ):
         assert len(list(stream)) == 6
     assert list(MapDataset.range(4).apply(Batch(2, batch_fn=tuple))) == [(0, 1), (2, 3)]
     assert list(MapDataset.range(2).apply(lambda x: -x)) == [0, -1]
@@ -412,7 +423,10 @@ def test_element_specs_without_reading_data():
     stream = source.shuffle(seed=1).to_iter_dataset().filter(bool)
     assert hr.experimental.get_element_spec(stream.batch(2, drop_remainder=True)) == spec((2, 3), np.float32)
     assert stream.batch(2).rebatch(5, drop_remainder=True).element_spec == spec((5, 3), np.float32)
-    assert MapDataset.zip([source, MapDataset.range(10)]).element_spec == (spec((3,), np.float32), spec((), np.int64))
+    assert MapDataset.zip([source, MapDataset.range(10)]).element_spec == (
+        spec((3,), np.float32),
+        spec((), np.int64),
+    )
     assert MapDataset.source({"x": np.ones((4, 2))}).element_spec == {"x": spec((2,), np.float64)}
     assert IterDataset.mix([stream, stream]).window_shuffle(3, seed=1).element_spec == spec((3,), np.float32)
 
@@ -427,7 +441,7 @@ def test_datasets_are_sent_as_functions_of_their_arguments():
 
 def test_registered_node_types_are_batched():
     optree = pytest.importorskip("optree")
-    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+    Point = collections.namedtuple("Point", "x y")
     ds = MapDataset.range(4).map(lambda i: Point(i, {"z": i}))
     assert_equal(ds.batch(2)[0], Point(np.array([0, 1]), {"z": np.array([0, 1])}))
 

@@ -104,7 +104,9 @@ def test_mix(weights):
     def parts(cls):
         return [cls.range(n, n + 40).shuffle(seed=n) for n in (0, 1000, 2000)]
 
-    assert len(hr.MapDataset.mix(parts(hr.MapDataset), weights)) == len(grain.MapDataset.mix(parts(grain.MapDataset), weights))
+    assert len(hr.MapDataset.mix(parts(hr.MapDataset), weights)) == len(
+        grain.MapDataset.mix(parts(grain.MapDataset), weights)
+    )
     assert_both(lambda lib, cls: cls.mix(parts(cls), weights), count=200)
     assert_both(lambda lib, cls: lib.IterDataset.mix([stream(lib, part) for part in parts(cls)], weights))
 
@@ -124,7 +126,8 @@ def test_weights_by_name_belong_to_their_names_whatever_their_order():
 
 def test_mix_far_out():
     ours, theirs = (
-        lib.MapDataset.mix([lib.MapDataset.range(7).repeat(), lib.MapDataset.range(5).repeat()], [1, 3]) for lib in (hr, grain)
+        lib.MapDataset.mix([lib.MapDataset.range(7).repeat(), lib.MapDataset.range(5).repeat()], [1, 3])
+        for lib in (hr, grain)
     )
     for k in (10**9, 10**10 + 7):
         assert [ours[k + i] for i in range(20)] == [theirs[k + i] for i in range(20)]
@@ -178,7 +181,9 @@ def test_filter_and_holes():
     assert_both(lambda lib, cls: stream(lib, cls.range(10).filter(lambda x: x % 3)))
 
 
-@pytest.mark.parametrize("sl", [slice(2, 5), slice(None, None, -1), slice(8, 2, -2), slice(1, None, 3), slice(-4, None)])
+@pytest.mark.parametrize(
+    "sl", [slice(2, 5), slice(None, None, -1), slice(8, 2, -2), slice(1, None, 3), slice(-4, None)]
+)
 def test_slices_over_several_epochs(sl):
     assert_both(lambda lib, cls: cls.range(10).shuffle(seed=1).slice(sl), count=25)
 
@@ -225,13 +230,17 @@ def test_interleave(lengths, cycle_length):
 @pytest.mark.parametrize("drop", [True, False])
 def test_rebatch(drop):
     assert_both(
-        lambda lib, cls: lib.experimental.RebatchIterDataset(stream(lib, cls.range(11).batch(3)), 4, drop_remainder=drop)
+        lambda lib, cls: lib.experimental.RebatchIterDataset(
+            stream(lib, cls.range(11).batch(3)), 4, drop_remainder=drop
+        )
     )
 
 
 def test_limit_zip_and_index():
     assert_both(lambda lib, cls: lib.experimental.LimitIterDataset(stream(lib, cls.range(9)), 4))
-    assert_both(lambda lib, cls: lib.experimental.ZipIterDataset([stream(lib, cls.range(9)), stream(lib, cls.range(9))]))
+    assert_both(
+        lambda lib, cls: lib.experimental.ZipIterDataset([stream(lib, cls.range(9)), stream(lib, cls.range(9))])
+    )
     assert_both(lambda lib, cls: lib.experimental.ZipMapDataset([cls.range(9), cls.range(9).shuffle(seed=1)]))
     assert_both(lambda lib, cls: cls.range(9).shuffle(seed=1).map_with_index(lambda i, x: (i, x)))
     assert_both(lambda lib, cls: stream(lib, cls.range(9).filter(lambda x: x % 2)).map_with_index(lambda i, x: (i, x)))
@@ -240,7 +249,8 @@ def test_limit_zip_and_index():
 def test_batch_and_pad_and_rng_pool():
     values = [np.arange(3), np.arange(3)]
     assert_equal(
-        hr.experimental.batch_and_pad(values, batch_size=3), grain.experimental.batch_and_pad(values, batch_size=3)
+        hr.experimental.batch_and_pad(values, batch_size=3),
+        grain.experimental.batch_and_pad(values, batch_size=3),
     )
     ours, theirs = hr.experimental.RngPool(3).acquire_rng(5), grain.experimental.RngPool(3).acquire_rng(5)
     assert ours.integers(2**60) == theirs.integers(2**60)

@@ -8,7 +8,7 @@ import copy
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import optree
@@ -76,7 +76,10 @@ def _adopt(leaf: Any, tree: Any) -> None:
         return tree_util.tree_flatten(node, is_leaf=lambda child: child is not node)
 
     optree.register_pytree_node(
-        kind, lambda node: one_level(node), lambda spec, children: spec.unflatten(children), namespace=NAMESPACE
+        kind,
+        one_level,
+        lambda spec, children: cast(Any, spec).unflatten(children),
+        namespace=NAMESPACE,
     )
     _adopt_jax_nodes(tree)
 

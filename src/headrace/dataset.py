@@ -276,9 +276,7 @@ class MapDataset(Dataset[T]):
         """
         if is_array_like(source):
             source = ArrayDataSource(source)
-        if not hasattr(source, "__len__") or not (
-            hasattr(source, "__getitem__") or hasattr(source, "__getitems__")
-        ):
+        if not hasattr(source, "__len__") or not (hasattr(source, "__getitem__") or hasattr(source, "__getitems__")):
             raise PipelineError(
                 f"A source needs `__len__` and `__getitem__`; {type(source).__name__} lacks "
                 f"{'`__len__`' if not hasattr(source, '__len__') else '`__getitem__`'}."
@@ -394,8 +392,8 @@ class MapDataset(Dataset[T]):
     def shuffle(self, seed: int | None = None) -> "MapDataset[T]":
         """All elements in random order, another one in each epoch.
 
-        >>> list(MapDataset.range(5).shuffle(seed=1))
-        [0, 2, 3, 1, 4]
+        >>> list(MapDataset.range(10).shuffle(seed=1))
+        [5, 7, 6, 0, 4, 8, 9, 2, 1, 3]
         """
         return self._then(Shuffle(self._op, seed))
 
@@ -608,9 +606,7 @@ _APPLIED: dict[type, str] = {
 
 def _apply_one(dataset: Any, transform: Any) -> Any:
     if isinstance(transform, transforms.Batch):
-        return dataset.batch(
-            transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn
-        )
+        return dataset.batch(transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn)
     for kind, method in _APPLIED.items():
         if isinstance(transform, kind):
             return getattr(dataset, method)(transform)

@@ -57,6 +57,4 @@ def optional(module: str, *, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise MissingDependency(
-            f"`{module}` is not installed. Install it with: pip install 'headrace[{extra}]'"
-        ) from e
+        raise MissingDependency(f"`{module}` is not installed. Install it with: pip install 'headrace[{extra}]'") from e

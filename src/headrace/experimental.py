@@ -13,9 +13,7 @@ from headrace.iterator import DatasetIterator
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ExecutionTrackingMode as ExecutionTrackingMode
-from headrace.testing import assert_resumable as assert_equal_output_after_checkpoint
 from headrace.transforms import FlatMap as FlatMapTransform
-from headrace.transforms import MapWithIndex as MapWithIndexTransform
 
 
 def CacheIterDataset(parent: IterDataset) -> IterDataset:
@@ -62,9 +60,7 @@ def RepeatIterDataset(parent: IterDataset, num_epochs: int | None = None) -> Ite
     return parent.repeat(num_epochs)
 
 
-def ThreadPrefetchIterDataset(
-    parent: IterDataset, *, prefetch_buffer_size: int | AutotuneParameter
-) -> IterDataset:
+def ThreadPrefetchIterDataset(parent: IterDataset, *, prefetch_buffer_size: int | AutotuneParameter) -> IterDataset:
     """`parent.prefetch(prefetch_buffer_size)`."""
     return parent.prefetch(prefetch_buffer_size)
 
@@ -119,4 +115,3 @@ def multithread_prefetch(
 ) -> IterDataset:
     """Computes ahead in threads; unlike elsewhere, the order is that of `ds`, whatever the number of threads."""
     return ds.prefetch(buffer_size) if num_threads else ds
-

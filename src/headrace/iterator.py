@@ -94,7 +94,7 @@ class StreamIterator(itertools.chain, DatasetIterator[T]):  # type: ignore[misc]
     def set_state(self, state: dict[str, Any]) -> None:
         self._walk.go_to(_state.decode(self._walk.op, state))
         if self._walk.chain_ended:
-            self.__class__ = _RestartedIterator  # a chain that has ended stays ended
+            self.__class__ = _RestartedIterator  # type: ignore[assignment]  # a chain that has ended stays ended
 
     def get_next_index(self) -> int:
         """The index of the next element, where the pipeline is a random-access chain."""

@@ -1,7 +1,7 @@
 """The knobs: none of them changes a value that comes out."""
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headrace.errors import PipelineError
@@ -99,10 +99,11 @@ class DatasetOptions:
     filter_raise_threshold_ratio: float | None = _UNSET
     execution_tracking_mode: ExecutionTrackingMode = _UNSET
     min_shm_size: int = _UNSET
+    _given: frozenset[str] = field(default=frozenset(), init=False)
 
     def __post_init__(self):
         object.__setattr__(
-            self, "_given", frozenset(f.name for f in fields(self) if getattr(self, f.name) is not _UNSET)
+            self, "_given", frozenset(f.name for f in fields(self) if f.init and getattr(self, f.name) is not _UNSET)
         )
         for name, default in _DEFAULTS.items():
             if name not in self._given:

@@ -101,4 +101,3 @@ class FakeSource:
 
     def __repr__(self) -> str:
         return f"FakeSource(length={self._length}, width={self._width})"
-

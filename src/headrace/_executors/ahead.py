@@ -24,7 +24,7 @@ class _Buffer:
         self.ready: deque[tuple[Run, int]] = deque()
         self.elements = 0
         self.num_bytes = 0
-        self.end: BaseException | None | str = None  # "end", or what ended it
+        self.end: BaseException | str | None = None  # "end", or what ended it
         self.closed = False
 
     def room(self) -> int:

@@ -27,7 +27,7 @@ def explain(op: Op) -> str:
 
 
 def _lines(op: Op, indent: str) -> list[tuple[str, str, Op]]:
-    parents = op.parents
+    parents = list(op.parents)
     if not parents:
         return [(indent, _source_label(op), op)]
     if isinstance(op, Nary | Interleave) or len(parents) > 1:
@@ -35,9 +35,7 @@ def _lines(op: Op, indent: str) -> list[tuple[str, str, Op]]:
         kind = "IterDataset" if op.is_stream else "MapDataset"
         label = op.label() if isinstance(op, UserDataset) else f"{kind}.{op.label()}"
         return [(indent, f"{label} of", op), *inner]
-    before = _lines(parents[0], indent)
-    step = indent if before[0][0] == indent and len(before) == 1 else before[0][0]
-    return [*before, (step + "  ", f".{op.label()}", op)]
+    return [*_lines(parents[0], indent), (indent + "  ", f".{op.label()}", op)]
 
 
 def _source_label(op: Op) -> str:

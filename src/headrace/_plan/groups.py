@@ -5,6 +5,7 @@ the position stays at the group's own start.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -415,12 +416,13 @@ class InterleaveStream(Stream):
                     continue
                 self._slots[here] = (self._next, self._feed(self._next, None))
                 self._next += 1
-            number, feed = self._slots[here]  # type: ignore[misc]
+            _, feed = self._slots[here]  # type: ignore[misc]
             feed.fill(1, careful=careful)
             if feed.size:
                 block = feed.take(1)
-                position = (self._slot, self._next, tuple(map(_slot_position, self._slots)))
-                return self._run(block, lambda j: position)
+                return self._run(
+                    block, partial(_fixed, (self._slot, self._next, tuple(map(_slot_position, self._slots))))
+                )
             feed.stream.close()
             self._slots[here] = None
             idle = 0
@@ -435,6 +437,10 @@ class InterleaveStream(Stream):
         for slot in self._slots:
             if slot is not None:
                 slot[1].stream.close(wait=wait)
+
+
+def _fixed(position: Position, j: int) -> Position:
+    return position
 
 
 def _slot_position(slot: tuple[int, Feed] | None) -> Position:

@@ -71,6 +71,4 @@ def is_array_like(value: Any) -> bool:
     """Whether `MapDataset.source` reads `value` as arrays: an array, or a dict whose leaves are all arrays."""
     if isinstance(value, np.ndarray):
         return True
-    return (
-        type(value) is dict and bool(value) and all(isinstance(leaf, np.ndarray) for leaf in _tree.leaves(value))
-    )
+    return type(value) is dict and bool(value) and all(isinstance(leaf, np.ndarray) for leaf in _tree.leaves(value))

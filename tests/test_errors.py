@@ -1,0 +1,260 @@
+"""Bad input gets an error that says what, where and how to fix it."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace import DatasetOptions, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace.errors import (
+    FilterError,
+    FilterWarning,
+    HeadraceError,
+    MissingDependency,
+    PipelineError,
+    SpecError,
+    StateError,
+    StructureError,
+    optional,
+)
+
+RANGE = MapDataset.range(10)
+STREAM = RANGE.to_iter_dataset()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: RANGE.shuffle(), r"`shuffle` needs a seed.*shuffle\(\.\.\., seed=42\)"),
+        (lambda: RANGE.random_map(lambda x, rng: x), "`random_map` needs a seed"),
+        (lambda: STREAM.shuffle(3), "`shuffle` needs a seed"),
+        (lambda: RANGE.shuffle(seed=-1), r"between 0 and 2\*\*32 - 1; got -1"),
+        (lambda: RANGE.shuffle(seed=2**32), r"between 0 and 2\*\*32 - 1"),
+        (lambda: RANGE.shuffle(seed="a"), "must be an int; got 'a'"),
+        (lambda: RANGE.seed(-3), "0 or more; got -3"),
+        (lambda: RANGE.batch(0), "batch_size must be a positive int; got 0"),
+        (lambda: STREAM.batch(-2), "batch_size must be a positive int; got -2"),
+        (lambda: STREAM.rebatch(0), "batch_size must be a positive int; got 0"),
+        (lambda: RANGE.window_shuffle(0, seed=1), "window_size must be a positive int; got 0"),
+        (lambda: STREAM.shuffle(0, seed=1), "buffer_size must be a positive int; got 0"),
+        (lambda: MapDataset.mix([RANGE, RANGE], [1, 0]), "must be positive; weight 1 is 0"),
+        (lambda: MapDataset.mix([RANGE, RANGE], [1, -2]), "must be positive; weight 1 is -2"),
+        (lambda: MapDataset.mix([RANGE, RANGE], [1]), "one weight for each dataset; got 1 for 2"),
+        (lambda: MapDataset.mix([]), "`mix` needs at least one dataset"),
+        (lambda: IterDataset.mix({}), "`mix` needs at least one dataset"),
+        (lambda: IterDataset.mix({"a": STREAM}, {"b": 1}), r"datasets \['a'\] and weights for \['b'\]"),
+        (lambda: IterDataset.mix([STREAM], {"b": 1}), "give both as mappings"),
+        (lambda: MapDataset.mix([RANGE, STREAM]), "dataset 1 is IterDataset.*IterDataset.mix"),
+        (lambda: IterDataset.zip([STREAM, 3]), "item 1 is int"),
+        (lambda: MapDataset.zip([RANGE, RANGE[:3]]), r"datasets of one length; got \[10, 3\].*strict=False"),
+        (lambda: IterDataset.interleave([], cycle_length=2), "`interleave` needs at least one dataset"),
+        (
+            lambda: IterDataset.interleave([STREAM], cycle_length=0),
+            "cycle_length must be a positive int; got 0",
+        ),
+        (lambda: RANGE.repeat().repeat(), r"endless already does nothing: repeat\(\) never ends"),
+        (lambda: RANGE.repeat().to_iter_dataset().repeat(), "endless already"),
+        (lambda: STREAM.repeat().map(lambda x: x).repeat(2), "endless already"),
+        (lambda: RANGE.repeat(0), "num_epochs must be a positive int; got 0"),
+        (lambda: RANGE.repeat().cache(), "`cache` of an endless dataset never fits: put it before `repeat`"),
+        (lambda: RANGE.repeat().to_arrays(), "`to_arrays` of an endless dataset.*`take`"),
+        (lambda: RANGE[:0].to_arrays(), "empty dataset"),
+        (lambda: RANGE.filter(bool).batch(2), r"cannot follow `filter`.*to_iter_dataset\(\)"),
+        (lambda: RANGE.flat_map(lambda x: [x]), "give `max_fan_out`"),
+        (lambda: RANGE.map(3), "needs a function, or an object with a `map` method; got int"),
+        (lambda: RANGE.filter(None), "`filter` needs a function"),
+        (lambda: RANGE.apply([3]), "takes transforms .*got int"),
+        (lambda: RANGE.take(-1), "`take` needs a count of 0 or more; got -1"),
+        (lambda: STREAM.take(-1), "count must be an int of at least 0; got -1"),
+        (lambda: RANGE.shard(3, 3), r"0\.\.2; got 3"),
+        (lambda: MapDataset.source(3), "int lacks `__len__`"),
+        (lambda: MapDataset.source({"a": np.ones(3), "b": np.ones(4)}), r"\['a'\]: 3, \['b'\]: 4"),
+        (lambda: MapDataset.source({"a": [1, 2]}), "only if its values are NumPy arrays"),
+        (lambda: MapDataset.source(np.array(3)), "it is 0-d"),
+        (lambda: STREAM.padded_batch(2, boundaries=(3, 2)), "positive and increasing"),
+        (lambda: STREAM.padded_batch(2, boundaries=(3,)), "needs a `length_fn`"),
+        (lambda: ReadOptions(num_threads=-1), "num_threads must be an int of at least 0 or AUTOTUNE; got -1"),
+        (lambda: ReadOptions(num_threads=2, prefetch_buffer_size=0), "Give num_threads=0"),
+        (lambda: MultiprocessingOptions(num_workers=-1), "num_workers must be"),
+        (lambda: DatasetOptions(filter_warn_threshold_ratio=2), "between 0 and 1"),
+    ],
+)
+def test_pipelines_that_cannot_mean_anything(build, message):
+    with pytest.raises(PipelineError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("index", ["a", 1.0, None, [1.5], [True]])
+def test_an_index_that_is_no_int(index):
+    with pytest.raises(TypeError, match="must be an int|must be ints"):
+        RANGE[index]
+
+
+def test_an_empty_dataset_has_no_elements():
+    with pytest.raises(IndexError, match="empty"):
+        MapDataset.range(0)[0]
+    assert list(MapDataset.range(0)) == []
+    assert list(MapDataset.range(0).shuffle(seed=1).batch(3)) == []
+    assert list(MapDataset.range(0).to_iter_dataset().window_shuffle(3, seed=1).repeat(5)) == []
+
+
+@pytest.mark.parametrize(
+    ("elements", "message"),
+    [
+        (
+            [{"a": np.ones(2)}, {"a": np.ones(3)}],
+            r"leaf \['a'\]: element 0 .* \(2,\), element 1 has \(3,\).*padded_batch",
+        ),
+        (
+            [{"a": {"b": [1, 2]}}, {"a": {"b": [1]}}],
+            r"leaf \['a'\]\['b'\]: element 0 has 2 items, element 1 has 1",
+        ),
+        ([{"a": 1}, {"b": 1}], r"keys \['a'\], element 1 lacks \['a'\] and also has \['b'\]"),
+        ([1, {"a": 1}], "element 0 has int, element 1 has dict"),
+        ([(1, np.ones(2)), (1, np.ones((1, 2)))], r"leaf \[1\]"),
+        ([np.ones(2), 3.0], "different shape"),
+    ],
+)
+def test_elements_that_cannot_be_stacked(elements, message):
+    for ds in (MapDataset.source(elements).batch(2), MapDataset.source(elements).to_iter_dataset().batch(2)):
+        with pytest.raises(StructureError, match=message) as info:
+            next(iter(ds))
+        assert "in batch(2) (pipeline at test_errors.py:" in info.value.__notes__[0]
+
+
+def test_a_hole_in_a_batch():
+    with pytest.raises(PipelineError, match="found an index without an element.*closes such holes"):
+        RANGE.map(lambda x: None if x == 1 else x).batch(4)[0]
+
+
+def test_a_flat_map_with_more_children_than_it_said():
+    with pytest.raises(PipelineError, match="3 children, more than max_fan_out=2"):
+        RANGE.flat_map(lambda x: [x] * 3, max_fan_out=2)[0]
+
+
+def test_zipped_streams_of_different_lengths():
+    ds = IterDataset.zip([STREAM, STREAM.take(3)])
+    iterator = iter(ds)
+    assert [next(iterator) for _ in range(3)] == [(0, 0), (1, 1), (2, 2)]
+    with pytest.raises(PipelineError, match="dataset 1 ended before dataset 0.*strict=False"):
+        next(iterator)
+
+
+def test_interleaved_elements_that_are_no_datasets():
+    with pytest.raises(PipelineError, match="element 0 is int. Map each to a dataset"):
+        next(iter(IterDataset.interleave(RANGE, cycle_length=2)))
+
+
+def test_a_batched_function_that_loses_rows():
+    ds = MapDataset.source(np.arange(10)).to_iter_dataset().map(lambda x: x[:0], batched=True)
+    with pytest.raises(PipelineError, match="one row for each"):
+        next(iter(ds))
+
+
+def test_a_block_source_that_gives_too_few():
+    class Source:
+        def __len__(self):
+            return 10
+
+        def __getitems__(self, indices):
+            return []
+
+    with pytest.raises(PipelineError, match="gave 0 items for 1 indices"):
+        MapDataset.source(Source())[0]
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "message"),
+    [
+        (
+            STREAM,
+            STREAM.window_shuffle(3, seed=1),
+            r"`to_iter_dataset` where the pipeline has window_shuffle\(3, seed=1\)",
+        ),
+        (STREAM.window_shuffle(3, seed=1), STREAM, "it is of `window_shuffle`"),
+        (
+            STREAM.window_shuffle(3, seed=1),
+            STREAM.window_shuffle(4, seed=1),
+            "window_size=3, and .* window_size=4",
+        ),
+        (STREAM.window_shuffle(3, seed=1), STREAM.window_shuffle(3, seed=2), "seed=1, and .* seed=2"),
+        (STREAM.shuffle(3, seed=1), STREAM.shuffle(4, seed=1), "buffer_size=3, and .* buffer_size=4"),
+        (STREAM, MapDataset.range(2).to_iter_dataset(), "next_index=5, and the dataset has 2 elements"),
+        (IterDataset.zip([STREAM] * 2), IterDataset.zip([STREAM] * 3), "zips 2 datasets"),
+        (IterDataset.mix([STREAM] * 2), IterDataset.mix({"a": STREAM}), "mixes numbered datasets"),
+        (STREAM.take(6), STREAM.repeat(2), "`take` where the pipeline has repeat"),
+    ],
+)
+def test_a_state_of_another_pipeline_says_what_differs(saved, restored, message):
+    iterator = iter(saved)
+    for _ in range(5):
+        next(iterator)
+    with pytest.raises(StateError, match=message):
+        iter(restored).set_state(iterator.get_state())
+
+
+@pytest.mark.parametrize("state", [None, 3, {}, {"next_index": "1"}, {"next_index": -1}, {"op": "take"}])
+def test_things_that_are_no_states(state):
+    with pytest.raises(StateError):
+        iter(STREAM).set_state(state)
+    with pytest.raises(StateError):
+        iter(STREAM.take(3)).set_state(state)
+
+
+def test_a_filter_that_drops_nearly_everything():
+    stream = MapDataset.range(5000).to_iter_dataset()
+    with pytest.warns(FilterWarning, match=r"filter\(<lambda> at test_errors.py:\d+\) dropped 9\d\.\d% of the"):
+        list(stream.filter(lambda x: x % 100 == 0))
+    with pytest.warns(FilterWarning, match="dropped"):
+        list(MapDataset.range(5000).filter(lambda x: x % 100 == 0))
+    strict = DatasetOptions(filter_raise_threshold_ratio=0.95)
+    with pytest.raises(FilterError, match="filter_raise_threshold_ratio=0.95.*DatasetOptions"):
+        list(stream.filter(lambda x: False).with_options(strict))
+    with pytest.raises(FilterError):
+        list(hr.experimental.WithOptionsIterDataset(stream.filter(lambda x: False), strict))
+    quiet = DatasetOptions(filter_warn_threshold_ratio=None)
+    assert list(stream.filter(lambda x: False).with_options(quiet)) == []
+
+
+def test_options_nearest_the_consumer_count():
+    inner = DatasetOptions(filter_warn_threshold_ratio=0.5, min_shm_size=7)
+    outer = DatasetOptions(filter_warn_threshold_ratio=None)
+    merged = outer.merge(inner)
+    assert merged.filter_warn_threshold_ratio is None
+    assert merged.min_shm_size == 7
+    assert repr(outer) == "DatasetOptions(filter_warn_threshold_ratio=None)"
+
+
+def test_specs_that_cannot_be_known_name_the_operation():
+    with pytest.raises(SpecError, match=r"after map\(<lambda> at test_errors.py:\d+\).*output_spec"):
+        _ = RANGE.map(lambda x: x).batch(2).element_spec
+    with pytest.raises(SpecError, match="Give list an attribute `element_spec`"):
+        _ = MapDataset.source([1, 2]).element_spec
+    with pytest.raises(SpecError, match="its batch_fn decides it"):
+        _ = RANGE.batch(2, batch_fn=list).element_spec
+
+
+def test_a_missing_dependency_says_how_to_install_it():
+    with pytest.raises(MissingDependency, match=r"pip install 'headrace\[bagz\]'") as info:
+        optional("no_such_module", extra="bagz")
+    assert isinstance(info.value, ImportError)
+    assert isinstance(info.value, HeadraceError)
+
+
+def test_an_error_reads_well_in_a_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from headrace import MapDataset\n"
+        "def decode(x):\n"
+        "    return 1 / (x - 3)\n"
+        "for x in MapDataset.range(9).map(decode):\n"
+        "    pass\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert 'train.py", line 3, in decode' in done.stderr
+    assert done.stderr.rstrip().endswith(
+        "ZeroDivisionError: division by zero\nin map(decode at train.py:2), element 3 (pipeline at train.py:4)"
+    )
+    assert done.stderr.count("File ") <= 4
