@@ -1,0 +1,25 @@
+"""Runs all rows, or those whose names are given: `python -m benchmarks range_map mix`."""
+
+import logging
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+logging.getLogger("absl").setLevel(logging.ERROR)
+
+from benchmarks import core  # noqa: E402
+from benchmarks.measure import print_table  # noqa: E402
+
+
+def main() -> None:
+    chosen = set(sys.argv[1:])
+    rows = []
+    for make in core.ROWS:
+        if not chosen or make.__name__ in chosen:
+            print(f"{make.__name__} ...", file=sys.stderr, flush=True)
+            made = make()
+            rows += made if isinstance(made, list) else [made]
+    print_table(rows)
+
+
+main()

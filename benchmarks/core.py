@@ -1,0 +1,206 @@
+"""The core: overhead per element, order, mixtures, filters, arrays, sources, start-up and memory."""
+
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import headrace as hr
+from benchmarks import mnist
+from benchmarks.measure import Row, faster_than, in_time, seconds_per_element, side_by_side
+from headrace._rng import _walk
+
+BATCH = 128
+
+
+def grain_best(build: Callable[[Any, Any], Any], count: int, per: int = 1) -> Callable[[], float]:
+    """Grain's time at the setting that was fastest for it in a first trial."""
+    import grain
+
+    settings = [grain.ReadOptions(num_threads=n, prefetch_buffer_size=500 if n else 0) for n in (0, 1, 16)]
+    best = min(settings, key=lambda s: seconds_per_element(lambda: build(grain, s), max(1, count // 10), per))
+    return lambda: seconds_per_element(lambda: build(grain, best), count, per)
+
+
+def against_grain(work: str, floor: float, build: Callable[[Any, Any], Any], *, ours: int, theirs: int, per: int = 1):
+    """A row for one pipeline built with each library."""
+    mine, peer = side_by_side(
+        lambda: seconds_per_element(lambda: build(hr, None), ours, per), grain_best(build, theirs, per)
+    )
+    return faster_than(work, "Grain", floor, mine, peer)
+
+
+def range_map() -> Row:
+    def build(lib, options):
+        return lib.MapDataset.range(10**7).map(lambda x: x + 1).to_iter_dataset(options)
+
+    return against_grain("range.map", 30, build, ours=10**6, theirs=30_000)
+
+
+def random_map() -> Row:
+    def build(lib, options):
+        ds = lib.MapDataset.range(10**7).seed(3).shuffle()
+        return ds.random_map(lambda x, rng: x + rng.integers(10)).to_iter_dataset(options)
+
+    return against_grain("shuffle, random_map drawing one integer", 10, build, ours=200_000, theirs=20_000)
+
+
+def mix() -> Row:
+    def build(lib, options):
+        parts = [lib.MapDataset.range(10**7).shuffle(seed=i) for i in range(4)]
+        return lib.MapDataset.mix(parts).to_iter_dataset(options)
+
+    return against_grain("mix of four shuffled ranges", 40, build, ours=10**6, theirs=20_000)
+
+
+def filter_batch() -> Row:
+    def build(lib, options):
+        ds = lib.MapDataset.range(10**7).shuffle(seed=1).to_iter_dataset(options)
+        return ds.filter(lambda x: x % 2 == 0).batch(BATCH)
+
+    return against_grain("shuffle, filter, batch on the stream", 30, build, ours=4000, theirs=80, per=BATCH)
+
+
+def to_float(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"image": batch["image"].astype(np.float32), "label": batch["label"]}
+
+
+def mnist_pipeline(data: dict[str, np.ndarray]) -> Any:
+    return hr.MapDataset.source(data).shuffle(seed=1).repeat().batch(BATCH).map(to_float)
+
+
+def hand_written(data: dict[str, np.ndarray]) -> Iterator[Any]:
+    """The same work with NumPy alone: the cipher over a whole epoch, then a gather and a cast a batch."""
+    images, labels = data["image"], data["label"]
+    n = len(labels)
+    for epoch in range(1000):
+        order = _walk(np.arange(n), n - 1, 1 + epoch)
+        for start in range(0, n - BATCH, BATCH):
+            rows = order[start : start + BATCH]
+            batch = {"image": images.take(rows, 0, mode="clip"), "label": labels.take(rows, 0, mode="clip")}
+            yield to_float(batch)
+
+
+def mnist_numpy() -> Row:
+    data = mnist.load()
+    mine, peer = side_by_side(
+        lambda: seconds_per_element(lambda: mnist_pipeline(data), 4000),
+        lambda: seconds_per_element(lambda: hand_written(data), 4000),
+        rounds=9,
+    )
+    return faster_than("MNIST arrays, shuffled batches of 128 to float32", "NumPy by hand", 0.8, mine, peer)
+
+
+def mnist_tf_data() -> Row:
+    import tensorflow as tf
+
+    data = mnist.load()
+
+    def tf_pipeline():
+        ds = tf.data.Dataset.from_tensor_slices(data).shuffle(60_000, seed=1).repeat().batch(BATCH)
+        ds = ds.map(lambda b: {"image": tf.cast(b["image"], tf.float32), "label": b["label"]}, tf.data.AUTOTUNE)
+        return ds.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+    mine, peer = side_by_side(
+        lambda: seconds_per_element(lambda: mnist_pipeline(data), 3000),
+        lambda: seconds_per_element(tf_pipeline, 300),
+    )
+    return faster_than("the same", "tf.data (batch, then map)", 5, mine, peer)
+
+
+class Floats:
+    """A user's source: flattened images, as the tutorials write it."""
+
+    def __init__(self):
+        self._rows = np.random.default_rng(0).random((60_000, 784), np.float32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self._rows[i]
+
+
+def user_source() -> list[Row]:
+    import torch
+
+    source = Floats()
+
+    def build(lib, options):
+        return lib.MapDataset.source(source).batch(BATCH).to_iter_dataset(options)
+
+    def torch_loader():
+        return torch.utils.data.DataLoader(source, batch_size=BATCH, num_workers=0)
+
+    mine, grain, pytorch = side_by_side(
+        lambda: seconds_per_element(lambda: build(hr, None), 400, BATCH),
+        grain_best(build, 40, BATCH),
+        lambda: seconds_per_element(torch_loader, 300, BATCH),
+    )
+    work = "a __getitem__ source of 784 floats, batches of 128"
+    return [
+        faster_than(work, "Grain", 8, mine, grain),
+        faster_than("the same", "PyTorch DataLoader, 0 workers", 1.0, mine, pytorch),
+    ]
+
+
+def first_element() -> Row:
+    def once() -> float:
+        data = {"x": np.zeros((60_000, 28, 28), np.uint8)}
+        begin = time.perf_counter()
+        next(iter(hr.MapDataset.source(data).shuffle(seed=1).repeat().batch(BATCH)))
+        return time.perf_counter() - begin
+
+    took = statistics.median(once() for _ in range(9))
+    return Row("time to the first element, inline (ms)", in_time(took), "", took * 1e3, 5, higher_is_better=False)
+
+
+def in_fresh_process(script: str) -> float:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def import_time() -> Row:
+    script = """
+        import time, numpy
+        begin = time.perf_counter()
+        import headrace
+        print(time.perf_counter() - begin)
+    """
+    took = statistics.median(in_fresh_process(script) for _ in range(9))
+    return Row("import headrace, beyond NumPy (ms)", in_time(took), "", took * 1e3, 150, higher_is_better=False)
+
+
+def memory() -> Row:
+    script = """
+        import itertools, gc, psutil
+        from headrace import MapDataset
+        def used(): gc.collect(); return psutil.Process().memory_info().rss
+        ds = MapDataset.range(10**7).shuffle(seed=1).map(lambda x: x + 1).to_iter_dataset()
+        iterator = iter(ds.filter(lambda x: x % 2).window_shuffle(100, seed=1).batch(10))
+        for _ in range(1000): next(iterator)
+        before = used()
+        for _ in range(100_000): next(iterator)
+        print((used() - before) / 2**20)
+    """
+    grown = in_fresh_process(script)
+    return Row("memory after 10^6 elements over 10^4 (MB)", f"{grown:.1f} MB", "", grown, 10, higher_is_better=False)
+
+
+ROWS: list[Callable[[], Row | list[Row]]] = [
+    range_map,
+    random_map,
+    mix,
+    filter_batch,
+    mnist_numpy,
+    mnist_tf_data,
+    user_source,
+    first_element,
+    import_time,
+    memory,
+]
