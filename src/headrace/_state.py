@@ -11,7 +11,7 @@ from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Mix, Zip
 from headrace._ops.source import UserDataset
-from headrace._plan.groups import interleaved_part
+from headrace._plan.streams.combine import interleaved_part
 from headrace.errors import StateError
 
 Json = dict[str, Any]

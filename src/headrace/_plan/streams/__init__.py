@@ -1,0 +1,14 @@
+"""How streams are computed: one file for each of `_ops/`, which registers its operations on import."""
+
+from headrace._plan.streams import buffer as buffer
+from headrace._plan.streams import combine as combine
+from headrace._plan.streams import element as element
+from headrace._plan.streams import group as group
+from headrace._plan.streams import order as order
+from headrace._plan.streams import source as source
+from headrace._plan.streams.base import At as At
+from headrace._plan.streams.base import Context as Context
+from headrace._plan.streams.base import Run as Run
+from headrace._plan.streams.base import Stream as Stream
+from headrace._plan.streams.base import Unary as Unary
+from headrace._plan.streams.base import open_stream as open_stream

@@ -1,0 +1,186 @@
+"""How streams are computed: `open_stream(op, position, context)` hands over runs of outputs from a position.
+
+The position law: `run.at(j)` depends on the pipeline and on the number of outputs so far, never on how runs
+were cut; opening a stream there gives the rest. The position after an output is taken as early as it can be,
+before anything that later outputs need is read. A position is the operation's own numbers, in the order of
+its `state_fields`, and then its parent's position, or a tuple of its parents'.
+
+`pull(n)` gives about `n` outputs, or `None` at the end; a run may be empty where a filter dropped all of it.
+`pull(0)` is careful: no more than one input is read for it, or as many as one output needs.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+from headrace._ops.base import Op
+from headrace._ops.buffer import Prefetch
+from headrace._plan.blocks import Block, Rows, concat
+from headrace.options import DatasetOptions, ReadOptions
+from headrace.protocols import Executor
+
+Position = Any
+At = Callable[[int], Position]
+
+
+class Run(NamedTuple):
+    """Outputs one after the other, and the position after the first `j` of them."""
+
+    block: Block
+    at: At
+
+
+class Places:
+    """Where the elements of a run are in the source, as far as their positions tell: for error messages."""
+
+    def __init__(self, run: Run):
+        self._at, self._length = run.at, len(run.block)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, j: int) -> Any:
+        position = self._at(j + 1)
+        while isinstance(position, tuple) and position:
+            position = position[-1]
+        return position - 1 if isinstance(position, int) else "?"
+
+
+class Stream:
+    """Outputs in order from a position on; `position` is the one after all that were pulled."""
+
+    def __init__(self, position: Position):
+        self.position = position
+
+    def pull(self, n: int) -> Run | None:
+        """About `n` outputs, or None at the end."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begins to work ahead, where anything does."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """Gives back what the stream holds."""
+
+    def _run(self, block: Block, after: At) -> Run:
+        """A run of this stream: before its first output, the position is what it was after the last one."""
+        before = self.position
+        if len(block):
+            self.position = after(len(block))
+        return Run(block, lambda j: after(j) if j else before)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What streams need of the world: who computes chunks, who works ahead, which options hold."""
+
+    executor: Callable[[ReadOptions | None], Executor]
+    ahead: Callable[[Stream, Prefetch], Stream]
+    options: DatasetOptions
+
+
+@singledispatch
+def open_stream(op: Op, position: Position, context: Context) -> Stream:
+    """The stream of an operation, from a position on; `None` is the start."""
+    raise TypeError(f"{op.label()} is no stream.")
+
+
+class Unary(Stream):
+    """A stream over one parent."""
+
+    def __init__(self, position: Position, parent: Stream):
+        super().__init__(position)
+        self.parent = parent
+
+    def start(self) -> None:
+        self.parent.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        self.parent.close(wait=wait)
+
+
+class Feed:
+    """What has been pulled from a stream and not been used yet, with the position after each element."""
+
+    def __init__(self, stream: Stream):
+        self.stream = stream
+        self.ended = False
+        self.size = 0
+        self._pieces: deque[tuple[Block, At, int]] = deque()
+
+    def fill(self, count: int, *, careful: bool) -> None:
+        """Pulls until `count` elements are there, or the stream has ended."""
+        while self.size < count and not self.ended:
+            run = self.stream.pull(0 if careful else count - self.size)
+            if run is None:
+                self.ended = True
+            elif len(run.block):
+                self._pieces.append((run.block, run.at, 0))
+                self.size += len(run.block)
+
+    def take(self, count: int) -> Block:
+        """The next `count` elements, or as many as there are."""
+        count = min(count, self.size)
+        self.size -= count
+        taken: list[Block] = []
+        while count:
+            block, at, offset = self._pieces.popleft()
+            end = min(offset + count, len(block))
+            taken.append(block if (offset, end) == (0, len(block)) else block.cut(offset, end))
+            count -= end - offset
+            if end < len(block):
+                self._pieces.appendleft((block, at, end))
+        return concat(taken) if taken else Rows([], owned=True)
+
+    def positions(self) -> At:
+        """The position after `j` more elements, for elements that are there now."""
+        pieces = [(at, offset, len(block) - offset) for block, at, offset in self._pieces]
+        end = self.stream.position
+
+        def after(j: int) -> Position:
+            for at, offset, length in pieces:
+                if j <= length:
+                    return at(offset + j)
+                j -= length
+            return end
+
+        return after
+
+
+class GroupStream(Unary):
+    """One group of outputs after another; position: (group, outputs taken of it, parent's at its start).
+
+    `_make(ordinal, careful)` gives a group's outputs, and the parent's position at the start of the next.
+    """
+
+    def __init__(self, group: int, taken: int, parent: Stream):
+        super().__init__((group, taken, parent.position), parent)
+        self._feed = Feed(parent)
+        self._ordinal, self._taken, self._start = group, taken, parent.position
+        self._ready: Block | None = None
+        self._next_start: Position = None
+
+    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
+        raise NotImplementedError
+
+    def pull(self, n: int) -> Run | None:
+        if self._ready is None:
+            made = self._make(self._ordinal, careful=n == 0)
+            if made is None:
+                return None
+            self._ready, self._next_start = made
+        ordinal, taken, start, following = self._ordinal, self._taken, self._start, self._next_start
+        size = len(self._ready)
+        end = min(taken + max(n, 1), size)
+        block = self._ready.cut(taken, end)
+        self._taken = end
+        if end >= size:
+            self._ready = None
+            self._ordinal, self._taken, self._start = ordinal + 1, 0, following
+
+        def after(j: int) -> Position:
+            return (ordinal, taken + j, start) if taken + j < size else (ordinal + 1, 0, following)
+
+        return self._run(block, after)

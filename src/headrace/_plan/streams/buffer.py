@@ -1,0 +1,165 @@
+"""Streams of `_ops/buffer.py`: where a stream starts and ends, what is kept of it, what runs ahead."""
+
+from collections import deque
+from functools import partial
+
+import numpy as np
+
+from headrace._ops.buffer import Cache, Limit, Prefetch, Skip, ToStream
+from headrace._plan.blocks import Rows
+from headrace._plan.kernels import fetcher
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream
+from headrace._plan.streams.element import FilterWatch
+
+
+class IndexStream(Stream):
+    """The elements of a random-access chain in order; its position is the next index."""
+
+    def __init__(self, op: ToStream, position: Position, context: Context):
+        super().__init__(position or 0)
+        self._fetch = fetcher(op.parent)
+        self._length = op.parent.length()
+        self._executor = context.executor(op.read_options)
+        self._asked: deque[range] = deque()
+        self._next = self.position
+        self._closes_holes = not op.allow_nones
+        self._watch = FilterWatch(op.parent, context.options)
+
+    def pull(self, n: int) -> Run | None:
+        if self._executor.inline:
+            if self._next >= self._length:
+                return None
+            first = self._next
+            self._next = min(first + (n or 1), self._length)
+            block = self._fetch(range(first, self._next))
+        else:
+            self._ask(n)
+            if not self._asked:
+                return None
+            first = self._asked.popleft().start
+            block = self._executor.next()
+        if self._closes_holes and isinstance(block, Rows):
+            full = [row for row in block.items if row is not None]
+            if len(full) < len(block):
+                kept = np.flatnonzero([row is not None for row in block.items])
+                self._watch.saw(len(block), len(full))
+                return self._run(Rows(full, owned=block.owned), lambda j: first + int(kept[j - 1]) + 1)
+        return self._run(block, lambda j: first + j)
+
+    def _ask(self, n: int) -> None:
+        """Submits chunks as long as the executor has room."""
+        while self._next < self._length and (size := self._executor.wants(max(n, 1))):
+            chunk = range(self._next, min(self._next + size, self._length))
+            self._executor.submit(partial(self._fetch, chunk), len(chunk))
+            self._asked.append(chunk)
+            self._next = chunk.stop
+
+    def start(self) -> None:
+        self._ask(1)
+
+    def close(self, *, wait: bool = True) -> None:
+        self._executor.close(wait=wait)
+
+
+@open_stream.register
+def _(op: ToStream, position: Position, context: Context) -> Stream:
+    return IndexStream(op, position, context)
+
+
+class LimitStream(Unary):
+    """The first elements; position: (how many were taken, parent's)."""
+
+    def __init__(self, op: Limit, taken: int, parent: Stream):
+        super().__init__((taken, parent.position), parent)
+        self._count = op.count
+
+    def pull(self, n: int) -> Run | None:
+        taken = self.position[0]
+        left = self._count - taken
+        run = self.parent.pull(min(n, left)) if left > 0 else None
+        if run is None:
+            return None
+        block, at = run
+        return self._run(block.cut(0, left) if len(block) > left else block, lambda j: (taken + j, at(j)))
+
+
+@open_stream.register
+def _(op: Limit, position: Position, context: Context) -> Stream:
+    taken, inner = position or (0, None)
+    return LimitStream(op, taken, open_stream(op.parent, inner, context))
+
+
+class SkipStream(Unary):
+    """All but the first elements; position: (whether they were skipped, parent's)."""
+
+    def __init__(self, op: Skip, skipped: int, parent: Stream):
+        super().__init__((skipped, parent.position), parent)
+        self._left = 0 if skipped else op.count
+
+    def pull(self, n: int) -> Run | None:
+        while True:
+            run = self.parent.pull(min(n, self._left) if self._left else n)
+            if run is None:
+                return None
+            block, at = run
+            drop = min(self._left, len(block))
+            self._left -= drop
+            if drop < len(block) or not len(block):
+                return self._run(block.cut(drop, len(block)) if drop else block, lambda j: (1, at(j + drop)))  # noqa: B023
+
+
+@open_stream.register
+def _(op: Skip, position: Position, context: Context) -> Stream:
+    skipped, inner = position or (0, None)
+    return SkipStream(op, skipped, open_stream(op.parent, inner, context))
+
+
+class CacheStream(Stream):
+    """The parent's runs, kept the first time they are read from the start to the end."""
+
+    def __init__(self, op: Cache, position: Position, context: Context):
+        self._store = op.store
+        self._kept = None if position is not None else op.store.runs
+        self._recorded: list[Run] | None = [] if position is None and self._kept is None else None
+        self._parent = None if self._kept else open_stream(op.parent, position, context)
+        self._number = 0
+        super().__init__(self._parent.position if self._parent else self._kept[0].at(0))  # type: ignore[index]
+
+    def pull(self, n: int) -> Run | None:
+        if self._parent is None:
+            return self._replay()
+        run = self._parent.pull(n)
+        if run is None:
+            if self._recorded is not None:
+                self._store.runs = self._recorded
+            return None
+        if self._recorded is not None and len(run.block):
+            run = Run(Rows(run.block.own_rows(), owned=False), run.at)
+            self._recorded.append(Run(Rows(list(run.block.rows()), owned=False), run.at))
+        return self._run(run.block, run.at)
+
+    def _replay(self) -> Run | None:
+        assert self._kept is not None
+        if self._number == len(self._kept):
+            return None
+        run = self._kept[self._number]
+        self._number += 1
+        return self._run(Rows(list(run.block.rows()), owned=False), run.at)
+
+    def start(self) -> None:
+        if self._parent is not None:
+            self._parent.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        if self._parent is not None:
+            self._parent.close(wait=wait)
+
+
+@open_stream.register
+def _(op: Cache, position: Position, context: Context) -> Stream:
+    return CacheStream(op, position, context)
+
+
+@open_stream.register
+def _(op: Prefetch, position: Position, context: Context) -> Stream:
+    return context.ahead(open_stream(op.parent, position, context), op)

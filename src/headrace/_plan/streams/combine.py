@@ -1,0 +1,224 @@
+"""Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
+
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from headrace._ops.base import Op
+from headrace._ops.combine import Interleave, Mix, Zip
+from headrace._plan.blocks import Rows, interleave
+from headrace._plan.kernels import fetcher
+from headrace._plan.streams.base import Context, Feed, Position, Run, Stream, open_stream
+from headrace.errors import PipelineError
+
+
+class NaryStream(Stream):
+    """A stream over several parents."""
+
+    def __init__(self, position: Position, feeds: list[Feed]):
+        super().__init__(position)
+        self._feeds = feeds
+
+    def start(self) -> None:
+        for feed in self._feeds:
+            feed.stream.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        for feed in self._feeds:
+            feed.stream.close(wait=wait)
+
+
+def _open_parts(parts: tuple[Op, ...], positions: Any, context: Context) -> list[Feed]:
+    positions = positions or (None,) * len(parts)
+    return [Feed(open_stream(part, at, context)) for part, at in zip(parts, positions, strict=True)]
+
+
+class ZipStream(NaryStream):
+    """Tuples of one element from each parent; position: (parents',)."""
+
+    def __init__(self, op: Zip, feeds: list[Feed]):
+        super().__init__((tuple(feed.stream.position for feed in feeds),), feeds)
+        self._op = op
+
+    def pull(self, n: int) -> Run | None:
+        for feed in self._feeds:
+            feed.fill(max(n, 1), careful=n == 0)
+        count = min(max(n, 1), *(feed.size for feed in self._feeds))
+        if count == 0:
+            self._check_ends()
+            return None
+        afters = [feed.positions() for feed in self._feeds]
+        rows = zip(*(feed.take(count).own_rows() for feed in self._feeds), strict=True)
+        return self._run(Rows(list(rows), owned=True), lambda j: (tuple(after(j) for after in afters),))
+
+    def _check_ends(self) -> None:
+        if not self._op.strict:
+            return
+        ended = [i for i, feed in enumerate(self._feeds) if not feed.size]
+        longer = [i for i, feed in enumerate(self._feeds) if feed.size]
+        if longer:
+            raise PipelineError(
+                f"{self._op.label()} (pipeline at {self._op.site}): dataset {ended[0]} ended before dataset "
+                f"{longer[0]}. Cut them to one length with `take`, or give strict=False."
+            )
+
+
+@open_stream.register
+def _(op: Zip, position: Position, context: Context) -> Stream:
+    (positions,) = position or (None,)
+    return ZipStream(op, _open_parts(op.parts, positions, context))
+
+
+class MixStream(NaryStream):
+    """Elements of several parents in proportion, until one that is due has ended; position: (count, parents')."""
+
+    def __init__(self, op: Mix, count: int, feeds: list[Feed]):
+        super().__init__((count, tuple(feed.stream.position for feed in feeds)), feeds)
+        self._op, self._count = op, count
+
+    def pull(self, n: int) -> Run | None:
+        count = self._count
+        which, _ = self._op.route(np.arange(count, count + max(n, 1)))
+        which = which[: self._available(which, careful=n == 0)]
+        if not len(which):
+            return None
+        self._count += len(which)
+        afters = [feed.positions() for feed in self._feeds]
+        needed = np.bincount(which, minlength=len(afters)).tolist()
+        blocks = [feed.take(k) for feed, k in zip(self._feeds, needed, strict=True)]
+        used = [i for i, k in enumerate(needed) if k]
+        block = interleave([blocks[i] for i in used], np.searchsorted(used, which)) if used[1:] else blocks[used[0]]
+
+        def after(j: int) -> Position:
+            taken = np.bincount(which[:j], minlength=len(afters)).tolist()
+            return count + j, tuple(at(k) for at, k in zip(afters, taken, strict=True))
+
+        return self._run(block, after)
+
+    def _available(self, which: np.ndarray, *, careful: bool) -> int:
+        """Fills the parents; how far the schedule goes before one of them has nothing left."""
+        far = len(which)
+        for i, feed in enumerate(self._feeds):
+            due = np.flatnonzero(which == i)
+            feed.fill(len(due), careful=careful)
+            if feed.size < len(due):
+                far = min(far, int(due[feed.size]))
+        return far
+
+
+@open_stream.register
+def _(op: Mix, position: Position, context: Context) -> Stream:
+    count, positions = position or (0, None)
+    return MixStream(op, count, _open_parts(op.parts, positions, context))
+
+
+class InterleaveStream(Stream):
+    """Datasets in turn; position: (slot next in turn, next dataset, what each slot has open).
+
+    What a slot has open is (dataset, its position), or None where its dataset has ended or none has begun.
+    """
+
+    def __init__(self, op: Interleave, position: Position, context: Context):
+        self._op, self._context = op, context
+        self._slot, self._next, slots = position or (0, 0, (None,) * op.cycle_length)
+        super().__init__((self._slot, self._next, slots))
+        self._slots = [None if slot is None else (slot[0], self._feed(*slot)) for slot in slots]
+
+    def _feed(self, dataset: int, position: Position) -> Feed:
+        return Feed(open_stream(interleaved_part(self._op, dataset), position, self._context))
+
+    def pull(self, n: int) -> Run | None:
+        waiting = self._next < self._op.num_datasets
+        if n <= len(self._slots) or (waiting and None in self._slots):
+            return self._visit(careful=n == 0)
+        return self._rounds(n) or self._visit(careful=False)
+
+    def _rounds(self, n: int) -> Run | None:
+        """Whole rounds of all open slots at once, as many as every one of them can give."""
+        width, following = len(self._slots), self._next
+        turn = [(self._slot + i) % width for i in range(width)]
+        order = [(i, *slot) for i in turn if (slot := self._slots[i]) is not None]
+        if not order:
+            return None
+        feeds = [feed for _, _, feed in order]
+        for feed in feeds:
+            feed.fill(n // len(feeds), careful=False)
+        rounds = min(n // len(feeds), *(feed.size for feed in feeds))
+        if not rounds:
+            return None
+        afters = [feed.positions() for feed in feeds]
+        rows = zip(*(feed.take(rounds).own_rows() for feed in feeds), strict=True)
+        numbers = [(i, dataset) for i, dataset, _ in order]
+        self._slot = (numbers[-1][0] + 1) % width
+
+        def after(j: int) -> Position:
+            whole, part = divmod(j, len(numbers))
+            slots: list[Position] = [None] * width
+            for k, ((i, dataset), at) in enumerate(zip(numbers, afters, strict=True)):
+                slots[i] = (dataset, at(whole + (k < part)))
+            return (numbers[part - 1][0] + 1) % width, following, tuple(slots)
+
+        return self._run(Rows(list(chain.from_iterable(rows)), owned=True), after)
+
+    def _visit(self, *, careful: bool) -> Run | None:
+        """Goes round the slots until one gives an element."""
+        idle = 0
+        while idle < len(self._slots):
+            here = self._slot
+            self._slot = (here + 1) % len(self._slots)
+            if self._slots[here] is None:
+                if self._next >= self._op.num_datasets:
+                    idle += 1
+                    continue
+                self._slots[here] = (self._next, self._feed(self._next, None))
+                self._next += 1
+            _, feed = self._slots[here]  # type: ignore[misc]
+            feed.fill(1, careful=careful)
+            if feed.size:
+                block = feed.take(1)
+                return self._run(
+                    block, partial(_fixed, (self._slot, self._next, tuple(map(_slot_position, self._slots))))
+                )
+            feed.stream.close()
+            self._slots[here] = None
+            idle = 0
+        return None
+
+    def start(self) -> None:
+        for slot in self._slots:
+            if slot is not None:
+                slot[1].stream.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        for slot in self._slots:
+            if slot is not None:
+                slot[1].stream.close(wait=wait)
+
+
+def _fixed(position: Position, j: int) -> Position:
+    return position
+
+
+def _slot_position(slot: tuple[int, Feed] | None) -> Position:
+    return None if slot is None else (slot[0], slot[1].positions()(0))
+
+
+def interleaved_part(op: Interleave, number: int) -> Op:
+    """The operation of one interleaved dataset, as a stream."""
+    if not isinstance(op.datasets, Op):
+        return op.datasets[number]
+    (dataset,) = fetcher(op.datasets)(range(number, number + 1)).rows()
+    part = getattr(dataset, "_stream_op", None)
+    if part is None:
+        raise PipelineError(
+            f"{op.label()} needs elements that are datasets; element {number} is {type(dataset).__name__}. "
+            "Map each to a dataset first."
+        )
+    return part
+
+
+@open_stream.register
+def _(op: Interleave, position: Position, context: Context) -> Stream:
+    return InterleaveStream(op, position, context)

@@ -1,0 +1,188 @@
+"""Streams of `_ops/group.py`: several elements make an output, or come out in another order.
+
+Each reads its parent through a `Feed`, so that what is read beyond a group is kept for the next one while the
+position stays at the group's own start.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._ops.base import Op
+from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
+from headrace._plan.blocks import Block, Columns, Rows, concat
+from headrace._plan.kernels import add_note, make_batch
+from headrace._plan.streams.base import Context, Feed, GroupStream, Position, Run, Stream, Unary, open_stream
+from headrace.errors import StructureError
+
+
+class BatchStream(Unary):
+    """Batches; the position is the parent's at the start of the next batch."""
+
+    def __init__(self, op: Batch, parent: Stream):
+        super().__init__(parent.position, parent)
+        self._op, self._feed = op, Feed(parent)
+
+    def pull(self, n: int) -> Run | None:
+        op, size = self._op, self._op.batch_size
+        self._feed.fill(size * max(n, 1), careful=n == 0)
+        after = self._feed.positions()
+        count = min(self._feed.size // size, max(n, 1))
+        batches = [make_batch(op, self._feed.take(size)) for _ in range(count)]
+        if not count:
+            rest = self._feed.size
+            if not rest or op.drop_remainder:
+                return None
+            batches = [make_batch(op, self._feed.take(rest))]
+            return self._run(Rows(batches, owned=True), lambda j: after(rest))
+        return self._run(Rows(batches, owned=True), lambda j: after(j * size))
+
+
+@open_stream.register
+def _(op: Batch, position: Position, context: Context) -> Stream:
+    return BatchStream(op, open_stream(op.parent, position, context))
+
+
+class RebatchStream(Unary):
+    """Batches cut anew; position: (rows taken of the parent's next element, parent's)."""
+
+    def __init__(self, op: Rebatch, taken: int, parent: Stream):
+        super().__init__((taken, parent.position), parent)
+        self._op, self._feed = op, Feed(parent)
+        self._taken = taken
+        self._open: list[Columns] = []  # elements read and not used up, the first of them from `_taken` on
+        self._rows = 0
+
+    def pull(self, n: int) -> Run | None:
+        batches, positions = [], []
+        for _ in range(max(n, 1)):
+            self._read(careful=n == 0)
+            if self._rows == 0 or (self._rows < self._op.batch_size and self._op.drop_remainder):
+                break
+            batches.append(self._cut(min(self._rows, self._op.batch_size)))
+            positions.append((self._taken, self._here))
+        if not batches:
+            return None
+        return self._run(Rows(batches, owned=True), lambda j: positions[j - 1])
+
+    def _read(self, *, careful: bool) -> None:
+        """Reads elements until they hold enough rows."""
+        while self._rows < self._op.batch_size:
+            self._feed.fill(1, careful=careful)
+            if not self._feed.size:
+                return
+            after = self._feed.positions()
+            (element,) = self._feed.take(1).own_rows()
+            length = _leading_length(self._op, element)
+            self._open.append(_Opened(element, length, before=after(0), after=after(1)))
+            self._rows += length - (self._taken if len(self._open) == 1 else 0)
+
+    def _cut(self, count: int) -> Any:
+        """Takes rows off the open elements."""
+        self._rows -= count
+        pieces: list[Block] = []
+        while count:
+            first: Any = self._open[0]
+            end = min(self._taken + count, len(first))
+            pieces.append(first.cut(self._taken, end) if (self._taken, end) != (0, len(first)) else first)
+            count -= end - self._taken
+            self._taken, self._here = end, first.before
+            if end == len(first):
+                self._open.pop(0)
+                self._taken, self._here = 0, first.after
+        return concat(pieces).stack()
+
+
+class _Opened(Columns):
+    __slots__ = ("after", "before")
+
+    def __init__(self, tree: Any, length: int, *, before: Position, after: Position):
+        super().__init__(tree, length)
+        self.before, self.after = before, after
+
+
+def _leading_length(op: Op, element: Any) -> int:
+    lengths = {np.shape(leaf)[:1] for leaf in _tree.leaves(element)}
+    if len(lengths) != 1 or lengths == {()}:
+        raise StructureError(
+            f"{op.label()} needs elements whose leaves have one leading length; got "
+            f"{[np.shape(leaf) for leaf in _tree.leaves(element)]}. Batch them first."
+        )
+    return lengths.pop()[0]
+
+
+@open_stream.register
+def _(op: Rebatch, position: Position, context: Context) -> Stream:
+    taken, inner = position or (0, None)
+    return RebatchStream(op, taken, open_stream(op.parent, inner, context))
+
+
+class BufferShuffleStream(GroupStream):
+    """Groups of a sliding-buffer shuffle: group `g` is made from the stretches `g - 1` and `g`.
+
+    A group's start is the start of stretch `g - 1`, so that one group is re-made from two stretches.
+    """
+
+    def __init__(self, op: BufferShuffle, *at: Any):
+        super().__init__(*at)
+        self._op = op
+        self._late: tuple[Block, np.ndarray] | None = None  # of the stretch before: what lands in this group
+        self._stretch_start = self._start
+
+    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
+        size = self._op.buffer_size
+        if ordinal and self._late is None:
+            self._late = self._split(ordinal - 1, careful=careful)[2:]
+        begins = self._feed.positions()(0)
+        early, early_at, late, late_at = self._split(ordinal, careful=careful)
+        before, before_at = self._late or (Rows([], owned=True), np.empty(0))
+        if not len(before) and not len(early) and not len(late):
+            return None
+        self._late = late, late_at
+        # What is left of the stretch before was counted from that stretch's start, one `size` earlier.
+        order = np.argsort(np.concatenate([before_at - size, early_at]), kind="stable")
+        return concat([before, early]).take(order), begins
+
+    def _split(self, stretch: int, *, careful: bool) -> tuple[Block, np.ndarray, Block, np.ndarray]:
+        """A stretch of the input: what lands inside it, and what lands in the next."""
+        size = self._op.buffer_size
+        self._feed.fill(size, careful=careful)
+        block = self._feed.take(size)
+        landing = self._op.landing(stretch)[: len(block)]
+        inside = landing < size
+        here, later = np.flatnonzero(inside), np.flatnonzero(~inside)
+        return block.take(here), landing[here], block.take(later), landing[later]
+
+
+@open_stream.register
+def _(op: BufferShuffle, position: Position, context: Context) -> Stream:
+    group, taken, inner = position or (0, 0, None)
+    return BufferShuffleStream(op, group, taken, open_stream(op.parent, inner, context))
+
+
+class PaddedBatchStream(GroupStream):
+    """The padded batches of one window after another."""
+
+    def __init__(self, op: PaddedBatch, *at: Any):
+        super().__init__(*at)
+        self._op = op
+
+    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
+        assert self._op.window_size is not None
+        self._feed.fill(self._op.window_size, careful=careful)
+        elements = self._feed.take(self._op.window_size).own_rows()
+        if not elements:
+            return None
+        try:
+            batches = [self._op.pad([elements[i] for i in rows], to) for rows, to in self._op.groups(elements)]
+        except Exception as e:
+            add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
+            raise
+        return Rows(batches, owned=True), self._feed.positions()(0)
+
+
+@open_stream.register
+def _(op: PaddedBatch, position: Position, context: Context) -> Stream:
+    window, taken, inner = position or (0, 0, None)
+    return PaddedBatchStream(op, window, taken, open_stream(op.parent, inner, context))

@@ -1,0 +1,70 @@
+"""Streams of `_ops/order.py`: windows in an order of their own, epoch after epoch."""
+
+from typing import Any
+
+from headrace._ops.order import Options, Repeat, Seed, WindowShuffle
+from headrace._plan.blocks import Block
+from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream
+
+
+@open_stream.register(Seed)
+@open_stream.register(Options)
+def _(op: Any, position: Position, context: Context) -> Stream:
+    return open_stream(op.parent, position, context)
+
+
+class RepeatStream(Stream):
+    """The parent again and again; position: (epoch, parent's)."""
+
+    def __init__(self, op: Repeat, position: Position, context: Context):
+        epoch, inner = position or (0, None)
+        self._op, self._context = op, context
+        self._parent = open_stream(op.parent, inner, context)
+        super().__init__((epoch, self._parent.position))
+        self._epoch = epoch
+        self._gave = inner is not None  # an epoch that gave nothing from its start would go on for ever
+
+    def pull(self, n: int) -> Run | None:
+        while (run := self._parent.pull(n)) is None:
+            last = self._op.num_epochs is not None and self._epoch + 1 >= self._op.num_epochs
+            if last or not self._gave:
+                return None
+            self._parent.close()
+            self._parent = open_stream(self._op.parent, None, self._context)
+            self._epoch += 1
+            self._gave = False
+        epoch, at = self._epoch, run.at
+        self._gave = self._gave or len(run.block) > 0
+        return self._run(run.block, lambda j: (epoch, at(j)))
+
+    def start(self) -> None:
+        self._parent.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        self._parent.close(wait=wait)
+
+
+@open_stream.register
+def _(op: Repeat, position: Position, context: Context) -> Stream:
+    return RepeatStream(op, position, context)
+
+
+class WindowShuffleStream(GroupStream):
+    """Windows of a stream, each in an order of its own."""
+
+    def __init__(self, op: WindowShuffle, *at: Any):
+        super().__init__(*at)
+        self._op = op
+
+    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
+        self._feed.fill(self._op.window_size, careful=careful)
+        block = self._feed.take(self._op.window_size)
+        if not len(block):
+            return None
+        return block.take(self._op.window_order(ordinal, len(block))), self._feed.positions()(0)
+
+
+@open_stream.register
+def _(op: WindowShuffle, position: Position, context: Context) -> Stream:
+    window, taken, inner = position or (0, 0, None)
+    return WindowShuffleStream(op, window, taken, open_stream(op.parent, inner, context))
