@@ -203,16 +203,18 @@ class CounterRng:
         return self._generator
 
     def _at_by_memory(self):
-        """Writes the counter where Philox keeps it: 0.3 µs, where its `state` setter takes 4 µs."""
+        """Writes the counter where Philox keeps it: 0.2 µs, where its `state` setter takes 4 µs."""
         struct = _PhiloxState.from_address(self._bits.ctypes.state_address)
-        counter = struct.counter.contents
+        counter = _writable(struct.counter.contents, "Q")
+        flags = _writable(struct, "i")
+        buffer_pos, has_uint32 = (getattr(_PhiloxState, name).offset // 4 for name in ("buffer_pos", "has_uint32"))
         generator = self._generator
 
         def at(index: int) -> np.random.Generator:
             counter[0] = 0
             counter[3] = index
-            struct.buffer_pos = 4
-            struct.has_uint32 = 0
+            flags[buffer_pos] = 4
+            flags[has_uint32] = 0
             return generator
 
         return at
@@ -228,6 +230,11 @@ class _PhiloxState(ctypes.Structure):
         ("buffer", ctypes.c_uint64 * 4),
         ("has_uint32", ctypes.c_int),
     )
+
+
+def _writable(memory: ctypes.Structure | ctypes.Array, kind: str) -> memoryview:
+    """Memory as an array of C numbers, cheaper to write to than fields are."""
+    return memoryview(memory).cast("B").cast(kind)  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from headrace._dataset import Dataset
 from headrace._ops.group import batch_and_pad as batch_and_pad
 from headrace._rng import RngPool as RngPool
 from headrace._rng import index_shuffle as index_shuffle
 from headrace._spec import ShapeDtypeStruct as ShapeDtypeStruct
 from headrace._spec import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
-from headrace.dataset import Dataset, IterDataset, MapDataset
+from headrace.dataset import IterDataset, MapDataset
 from headrace.iterator import DatasetIterator
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions

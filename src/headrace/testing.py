@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from headrace import _tree
-from headrace.dataset import Dataset, MapDataset
+from headrace._dataset import Dataset
+from headrace.dataset import MapDataset
 from headrace.transforms import Map
 
 

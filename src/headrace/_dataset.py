@@ -1,0 +1,284 @@
+"""What both kinds of datasets share: operations on elements, composition, and how a dataset is an operation."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+
+from headrace import transforms
+from headrace._executors import context
+from headrace._ops.base import Op
+from headrace._ops.buffer import Cache, ToStream
+from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.group import Batch, batch_and_pad
+from headrace._ops.order import Options, Seed, WindowShuffle
+from headrace._ops.source import UserDataset
+from headrace._plan.blocks import Block, concat
+from headrace._plan.explain import explain, show
+from headrace._plan.streams import Stream, open_stream
+from headrace.errors import PipelineError
+from headrace.iterator import DatasetIterator, StreamIterator
+from headrace.options import DatasetOptions
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Dataset(Generic[T]):
+    """What `MapDataset` and `IterDataset` share: a subclass of the user's own has its `parents` here."""
+
+    _is_stream: ClassVar[bool]
+    _kinds: ClassVar[dict[bool, "type[Dataset]"]] = {}  # by whether it is a stream
+    _parents: "tuple[Dataset, ...]" = ()
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        Dataset._kinds.setdefault(cls._is_stream, cls)
+
+    def __init__(self, parents: "Dataset | Sequence[Dataset]" = ()):
+        self._parents = (parents,) if isinstance(parents, Dataset) else tuple(parents)
+
+    @classmethod
+    def _of(cls, op: Op) -> Self:
+        self = cls.__new__(cls)
+        self.__dict__["_op"] = op
+        return self
+
+    @functools.cached_property
+    def _op(self) -> Op:
+        """The operation that this dataset is; a user's own class is one of its own."""
+        return UserDataset(self, self._is_stream)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_fetch"}
+
+    def _then(self, op: Op) -> Self:
+        """The dataset after one more operation."""
+        return dataset_of(op)  # type: ignore[return-value]
+
+    @property
+    def parents(self) -> "Sequence[Dataset]":
+        """The datasets that this one is made from."""
+        op = self._op
+        return self._parents if isinstance(op, UserDataset) else tuple(map(dataset_of, op.parents))
+
+    @property
+    def _parent(self) -> "Any":
+        (parent,) = self.parents
+        return parent
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of elements, without reading any."""
+        return self._op.spec()
+
+    def explain(self) -> str:
+        """How the pipeline will be computed, operation by operation."""
+        return explain(self._op)
+
+    def __repr__(self) -> str:
+        return show(self._op)
+
+    # ---- operations on elements
+
+    def map(self, transform: "transforms.Map | Callable[[T], S]", *, batched: bool = False) -> "Any":
+        """Applies a function to every element.
+
+        >>> list(MapDataset.range(3).map(lambda x: x * 10))
+        [0, 10, 20]
+
+        Args:
+            transform: A function, or a `transforms.Map`; where that has a `map_batch` as well, it is called
+                with columns where elements travel as columns.
+            batched: The function works on columns, row by row: it gets a pytree whose leaves have a leading
+                axis and returns one of the same length. How many rows a call gets is not defined.
+        """
+        return self._then(Map(self._op, transform, batched))
+
+    def map_with_index(self, transform: "transforms.MapWithIndex | Callable[[int, T], S]") -> "Any":
+        """Applies a function to every index (in a stream: the count so far) and element.
+
+        >>> list(MapDataset.range(10, 13).map_with_index(lambda i, x: (i, x)))
+        [(0, 10), (1, 11), (2, 12)]
+        """
+        return self._then(MapWithIndex(self._op, transform))
+
+    def random_map(
+        self,
+        transform: "transforms.RandomMap | Callable[[T, np.random.Generator], S]",
+        *,
+        seed: int | None = None,
+    ) -> "Any":
+        """Applies a function to every element and a random number generator of its own.
+
+        >>> list(MapDataset.range(3).random_map(lambda x, rng: int(rng.integers(1000)), seed=5))
+        [864, 504, 14]
+        """
+        return self._then(RandomMap(self._op, transform, seed))
+
+    def filter(self, transform: "transforms.Filter | Callable[[T], bool]") -> Self:
+        """Keeps the elements for which a function is true.
+
+        In a `MapDataset` the others become `None`, so that indices keep their meaning; a stream closes the gaps.
+
+        >>> list(MapDataset.range(6).filter(lambda x: x % 2 == 0))
+        [0, 2, 4]
+        """
+        return self._then(Filter(self._op, transform))
+
+    def flat_map(
+        self, transform: "transforms.FlatMap | Callable[[T], Sequence[S]]", *, max_fan_out: int | None = None
+    ) -> "Any":
+        """Splits every element into several.
+
+        >>> list(MapDataset.range(3).to_iter_dataset().flat_map(lambda x: [x] * x))
+        [1, 2, 2]
+
+        Args:
+            transform: A function that returns a sequence, or a `transforms.FlatMap`.
+            max_fan_out: How many children an element has at most; needed on a `MapDataset`.
+        """
+        return self._then(FlatMap(self._op, transform, max_fan_out))
+
+    def batch(
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[T]], S] | None = None,
+    ) -> "Any":
+        """Stacks `batch_size` elements into one, leaf by leaf.
+
+        >>> list(MapDataset.range(5).batch(2))
+        [array([0, 1]), array([2, 3]), array([4])]
+
+        Args:
+            batch_size: How many elements a batch has.
+            drop_remainder: Leaves out a last batch that is smaller.
+            batch_fn: Makes the batch from a list of elements, instead of stacking.
+        """
+        return self._then(Batch(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn))
+
+    def batch_and_pad(self, batch_size: int, *, pad_value: Any = 0) -> "Any":
+        """Batches of exactly `batch_size`: a last one that is smaller is filled up with `pad_value`.
+
+        >>> list(MapDataset.range(3).batch_and_pad(2, pad_value=-1))
+        [array([0, 1]), array([ 2, -1])]
+        """
+        return self.batch(
+            batch_size, batch_fn=functools.partial(batch_and_pad, batch_size=batch_size, pad_value=pad_value)
+        )
+
+    # ---- order
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> Self:
+        """Shuffles within windows of consecutive elements.
+
+        >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
+        [2, 3, 0, 1, 5, 4, 6, 7]
+        """
+        return self._then(WindowShuffle(self._op, window_size, seed))
+
+    def seed(self, seed: int) -> Self:
+        """Gives the random operations after it the seed that theirs are derived from.
+
+        >>> list(MapDataset.range(4).seed(42).shuffle()) == list(MapDataset.range(4).seed(42).shuffle())
+        True
+        """
+        return self._then(Seed(self._op, seed))
+
+    def cache(self) -> Self:
+        """Keeps elements in memory once they are computed; later epochs see those of the first.
+
+        Random operations belong after it, and so does `repeat`.
+        """
+        return self._then(Cache(self._op))
+
+    def with_options(self, options: DatasetOptions) -> Self:
+        """Sets options of the whole pipeline."""
+        return self._then(Options(self._op, options))
+
+    # ---- composition
+
+    def apply(self, transformations: "transforms.Transformation | transforms.Transformations") -> "Any":
+        """Applies transforms one after the other.
+
+        >>> list(MapDataset.range(4).apply([transforms.Batch(2)]))
+        [array([0, 1]), array([2, 3])]
+        """
+        dataset: Any = self
+        many = isinstance(transformations, Sequence) and not isinstance(transformations, str)
+        for transform in transformations if many else [transformations]:  # type: ignore[union-attr]
+            dataset = _apply_one(dataset, transform)
+        return dataset
+
+    def pipe(self, function: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+        """`function(self, *args, **kwargs)`, so that functions of datasets read in order.
+
+        >>> list(MapDataset.range(4).pipe(lambda ds, n: ds.take(n), 2))
+        [0, 1]
+        """
+        return function(self, *args, **kwargs)
+
+    def to_arrays(self) -> Any:
+        """A whole finite dataset as one pytree of arrays with a leading axis.
+
+        >>> MapDataset.range(4).map(lambda x: {"x": x, "y": x / 2}).to_arrays()
+        {'x': array([0, 1, 2, 3]), 'y': array([0. , 0.5, 1. , 1.5])}
+        """
+        op = self._stream_op
+        if op.endless:
+            raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
+        stream = open_stream(op, None, context(op))
+        try:
+            blocks = list(_blocks(stream))
+        except Exception:
+            blocks = None
+        finally:
+            stream.close()
+        rows = concat(blocks) if blocks else list(self)  # once more where it failed, for an error that says where
+        if not len(rows):
+            raise PipelineError("`to_arrays` of an empty dataset: there is no element to tell shapes and dtypes.")
+        return rows.stack()  # type: ignore[union-attr]
+
+    @property
+    def _stream_op(self) -> Op:
+        op = self._op
+        return op if op.is_stream else ToStream(op)
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return StreamIterator.of(self._stream_op)
+
+
+def dataset_of(op: Op) -> Dataset:
+    """The dataset of an operation."""
+    return op.dataset if isinstance(op, UserDataset) else Dataset._kinds[op.is_stream]._of(op)
+
+
+def _blocks(stream: Stream) -> Iterable[Block]:
+    while (run := stream.pull(4096)) is not None:
+        yield run.block
+
+
+_APPLIED: dict[type, str] = {
+    transforms.Map: "map",
+    transforms.RandomMap: "random_map",
+    transforms.MapWithIndex: "map_with_index",
+    transforms.Filter: "filter",
+    transforms.FlatMap: "flat_map",
+}
+
+
+def _apply_one(dataset: Any, transform: Any) -> Any:
+    if isinstance(transform, transforms.Batch):
+        return dataset.batch(transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn)
+    for kind, method in _APPLIED.items():
+        if isinstance(transform, kind):
+            return getattr(dataset, method)(transform)
+    if callable(transform):
+        return dataset.map(transform)
+    raise PipelineError(
+        f"`apply` takes transforms (Map, RandomMap, MapWithIndex, Filter, FlatMap, Batch) and functions; got "
+        f"{type(transform).__name__}."
+    )
