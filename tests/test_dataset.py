@@ -376,22 +376,40 @@ def test_pipelines_read_as_they_were_written():
     assert text.endswith(".to_iter_dataset()\n  .batch(3, drop_remainder=True)")
 
 
+def is_any(batch):
+    return True
+
+
 def test_explain_shows_what_is_done():
-    ds = MapDataset.source({"x": np.arange(10)}).seed(1).shuffle().batch(2).to_iter_dataset(ReadOptions(num_threads=2))
-    mixed = IterDataset.mix([ds, ds.filter(lambda b: True)])
-    plan = "\n".join(line.rstrip() for line in mixed.map(lambda b: b).prefetch(2).explain().splitlines())
-    line = ds.filter(lambda b: True)._op.transform.__code__.co_firstlineno
-    expected = """
-    IterDataset.mix((1, 1)) of                                   | ordering point: takes parts in turn
+    options = ReadOptions(num_threads=2, prefetch_buffer_size=9)
+    arrays = MapDataset.source({"x": np.arange(10)}).seed(1).shuffle(seed=3)[::2].batch(2).to_iter_dataset(options)
+    plain = MapDataset.range(5, 9).map(is_any).to_iter_dataset().filter(is_any).window_shuffle(3, seed=1)
+    ds = IterDataset.mix([arrays, plain], [1, 2]).random_map(is_any, seed=7).batch(4).prefetch(2)
+    line = is_any.__code__.co_firstlineno
+    expected = f"""
+    IterDataset.mix((1, 2)) of                                         | ordering point: takes parts in turn
         MapDataset.source(ArrayDataSource(length=10, ['x']: int64[]))  | columns, gathered by index
+          .seed(1)                                                     | nothing at run time
+          .shuffle(3)                                                  | index program: blocks planned ahead
+          .slice(0, step=2, count=5)                                   | index program: stays a range
+          .batch(2)                                                    | one gather a batch, indices of many batches at once
+          .to_iter_dataset(ReadOptions)                                | in index order, 2 threads
+        MapDataset.range(5, 9, 1)                                      | ints
+          .map(is_any at test_dataset.py:{line})                            | one call an element
+          .to_iter_dataset()                                           | in index order; threads where a trial shows that they pay
+          .filter(is_any at test_dataset.py:{line})                         | one call an element, gaps closed
+          .window_shuffle(3, seed=1)                                   | ordering point: one window at a time
+      .random_map(is_any at test_dataset.py:{line}, seed=7)                 | one call an element, generator moved by counter; ordering point: counts elements
+      .batch(4)                                                        | ordering point: stacks elements as they come
+      .prefetch(2)                                                     | a thread works ahead, 2 elements
     """
-    assert "ordering point: takes parts in turn" in plan
-    assert "one gather a batch, indices of many batches at once" in plan
-    assert "in index order, 2 threads" in plan
-    assert "a thread works ahead, 2 elements" in plan
-    assert "nothing at run time" in plan
-    assert line > 0
-    assert textwrap.dedent(expected).split("|")[1].split("\n")[0].strip() in plan
+    shown = ds.explain().replace(repr(options)[:77] + "...", "ReadOptions")
+    assert columns(shown) == columns(textwrap.dedent(expected).strip())
+
+
+def columns(table):
+    """The cells of a table, without the padding between them."""
+    return [[line.split("|")[0].rstrip(), line.split("|")[1].strip()] for line in table.splitlines()]
 
 
 def test_element_specs_without_reading_data():
