@@ -134,6 +134,30 @@ def test_a_flat_map_with_more_children_than_it_said():
         RANGE.flat_map(lambda x: [x] * 3, max_fan_out=2)[0]
 
 
+def test_a_users_dataset_that_lacks_its_methods():
+    class Empty(MapDataset):
+        pass
+
+    class NoLength(MapDataset):
+        def __getitem__(self, i):
+            return i
+
+    class Nothing(IterDataset):
+        pass
+
+    for make, method in ((Empty, "__len__"), (NoLength, "__len__"), (Nothing, "__iter__")):
+        with pytest.raises(PipelineError, match=f"{make.__name__} must define `{method}`"):
+            make().map(str)
+        with pytest.raises(PipelineError, match=f"{make.__name__} must define `{method}`"):
+            iter(make())
+
+
+def test_to_arrays_of_a_failing_dataset_says_where():
+    with pytest.raises(ZeroDivisionError) as info:
+        RANGE.map(lambda x: 1 // (x - 3)).to_arrays()
+    assert "element 3 " in info.value.__notes__[0]
+
+
 def test_zipped_streams_of_different_lengths():
     ds = IterDataset.zip([STREAM, STREAM.take(3)])
     iterator = iter(ds)
@@ -207,8 +231,8 @@ def test_a_filter_that_drops_nearly_everything():
     stream = MapDataset.range(5000).to_iter_dataset()
     with pytest.warns(FilterWarning, match=r"filter\(<lambda> at test_errors.py:\d+\) dropped 9\d\.\d% of the"):
         list(stream.filter(lambda x: x % 100 == 0))
-    with pytest.warns(FilterWarning, match="dropped"):
-        list(MapDataset.range(5000).filter(lambda x: x % 100 == 0))
+    with pytest.warns(FilterWarning, match=r"filter\(<lambda> at test_errors.py:\d+\) dropped"):
+        list(MapDataset.range(5000).filter(lambda x: x % 100 == 0).map(str))
     strict = DatasetOptions(filter_raise_threshold_ratio=0.95)
     with pytest.raises(FilterError, match="filter_raise_threshold_ratio=0.95.*DatasetOptions"):
         list(stream.filter(lambda x: False).with_options(strict))

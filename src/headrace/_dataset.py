@@ -14,7 +14,7 @@ from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Batch, batch_and_pad
 from headrace._ops.order import Options, Seed, WindowShuffle
 from headrace._ops.source import UserDataset
-from headrace._plan.blocks import Block, concat
+from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.explain import explain, show
 from headrace._plan.streams import Stream, open_stream
 from headrace.errors import PipelineError
@@ -48,6 +48,9 @@ class Dataset(Generic[T]):
     @functools.cached_property
     def _op(self) -> Op:
         """The operation that this dataset is; a user's own class is one of its own."""
+        for method in ("__iter__",) if self._is_stream else ("__len__", "__getitem__"):
+            if getattr(type(self), method) is getattr(Dataset._kinds[self._is_stream], method):
+                raise PipelineError(f"{type(self).__name__} must define `{method}` to be a dataset of its own.")
         return UserDataset(self, self._is_stream)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -234,13 +237,12 @@ class Dataset(Generic[T]):
         try:
             blocks = list(_blocks(stream))
         except Exception:
-            blocks = None
+            blocks = [Rows(list(self), owned=True)]  # once more, for an error that says where
         finally:
             stream.close()
-        rows = concat(blocks) if blocks else list(self)  # once more where it failed, for an error that says where
-        if not len(rows):
+        if not any(map(len, blocks)):
             raise PipelineError("`to_arrays` of an empty dataset: there is no element to tell shapes and dtypes.")
-        return rows.stack()  # type: ignore[union-attr]
+        return concat(blocks).stack()
 
     @property
     def _stream_op(self) -> Op:

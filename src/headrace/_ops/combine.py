@@ -227,6 +227,7 @@ class Interleave(Op):
     state_fields = ("slot", "next_dataset")
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
+    made: dict[int, Op] = field(default_factory=dict, repr=False)  # datasets that are open, by number
 
     def __post_init__(self):
         check_count("cycle_length", self.cycle_length, least=1)

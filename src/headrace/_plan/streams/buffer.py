@@ -5,7 +5,9 @@ from functools import partial
 
 import numpy as np
 
+from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, Limit, Prefetch, Skip, ToStream
+from headrace._ops.element import Filter, FlatMap
 from headrace._plan.blocks import Rows
 from headrace._plan.kernels import fetcher
 from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream
@@ -23,7 +25,7 @@ class IndexStream(Stream):
         self._asked: deque[range] = deque()
         self._next = self.position
         self._closes_holes = not op.allow_nones
-        self._watch = FilterWatch(op.parent, context.options)
+        self._watch = FilterWatch(_last_filter(op.parent), context.options)
 
     def pull(self, n: int) -> Run | None:
         if self._executor.inline:
@@ -59,6 +61,14 @@ class IndexStream(Stream):
 
     def close(self, *, wait: bool = True) -> None:
         self._executor.close(wait=wait)
+
+
+def _last_filter(op: Op) -> Op:
+    """The operation to name when most indices have no element."""
+    each = op
+    while not isinstance(each, Filter | FlatMap) and len(each.parents) == 1:
+        each = each.parents[0]
+    return each if isinstance(each, Filter | FlatMap) else op
 
 
 @open_stream.register

@@ -206,10 +206,18 @@ def _slot_position(slot: tuple[int, Feed] | None) -> Position:
 
 
 def interleaved_part(op: Interleave, number: int) -> Op:
-    """The operation of one interleaved dataset, as a stream."""
+    """The operation of one interleaved dataset, as a stream; those in use are made once."""
     if not isinstance(op.datasets, Op):
         return op.datasets[number]
-    (dataset,) = fetcher(op.datasets)(range(number, number + 1)).rows()
+    if number not in op.made:
+        op.made[number] = _make_part(op, op.datasets, number)
+        for old in list(op.made)[: -2 * op.cycle_length]:
+            op.made.pop(old, None)
+    return op.made[number]
+
+
+def _make_part(op: Interleave, datasets: Op, number: int) -> Op:
+    (dataset,) = fetcher(datasets)(range(number, number + 1)).rows()
     part = getattr(dataset, "_stream_op", None)
     if part is None:
         raise PipelineError(
