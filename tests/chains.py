@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from headrace import IterDataset, MapDataset
+from headrace import DatasetIterator, DatasetOptions, IterDataset, MapDataset
 from headrace.testing import FakeSource
 from headrace.transforms import Map
 
@@ -96,6 +96,48 @@ class Doubled(MapDataset):
         return None if x is None else _tree_add(x, 2)
 
 
+class Alternate:
+    """A selection map that takes from two datasets in turn."""
+
+    def __init__(self, length: int):
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> tuple[int, int]:
+        return i % 2, i // 2
+
+
+class TailIterator(DatasetIterator):
+    """All but the first of each three elements, with a count in its state."""
+
+    def __init__(self, parent: DatasetIterator):
+        super().__init__(parent)
+        self._count = 0
+
+    def __next__(self) -> Any:
+        while True:
+            x = next(self._parent)
+            self._count += 1
+            if self._count % 3 != 1:
+                return x
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._parent.get_state(), "count": self._count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["parent"])
+        self._count = state["count"]
+
+
+class Tail(IterDataset):
+    """A stream of a user's own."""
+
+    def __iter__(self) -> TailIterator:
+        return TailIterator(iter(self._parent))
+
+
 LISTED = [np.arange(i, i + 3) for i in range(9)]
 
 
@@ -125,6 +167,9 @@ ORDER = {
     "cache": lambda ds, k: ds.cache(),
     "seed": lambda ds, k: ds.seed(k),
     "take": lambda ds, k: ds.take(k % 7 + 1),
+    "skip": lambda ds, k: ds.skip(k % len(ds)),
+    "select": lambda ds, k: MapDataset.select_from_datasets([ds, ds[::-1]], Alternate(len(ds))),
+    "options": lambda ds, k: ds.with_options(DatasetOptions(min_shm_size=k)),
 }
 
 ELEMENT = {
@@ -133,6 +178,7 @@ ELEMENT = {
     "map with columns": lambda ds, k: ds.map(AddOne()),
     "map_with_index": lambda ds, k: ds.map_with_index(with_index),
     "random_map": lambda ds, k: ds.random_map(add_random, seed=k),
+    "map of columns": lambda ds, k: ds.map(lambda x: _tree_add(x, k), batched=True),
 }
 
 MAP_OPS = ORDER | ELEMENT | {"user": lambda ds, k: Doubled(ds), "zip": lambda ds, k: MapDataset.zip([ds, ds[::-1]])}
@@ -174,6 +220,11 @@ STREAM_OPS = ELEMENT | {
     "mix by name": lambda ds, k: IterDataset.mix({"a": ds, "b": ds.skip(1)}, {"a": 2, "b": 1}),
     "zip": lambda ds, k: IterDataset.zip([ds, ds.skip(k % 3)], strict=False),
     "interleave": lambda ds, k: IterDataset.interleave([ds, ds.skip(2), ds.take(k), ds], cycle_length=k % 4 + 1),
+    "interleave lazily": lambda ds, k: IterDataset.interleave(
+        MapDataset.range(3).map(lambda i: ds.skip(i)), cycle_length=k % 3 + 1
+    ),
+    "user": lambda ds, k: Tail(ds).map(lambda x: x),
+    "options": lambda ds, k: ds.with_options(DatasetOptions(min_shm_size=k)),
     "seed": lambda ds, k: ds.seed(k),
     "prefetch": lambda ds, k: ds.prefetch(k % 4),
     "batch and rebatch": lambda ds, k: ds.map(number_of).batch(k % 4 + 1).rebatch(k % 3 + 1, drop_remainder=k % 2 == 0),

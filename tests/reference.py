@@ -4,6 +4,7 @@ The tests compare the library with this, so that meaning and cost cannot drift a
 shared with `headrace._plan`; only the ciphers and the schedules of `_rng` and `_ops` are.
 """
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -78,10 +79,10 @@ def index(op: order.IndexOp, i: int) -> int:
             return epoch * n + window * size + index_shuffle(offset, last, seed)
         case order.Slice():
             epoch, place = divmod(i, op.count)
-            return epoch * op.parent.length() + op.start + op.step * place
+            return epoch * _epoch_length(op.parent) + op.start + op.step * place
         case order.Pick():
             epoch, place = divmod(i, len(op.chosen))
-            return epoch * op.parent.length() + int(op.chosen[place])
+            return epoch * _epoch_length(op.parent) + int(op.chosen[place])
         case order.Repeat(reseed_each_epoch=False) | buffer.Cache():
             return i % op.parent.length()
     return i
@@ -157,7 +158,7 @@ def _buffer_shuffle(op: group.BufferShuffle) -> Iterator[Any]:
     keyed = []
     for i, x in enumerate(stream(op.parent)):
         stretch, offset = divmod(i, size)
-        keyed.append((stretch * size + op.landing(stretch)[offset], i, x))
+        keyed.append((stretch * size + op.landing(stretch, offset + 1)[offset], i, x))
     return iter([x for _, _, x in sorted(keyed, key=lambda entry: entry[:2])])
 
 
@@ -181,6 +182,10 @@ def _interleave(op: combine.Interleave) -> Iterator[Any]:
             yield next(slots[here])
         except StopIteration:
             slots[here] = None
+
+
+def _epoch_length(op: Op) -> int:
+    return 0 if op.length() == sys.maxsize else op.length()  # an endless dataset has one epoch
 
 
 def _chunks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:

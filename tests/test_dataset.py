@@ -259,6 +259,49 @@ def test_prefetch_takes_numbers_autotune_and_multiprocessing_options():
     assert list(MapDataset.range(9).to_iter_dataset(ReadOptions(num_threads=AUTOTUNE))) == list(range(9))
 
 
+def test_runs_grow_behind_filters_and_interleaves():
+    streams = [MapDataset.range(30_000).to_iter_dataset(ReadOptions(0)) for _ in range(4)]
+    sizes = []
+    for ds in (streams[0].filter(lambda x: x % 2), IterDataset.interleave(streams, cycle_length=4)):
+        sizes.clear()
+        list(ds.map(lambda b: sizes.append(len(b)) or b, batched=True))
+        assert max(sizes) > 500
+
+
+def test_prefetching_an_iterator_that_is_there_already():
+    parent = iter(MapDataset.range(50).to_iter_dataset())
+    ahead = hr.experimental.ThreadPrefetchDatasetIterator(parent, prefetch_buffer_size=3)
+    with ahead:
+        assert [next(ahead) for _ in range(20)] == list(range(20))
+        state = ahead.get_state()
+        assert list(ahead) == list(range(20, 50))
+        ahead.set_state(state)
+        assert next(ahead) == 20
+
+
+def test_padding_is_a_tree_that_elements_start_with():
+    elements = [{"a": {"b": np.ones(1)}, "c": 1}, {"a": {"b": np.ones(2)}, "c": 2}]
+    (batch,) = MapDataset.source(elements).to_iter_dataset().padded_batch(2, pad_value={"a": 7})
+    assert_equal(batch, {"a": {"b": np.array([[1.0, 7.0], [1.0, 1.0]])}, "c": np.array([1, 2])})
+
+
+def test_a_buffer_larger_than_the_data():
+    assert sorted(MapDataset.range(10).to_iter_dataset().shuffle(10**12, seed=1)) == list(range(10))
+
+
+EXPERIMENTAL = """CacheIterDataset DatasetOptions ExecutionTrackingMode FlatMapIterDataset FlatMapMapDataset FlatMapTransform
+InterleaveIterDataset LimitIterDataset MapWithIndexTransform RebatchIterDataset RepeatIterDataset RngPool
+ShapeDtypeStruct ShapeDtypeStructProtocol ThreadPrefetchDatasetIterator ThreadPrefetchIterDataset
+WindowShuffleIterDataset WindowShuffleMapDataset WithOptionsIterDataset ZipIterDataset ZipMapDataset
+apply_transformations assert_equal_output_after_checkpoint batch_and_pad get_element_spec get_next_index index_shuffle
+multithread_prefetch set_next_index"""
+
+
+def test_the_names_of_the_experimental_namespace():
+    missing = [name for name in EXPERIMENTAL.split() if not hasattr(hr.experimental, name)]
+    assert not missing
+
+
 def test_transforms_as_classes():
     class Plus(Map):
         def map(self, x):
@@ -446,6 +489,7 @@ def test_element_specs_without_reading_data():
         spec((), np.int64),
     )
     assert MapDataset.source({"x": np.ones((4, 2))}).element_spec == {"x": spec((2,), np.float64)}
+    assert MapDataset.range(5).batch_and_pad(2).element_spec == spec((2,), np.int64)
     assert IterDataset.mix([stream, stream]).window_shuffle(3, seed=1).element_spec == spec((3,), np.float32)
 
 

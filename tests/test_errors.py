@@ -60,6 +60,9 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: RANGE.repeat(0), "num_epochs must be a positive int; got 0"),
         (lambda: RANGE.repeat().cache(), "`cache` of an endless dataset never fits: put it before `repeat`"),
         (lambda: RANGE.repeat().to_arrays(), "`to_arrays` of an endless dataset.*`take`"),
+        (lambda: RANGE.repeat().batch(2).to_arrays(), "`to_arrays` of an endless dataset"),
+        (lambda: RANGE.repeat()[1:].shard(2, 0).to_iter_dataset().repeat(), "endless already"),
+        (lambda: STREAM.prefetch(), "`prefetch` needs a number"),
         (lambda: RANGE[:0].to_arrays(), "empty dataset"),
         (lambda: RANGE.filter(bool).batch(2), r"cannot follow `filter`.*to_iter_dataset\(\)"),
         (lambda: RANGE.flat_map(lambda x: [x]), "give `max_fan_out`"),
@@ -175,6 +178,8 @@ def test_a_batched_function_that_loses_rows():
     ds = MapDataset.source(np.arange(10)).to_iter_dataset().map(lambda x: x[:0], batched=True)
     with pytest.raises(PipelineError, match="one row for each"):
         next(iter(ds))
+    with pytest.raises(PipelineError, match="one row for each"):
+        list(RANGE.map(lambda x: None, batched=True))
 
 
 def test_a_block_source_that_gives_too_few():
@@ -209,6 +214,21 @@ def test_a_block_source_that_gives_too_few():
         (IterDataset.zip([STREAM] * 2), IterDataset.zip([STREAM] * 3), "zips 2 datasets"),
         (IterDataset.mix([STREAM] * 2), IterDataset.mix({"a": STREAM}), "mixes numbered datasets"),
         (STREAM.take(6), STREAM.repeat(2), "`take` where the pipeline has repeat"),
+        (
+            STREAM.random_map(lambda x, rng: x, seed=1),
+            STREAM.random_map(lambda x, rng: x, seed=2),
+            "seed=1, and .* has seed=2",
+        ),
+        (
+            IterDataset.interleave([STREAM] * 4, cycle_length=4),
+            IterDataset.interleave([STREAM] * 2, cycle_length=4),
+            "dataset 2 open, and .* 2 datasets",
+        ),
+        (
+            IterDataset.interleave([STREAM] * 4, cycle_length=4),
+            IterDataset.interleave([STREAM] * 4, cycle_length=2),
+            "cycle_length=4, and .* cycle_length=2",
+        ),
     ],
 )
 def test_a_state_of_another_pipeline_says_what_differs(saved, restored, message):
@@ -225,6 +245,8 @@ def test_things_that_are_no_states(state):
         iter(STREAM).set_state(state)
     with pytest.raises(StateError):
         iter(STREAM.take(3)).set_state(state)
+    with pytest.raises(StateError, match="lacks its field 'parents'"):
+        iter(IterDataset.mix([STREAM])).set_state({"op": "mix", "count": 1})
 
 
 def test_a_filter_that_drops_nearly_everything():
@@ -233,6 +255,17 @@ def test_a_filter_that_drops_nearly_everything():
         list(stream.filter(lambda x: x % 100 == 0))
     with pytest.warns(FilterWarning, match=r"filter\(<lambda> at test_errors.py:\d+\) dropped"):
         list(MapDataset.range(5000).filter(lambda x: x % 100 == 0).map(str))
+    for kept in (50, 20, 10, 4):
+        half = DatasetOptions(filter_raise_threshold_ratio=0.5, filter_warn_threshold_ratio=None)
+        for ds in (stream.filter(lambda x: x % kept == 0), MapDataset.range(5000).filter(lambda x: x % kept == 0)):  # noqa: B023
+            with pytest.raises(FilterError), iter(ds.with_options(half)) as iterator:
+                list(iterator)
+            with pytest.raises(FilterError):
+                list(
+                    ds.to_iter_dataset().batch(4).with_options(half)
+                    if isinstance(ds, MapDataset)
+                    else ds.batch(4).with_options(half)
+                )
     strict = DatasetOptions(filter_raise_threshold_ratio=0.95)
     with pytest.raises(FilterError, match="filter_raise_threshold_ratio=0.95.*DatasetOptions"):
         list(stream.filter(lambda x: False).with_options(strict))
@@ -240,6 +273,62 @@ def test_a_filter_that_drops_nearly_everything():
         list(hr.experimental.WithOptionsIterDataset(stream.filter(lambda x: False), strict))
     quiet = DatasetOptions(filter_warn_threshold_ratio=None)
     assert list(stream.filter(lambda x: False).with_options(quiet)) == []
+
+
+def test_a_filter_that_keeps_most_does_not_warn_and_neither_does_a_flat_map():
+    assert len(list(MapDataset.range(12_000).filter(lambda x: x % 10).to_iter_dataset(ReadOptions(1, 1)))) == 10_800
+    assert len(list(MapDataset.range(2000).flat_map(lambda x: [x], max_fan_out=20).map(str))) == 2000
+
+
+def fails_on(bad):
+    def check(x, *_):
+        if x == bad:
+            raise ValueError("bad")
+        return x
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("build", "note"),
+    [
+        (lambda s: s.map(fails_on(3)), ", element 3 "),
+        (lambda s: s.filter(lambda x: x % 2).map(fails_on(3)), ", element 3 "),
+        (lambda s: s.filter(lambda x: x % 2).random_map(fails_on(3), seed=1), ", element 1 "),
+        (lambda s: s.window_shuffle(4, seed=1).map(fails_on(3)), ") (pipeline"),
+        (lambda s: s.flat_map(lambda x: [x, x]).map(fails_on(3)), ") (pipeline"),
+        (lambda s: IterDataset.mix([s, s]).map(fails_on(3)), ") (pipeline"),
+        (lambda s: s.batch(2).map(lambda b: fails_on(6)(int(b[0]))), ") (pipeline"),
+        (lambda s: RANGE.batch(2, batch_fn=lambda rows: fails_on(6)(rows[0])), ", element 3 "),
+    ],
+)
+def test_a_note_names_the_element_where_it_has_a_number(build, note):
+    with pytest.raises(ValueError, match="bad") as info:
+        list(build(STREAM))
+    assert note in info.value.__notes__[-1]
+    assert len(info.value.__notes__) == 1
+
+
+def test_a_note_of_the_users_own_stays():
+    def broken(x):
+        error = ValueError("bad")
+        error.add_note("mine")
+        raise error
+
+    with pytest.raises(ValueError, match="bad") as info:
+        RANGE.map(broken)[2]
+    assert info.value.__notes__[0] == "mine"
+    assert "element 2" in info.value.__notes__[1]
+
+
+def test_stop_iteration_from_anywhere_is_an_error_and_no_hang():
+    def length(x):
+        return next(iter(())) if x == 3 else x
+
+    ds = STREAM.padded_batch(2, boundaries=(4,), length_fn=length)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            list(ds)
 
 
 def test_options_nearest_the_consumer_count():

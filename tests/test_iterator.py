@@ -62,8 +62,18 @@ def test_closing():
     for _ in range(2):
         with pytest.raises(ClosedError, match="closed"):
             next(iterator)
+    with pytest.raises(ClosedError):
+        iterator.start_prefetch()
     with iter(MapDataset.range(10).to_iter_dataset()) as iterator:
         assert next(iterator) == 0
+
+
+def test_closing_an_iterator_that_was_never_used_opens_nothing():
+    class Unopened(IterDataset):
+        def __iter__(self):
+            raise OSError("opened")
+
+    iter(Unopened().map(str)).close()
 
 
 def threads():

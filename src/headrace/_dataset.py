@@ -11,7 +11,7 @@ from headrace._executors import context
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
-from headrace._ops.group import Batch, batch_and_pad
+from headrace._ops.group import Batch, PadTo
 from headrace._ops.order import Options, Seed, WindowShuffle
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows, concat
@@ -169,9 +169,7 @@ class Dataset(Generic[T]):
         >>> list(MapDataset.range(3).batch_and_pad(2, pad_value=-1))
         [array([0, 1]), array([ 2, -1])]
         """
-        return self.batch(
-            batch_size, batch_fn=functools.partial(batch_and_pad, batch_size=batch_size, pad_value=pad_value)
-        )
+        return self.batch(batch_size, batch_fn=PadTo(batch_size, pad_value))
 
     # ---- order
 
@@ -275,6 +273,8 @@ _APPLIED: dict[type, str] = {
 def _apply_one(dataset: Any, transform: Any) -> Any:
     if isinstance(transform, transforms.Batch):
         return dataset.batch(transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn)
+    if isinstance(transform, transforms.TfRandomMap):
+        return dataset.random_map(transform.np_random_map)
     for kind, method in _APPLIED.items():
         if isinstance(transform, kind):
             return getattr(dataset, method)(transform)

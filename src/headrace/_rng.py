@@ -149,11 +149,12 @@ def _walk(indices: np.ndarray, max_index: int, seed: int) -> np.ndarray:
     """The cipher, again and again for what it puts outside: at most three quarters of a pass."""
     bits = _block_bits(max_index)
     out = _feistel(indices, bits, seed)
-    outside = np.flatnonzero(out > max_index)
+    # In blocks of 64 bits the upper half is negative as int64: it is compared as what it is.
+    outside = np.flatnonzero(out.view(np.uint64) > max_index)
     while outside.size:
         again = _feistel(out[outside], bits, seed)
         out[outside] = again
-        outside = outside[again > max_index]
+        outside = outside[again.view(np.uint64) > max_index]
     return out
 
 

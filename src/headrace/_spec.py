@@ -21,8 +21,8 @@ class ShapeDtypeStructProtocol(Protocol):
 class ShapeDtypeStruct:
     """The shape and dtype of one leaf; a dimension that varies is `None`."""
 
-    shape: tuple[int | None, ...]
-    dtype: Any
+    shape: tuple[int | None, ...] = ()
+    dtype: Any = np.float64
 
     def __post_init__(self):
         object.__setattr__(self, "shape", tuple(self.shape))

@@ -7,6 +7,8 @@ leave no trace, so maps and batches may be changed between a save and a restore.
 
 from typing import Any
 
+import numpy as np
+
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Mix, Zip
@@ -62,6 +64,8 @@ def decode(op: Op, state: Any) -> Any:
 
 def _decode_index(op: ToStream, state: Json) -> int:
     index = state.get("next_index")
+    if isinstance(index, np.integer):
+        index = int(index)
     if set(state) != {"next_index"} or not isinstance(index, int):
         found = f"of `{state['op']}`" if "op" in state else f"with the fields {sorted(state)}"
         raise StateError(
@@ -92,9 +96,16 @@ def _check(op: Op, state: Json) -> None:
                 f"{op.label()} (pipeline at {op.site}) has {name}={here!r}."
             )
     assert op.state_fields is not None
-    for name in op.state_fields:
+    for name in (*op.state_fields, *_parent_fields(op)):
         if name not in state:
             raise StateError(f"The state of {op.label()} lacks its field {name!r}; it has {sorted(state)}.")
+
+
+def _parent_fields(op: Op) -> tuple[str, ...]:
+    """The field of a state that holds the states of the operation's parents."""
+    if isinstance(op, UserDataset):
+        return ()
+    return ("open",) if isinstance(op, Interleave) else ("parents",) if isinstance(op, Mix | Zip) else ("parent",)
 
 
 def _decode_mixed(op: Mix, parents: Any) -> tuple[Any, ...]:
@@ -120,6 +131,11 @@ def _encode_slot(op: Interleave, slot: Any) -> Json | None:
 def _decode_slot(op: Interleave, slot: Any) -> Any:
     if slot is None:
         return None
+    if slot["dataset"] >= op.num_datasets:
+        raise StateError(
+            f"The state has dataset {slot['dataset']} open, and {op.label()} (pipeline at {op.site}) has "
+            f"{op.num_datasets} datasets."
+        )
     return slot["dataset"], decode(interleaved_part(op, slot["dataset"]), slot["state"])
 
 

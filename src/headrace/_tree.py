@@ -46,6 +46,11 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [("".join(f"[{key!r}]" for key in path), leaf) for path, leaf in zip(paths, found, strict=True)]
 
 
+def broadcast(prefix: Any, tree: Any) -> list[Any]:
+    """For each leaf of a tree, the leaf of `prefix` that stands at it or above it."""
+    return optree.broadcast_prefix(prefix, tree, namespace=NAMESPACE)
+
+
 def num_bytes(tree: Any) -> int:
     """About how much memory a tree takes."""
     if type(tree) is np.ndarray:
@@ -109,6 +114,27 @@ def stack(rows: Sequence[Any], where: str = "") -> Any:
         columns = zip(*rows, strict=True)
         return kind(stack(column, f"{where}[{i}]") for i, column in enumerate(columns))
     return _stack_nodes(rows, where)
+
+
+def uniform(rows: Sequence[Any]) -> bool:
+    """Whether stacking these elements promotes nothing: each row of the stack is the element itself.
+
+    >>> uniform([1, 2]), uniform([1, 2.5]), uniform([np.ones(2), np.ones(3)])
+    (True, False, False)
+    """
+    kinds = set(map(type, rows))
+    if len(kinds) > 1:
+        return False
+    (kind,) = kinds
+    if kind is np.ndarray:
+        return len({(row.shape, row.dtype) for row in rows}) == 1
+    if kind is dict:
+        return len(set(map(frozenset, rows))) == 1 and all(uniform([row[key] for row in rows]) for key in rows[0])
+    if kind in (tuple, list):
+        return len(set(map(len, rows))) == 1 and all(map(uniform, zip(*rows, strict=True)))
+    if kind in (str, bytes):
+        return len(set(map(len, rows))) == 1
+    return kind in (int, float, bool, complex, type(None)) or issubclass(kind, np.generic)
 
 
 def _stack_arrays(rows: Sequence[np.ndarray], where: str) -> np.ndarray:
@@ -194,7 +220,7 @@ def _same_lengths(rows: Sequence[Sequence], where: str) -> None:
         a, b = _first_difference(rows, len)
         raise StructureError(
             f"Cannot batch elements of different structure{_at(where)}: element {a} has {len(rows[a])} items, "
-            f"element {b} has {len(rows[b])}. Convert lists of numbers to arrays, or use `padded_batch`."
+            f"element {b} has {len(rows[b])}. Convert lists of numbers to arrays in a `map` before the batch."
         )
 
 
@@ -239,7 +265,7 @@ def _own_children(node: Any) -> Any:
     """A fresh node, with those of its children copied that are not fresh."""
     kind = type(node)
     if kind is np.ndarray:
-        return node if node.base is None else node.copy()
+        return node if node.base is None and not node.dtype.hasobject else copy_tree(node)
     if kind is dict:
         if not _all_immutable(node.values()):  # type: ignore[arg-type]
             for key in node:

@@ -129,6 +129,8 @@ class MapDataset(Dataset[T]):
         length = len(self)
         if length == 0:
             raise IndexError("The dataset is empty.")
+        if place > ENDLESS:
+            raise IndexError(f"Index {place} is past 2**63 - 1, the last there is.")
         return place if place >= 0 else place % length
 
     def _pick(self, indices: Sequence[int] | np.ndarray) -> "MapDataset[T]":
@@ -326,16 +328,25 @@ class IterDataset(Dataset[T]):
         """All but the first `count` elements."""
         return self._then(Skip(self._op, count))
 
-    def prefetch(self, buffer_size: int | AutotuneParameter | MultiprocessingOptions) -> "IterDataset[T]":
+    def prefetch(
+        self,
+        buffer_size: int | AutotuneParameter | MultiprocessingOptions | None = None,
+        *,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> "IterDataset[T]":
         """Computes up to `buffer_size` elements ahead, in a thread.
 
         Args:
             buffer_size: A number of elements; `AUTOTUNE`, bounded in bytes; or `MultiprocessingOptions`, whose
                 buffers are then filled by a thread.
+            multiprocessing_options: The last of these, by name.
         """
-        if isinstance(buffer_size, MultiprocessingOptions):
-            buffer_size = buffer_size.num_workers * buffer_size.per_worker_buffer_size
-        return self._then(Prefetch(self._op, buffer_size))
+        size = multiprocessing_options if buffer_size is None else buffer_size
+        if size is None:
+            raise PipelineError("`prefetch` needs a number of elements, AUTOTUNE, or MultiprocessingOptions.")
+        if isinstance(size, MultiprocessingOptions):
+            size = size.num_workers * size.per_worker_buffer_size
+        return self._then(Prefetch(self._op, size))
 
 
 def _ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:

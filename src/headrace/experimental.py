@@ -14,7 +14,10 @@ from headrace.iterator import DatasetIterator
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ExecutionTrackingMode as ExecutionTrackingMode
+from headrace.protocols import CheckpointableIterator
+from headrace.testing import assert_resumable
 from headrace.transforms import FlatMap as FlatMapTransform
+from headrace.transforms import MapWithIndex
 
 
 def CacheIterDataset(parent: IterDataset) -> IterDataset:
@@ -116,3 +119,43 @@ def multithread_prefetch(
 ) -> IterDataset:
     """Computes ahead in threads; unlike elsewhere, the order is that of `ds`, whatever the number of threads."""
     return ds.prefetch(buffer_size) if num_threads else ds
+
+
+class _Borrowed(DatasetIterator):
+    """An iterator that belongs to somebody else: it is not closed with what reads from it."""
+
+    def __init__(self, iterator: CheckpointableIterator):
+        super().__init__()
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    def get_state(self) -> Any:
+        return self._iterator.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._iterator.set_state(state)
+
+
+class _Given(IterDataset):
+    """An iterator that is there already, as a dataset that starts where the iterator is."""
+
+    def __init__(self, iterator: CheckpointableIterator):
+        super().__init__()
+        self._iterator, self._start = iterator, iterator.get_state()
+
+    def __iter__(self) -> Any:
+        self._iterator.set_state(self._start)
+        return _Borrowed(self._iterator)
+
+
+def ThreadPrefetchDatasetIterator(
+    parent: CheckpointableIterator, prefetch_buffer_size: int | AutotuneParameter
+) -> DatasetIterator:
+    """An iterator that computes another one ahead, in a thread."""
+    return iter(_Given(parent).prefetch(prefetch_buffer_size))
+
+
+MapWithIndexTransform = MapWithIndex
+assert_equal_output_after_checkpoint = assert_resumable

@@ -10,14 +10,14 @@ import itertools
 import operator
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from headrace import _state
 from headrace._executors import context
 from headrace._ops.base import Op
 from headrace._plan.streams import At, Stream, open_stream
-from headrace.errors import ClosedError, StateError
+from headrace.errors import ClosedError, FilterError, StateError
 
 T = TypeVar("T")
 
@@ -151,6 +151,15 @@ def _users_frames(error: BaseException) -> Any:
     return traceback if traceback is not None else error.__traceback__
 
 
+def _no_stop(error: Exception) -> Exception:
+    """An error that does not look like the end of an iterator."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
+    wrapped.__cause__ = error
+    return wrapped.with_traceback(error.__traceback__)
+
+
 class _Walk:
     """Makes runs, one after the other: what a `StreamIterator` chains.
 
@@ -207,12 +216,15 @@ class _Walk:
         while True:
             try:
                 rows = self._next_rows()
+            except FilterError as e:  # of the pipeline and not of an element: nothing to be careful about
+                self._stay_here()
+                return self._hand_over(_Raise(e, once=False))
             except Exception as e:
                 self._stay_here()
                 if not self._careful_outputs:
                     self._careful_outputs = max(self._n, 1)
                     continue
-                return self._hand_over(_Raise(e, once=False))
+                return self._hand_over(_Raise(_no_stop(e), once=False))
             except BaseException as e:  # Ctrl-C: nothing is lost, the next call goes on
                 self._stay_here()
                 return self._hand_over(_Raise(e, once=True))
@@ -233,7 +245,7 @@ class _Walk:
             begin = time.perf_counter()
             run = stream.pull(self._n)
             if run is not None:
-                self._adapt(len(run.block), run.block.num_bytes, time.perf_counter() - begin)
+                self._adapt(run.block.num_bytes, time.perf_counter() - begin)
         if run is None:
             return None
         rows = run.block.own_rows()
@@ -242,10 +254,10 @@ class _Walk:
             self._careful_outputs = max(0, self._careful_outputs - len(rows))
         return rows
 
-    def _adapt(self, length: int, num_bytes: Any, took_s: float) -> None:
+    def _adapt(self, num_bytes: Callable[[], int], took_s: float) -> None:
         if took_s > 4 * RUN_S:
             self._n = max(1, self._n // 2)
-        elif took_s < RUN_S and length >= self._n < self._longest:
+        elif took_s < RUN_S and self._n < self._longest:
             if 2 * num_bytes() <= RUN_BYTES:
                 self._n *= 2
             else:
@@ -269,6 +281,8 @@ class _Walk:
         return self._stream
 
     def start(self) -> None:
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
         self._open().start()
 
     def _discard_stream(self, *, wait: bool = True) -> None:
@@ -277,7 +291,8 @@ class _Walk:
             stream.close(wait=wait)
 
     def close(self) -> None:
-        self._start, self._at = (self.position(), None) if not self._closed else (self._start, None)
+        if self._at is not None:
+            self._start, self._at = self.position(), None
         self._drop_run()
         self._discard_stream()
         self._closed = True

@@ -26,7 +26,7 @@ class ToStream(Unary):
 
     @property
     def endless(self) -> bool:
-        return self.parent.length() >= ENDLESS
+        return self.parent.endless or self.parent.length() >= ENDLESS
 
 
 @dataclass(frozen=True, eq=False, repr=False)

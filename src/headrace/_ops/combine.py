@@ -98,7 +98,7 @@ class Mix(RouteOp):
         return all(part.endless for part in self.parts)
 
     def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # `idx` is first reduced modulo the period: products in the walk stay below its square.
+        # `idx` is first reduced modulo the sum, so products in the walk stay below its square.
         if self.period is None:
             counts = np.array(self.proportions)
             cycles, rest = np.divmod(idx, counts.sum())
@@ -112,10 +112,12 @@ class Mix(RouteOp):
     @staticmethod
     def _walk(k: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Part by part: which of the first `k + 1` outputs are left for the parts after it."""
+        if int(counts.sum()) >= 1 << 31:  # whose square int64 does not hold
+            k = k.astype(object)
         which = np.zeros(len(k), np.intp)
         inner = np.zeros(len(k), np.int64)
         open_ = np.ones(len(k), bool)
-        a, b, rest = k.astype(np.int64), k + 1, int(counts.sum())
+        a, b, rest = k, k + 1, int(counts.sum())
         for i, p in enumerate(counts.tolist()):
             a_left, b_left = a * (rest - p) // rest, b * (rest - p) // rest
             mine = open_ & (a - a_left != b - b_left)
@@ -225,6 +227,7 @@ class Interleave(Op):
 
     name = "interleave"
     state_fields = ("slot", "next_dataset")
+    state_params = ("cycle_length",)
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
     made: dict[int, Op] = field(default_factory=dict, repr=False)  # datasets that are open, by number

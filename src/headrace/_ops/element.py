@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace._ops.base import Unary, describe, mapped_spec, method_or_function, resolve_seed
+from headrace._ops.base import ENDLESS, Unary, describe, mapped_spec, method_or_function, resolve_seed
 from headrace.errors import PipelineError
 
 
@@ -17,7 +17,7 @@ class Map(Unary):
     batched: bool = False
 
     def __post_init__(self):
-        method_or_function(self.transform, "map", op="map")
+        method_or_function(self.transform, "map_batch" if self.batched else "map", op="map")
 
     @property
     def fn(self) -> Callable[[Any], Any]:
@@ -26,7 +26,9 @@ class Map(Unary):
     @property
     def batch_fn(self) -> Callable[[Any], Any] | None:
         """The function of columns, where there is one."""
-        return self.transform if self.batched else getattr(self.transform, "map_batch", None)
+        if self.batched:
+            return method_or_function(self.transform, "map_batch", op="map")
+        return getattr(self.transform, "map_batch", None)
 
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
@@ -57,6 +59,7 @@ class RandomMap(Unary):
 
     name = "random_map"
     state_fields = ("count",)
+    state_params = ("seed",)
     transform: Any
     seed: int | None = None
 
@@ -120,7 +123,7 @@ class FlatMap(Unary):
 
     def length(self) -> int:
         assert self.max_fan_out is not None
-        return self.parent.length() * self.max_fan_out
+        return min(self.parent.length() * self.max_fan_out, ENDLESS)
 
     @property
     def has_holes(self) -> bool:

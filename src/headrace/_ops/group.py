@@ -52,12 +52,17 @@ class Batch(Unary):
 
     def spec(self) -> Any:
         if self.batch_fn is not None:
-            raise SpecError(f"The element spec after {self.label()} cannot be known: its batch_fn decides it.")
-        parent = self.parent.spec()
+            output_spec = getattr(self.batch_fn, "output_spec", None)
+            if output_spec is not None:
+                return output_spec(self.parent.spec())
+            raise SpecError(
+                f"The element spec after {self.label()} cannot be known: its batch_fn decides it. "
+                "Give the function a method `output_spec(input_spec)`."
+            )
         size: int | None = self.batch_size
         if not self.drop_remainder and (self.is_stream or self.parent.length() % self.batch_size):
             size = None
-        return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), parent)
+        return _with_leading(self.parent.spec(), size)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,12 +101,11 @@ class BufferShuffle(Unary):
         check_count("buffer_size", self.buffer_size, least=1)
         object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle", bits=None))
 
-    def landing(self, stretch: int) -> np.ndarray:
-        """Where each element of a stretch lands, counted from the stretch's start."""
+    def landing(self, stretch: int, count: int) -> np.ndarray:
+        """Where each of the first `count` elements of a stretch lands, counted from the stretch's start."""
         bits = np.random.Philox(key=np.random.SeedSequence(self.seed).generate_state(2, np.uint64))
         bits.advance(stretch << 64)
-        draws = np.random.Generator(bits).random(self.buffer_size)
-        return np.arange(self.buffer_size) + self.buffer_size * draws
+        return np.arange(count) + self.buffer_size * np.random.Generator(bits).random(count)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,11 +163,20 @@ class PaddedBatch(Unary):
 
     def pad(self, elements: Sequence[Any], length: int | None) -> Any:
         """Elements padded to one shape and stacked."""
-        columns = _transpose(elements)
+        leaves, spec = _tree.flatten(elements[0])
+        try:
+            columns = zip(*(spec.flatten_up_to(element) for element in elements), strict=True)
+        except ValueError as e:
+            raise StructureError(f"Cannot batch elements of different structure: {e}") from e
+        values = _tree.broadcast(self._pad_values(elements[0]), elements[0]) if leaves else []
+        return spec.unflatten([_pad_leaf(column, value, length) for column, value in zip(columns, values, strict=True)])
+
+    def _pad_values(self, element: Any) -> Any:
+        """The padding as a tree that the element's starts with; features that it does not name get 0."""
         values = self.pad_value
-        if isinstance(values, dict) and isinstance(columns, dict):
-            return {key: _pad_leaves(column, values.get(key, 0), length) for key, column in columns.items()}
-        return _map_columns(columns, lambda column: _pad_leaves(column, values, length))
+        if isinstance(values, dict) and isinstance(element, dict):
+            return {key: values.get(key, 0) for key in element}
+        return values
 
     def spec(self) -> Any:
         def padded(leaf: Any) -> ShapeDtypeStruct:
@@ -173,32 +186,7 @@ class PaddedBatch(Unary):
         return _tree.tree_map(padded, self.parent.spec())
 
 
-class _Column(list):
-    """One leaf of several elements."""
-
-
-def _transpose(elements: Sequence[Any]) -> Any:
-    leaves, spec = _tree.flatten(elements[0])
-    try:
-        rows = [spec.flatten_up_to(element) for element in elements]
-    except ValueError as e:
-        raise StructureError(f"Cannot batch elements of different structure: {e}") from e
-    return spec.unflatten([_Column(row[i] for row in rows) for i in range(len(leaves))])
-
-
-def _map_columns(columns: Any, fn: Callable[[_Column], Any]) -> Any:
-    if isinstance(columns, _Column):
-        return fn(columns)
-    if isinstance(columns, dict):
-        return {key: _map_columns(column, fn) for key, column in columns.items()}
-    if isinstance(columns, tuple) and hasattr(columns, "_fields"):
-        return type(columns)(*(_map_columns(column, fn) for column in columns))
-    if isinstance(columns, list | tuple):
-        return type(columns)(_map_columns(column, fn) for column in columns)
-    return columns
-
-
-def _pad_leaves(column: Sequence[Any], value: Any, length: int | None) -> np.ndarray:
+def _pad_leaf(column: Sequence[Any], value: Any, length: int | None) -> np.ndarray:
     """Arrays of one rank, each padded at the end of every axis to the longest (the first to `length`)."""
     arrays = [np.asarray(leaf) for leaf in column]
     ranks = {array.ndim for array in arrays}
@@ -215,6 +203,24 @@ def _pad_leaves(column: Sequence[Any], value: Any, length: int | None) -> np.nda
     for row, array in zip(out, arrays, strict=True):
         row[tuple(map(slice, array.shape))] = array
     return out
+
+
+@dataclass(frozen=True)
+class PadTo:
+    """A `batch_fn` that fills a batch up to `batch_size`."""
+
+    batch_size: int
+    pad_value: Any = 0
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        return batch_and_pad(values, batch_size=self.batch_size, pad_value=self.pad_value)
+
+    def output_spec(self, spec: Any) -> Any:
+        return _with_leading(spec, self.batch_size)
+
+
+def _with_leading(spec: Any, size: int | None) -> Any:
+    return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), spec)
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:

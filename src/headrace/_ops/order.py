@@ -16,6 +16,12 @@ from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, check_count
 
 
+def epoch_length(op: Op) -> int:
+    """How far the next epoch of a parent is; an endless one has no next, so that its first comes again."""
+    n = op.length()
+    return 0 if n >= ENDLESS else n
+
+
 class IndexOp(Unary):
     """An operation that is a function from indices to parent indices."""
 
@@ -115,11 +121,12 @@ class Slice(IndexOp):
 
     @property
     def endless(self) -> bool:
-        return self.count >= ENDLESS
+        """A cut with no end of its own leaves an endless dataset endless."""
+        return self.parent.endless and self.count >= ENDLESS // (2 * abs(self.step))
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
         epochs, within = np.divmod(idx, self.count)
-        return within * self.step + self.start + epochs * self.parent.length()
+        return within * self.step + self.start + epochs * epoch_length(self.parent)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -138,7 +145,7 @@ class Pick(IndexOp):
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
         epochs, within = np.divmod(idx, len(self.chosen))
-        return self.chosen[within] + epochs * self.parent.length()
+        return self.chosen[within] + epochs * epoch_length(self.parent)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -4,6 +4,7 @@ The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `ind
 asked for with it. User functions get Python ints and elements that are theirs to change.
 """
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import singledispatch
@@ -34,18 +35,23 @@ def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
     """Notes on an error of the user's the operation and the element that it came from.
 
     `feed` is the iterator that the elements are taken from: what is left in it tells which one failed.
-    `indices` has the index of each, and is only asked for that one.
+    `indices` has the index of each, and is only asked for that one; without it, the element has no number.
     """
-    failed = len(indices) - operator.length_hint(feed) - 1
-    add_note(error, f"in {op.label()}, element {indices[failed]} (pipeline at {op.site})")
+    element = "" if indices is None else f", element {indices[len(indices) - operator.length_hint(feed) - 1]}"
+    add_note(error, f"in {op.label()}{element} (pipeline at {op.site})")
     if isinstance(error, StopIteration):  # would end somebody's loop in silence
         raise RuntimeError("A function of the pipeline raised StopIteration.") from error
 
 
+_NOTED = "__headrace_noted__"
+
+
 def add_note(error: BaseException, note: str) -> None:
     """Adds a note once: the innermost operation is the one to blame."""
-    if not getattr(error, "__notes__", None):
+    if not hasattr(error, _NOTED):
         error.add_note(note)
+        with contextlib.suppress(AttributeError):
+            setattr(error, _NOTED, True)
 
 
 def ints(indices: Any) -> Sequence[int]:
@@ -90,7 +96,7 @@ def _reader(op: Source) -> Fetch:
     if hasattr(source, "__getcolumns__"):
         return lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx))
     if hasattr(source, "__getitems__"):
-        return lambda idx: _read_many(op, ints(idx))
+        return lambda idx: _read_many(op, source, ints(idx))
     return lambda idx: _read_each(op, source.__getitem__, ints(idx))
 
 
@@ -114,15 +120,15 @@ def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) ->
         raise
 
 
-def _read_many(op: Source, indices: Sequence[int]) -> Rows:
+def _read_many(op: Op, source: Any, indices: Sequence[int]) -> Rows:
     try:
-        items = list(op.source.__getitems__(list(indices)))
+        items = list(source.__getitems__(list(indices)))
     except Exception as e:
         blame(e, op, iter(indices[1:]), indices)
         raise
     if len(items) != len(indices):
         raise PipelineError(
-            f"`__getitems__` of {type(op.source).__name__} gave {len(items)} items for {len(indices)} indices."
+            f"`__getitems__` of {type(source).__name__} gave {len(items)} items for {len(indices)} indices."
         )
     return Rows(items, owned=False)
 
@@ -131,7 +137,7 @@ def _read_many(op: Source, indices: Sequence[int]) -> Rows:
 def _(op: UserDataset) -> Fetch:
     dataset = op.dataset
     if hasattr(dataset, "__getitems__"):
-        return lambda idx: Rows(list(dataset.__getitems__(list(ints(idx)))), owned=False)
+        return lambda idx: _read_many(op, dataset, ints(idx))
     return lambda idx: _read_each(op, dataset.__getitem__, ints(idx))
 
 
@@ -210,11 +216,12 @@ def element_kernel(op: Op, *, holes: bool) -> Kernel:
 
 
 def _map_kernel(op: Map, *, holes: bool) -> Kernel:
-    fn, batch_fn = op.fn, op.batch_fn
+    batch_fn = op.batch_fn
+    fn: Any = None if op.batched else op.fn
 
     def kernel(block: Block, idx: Any) -> Block:
         if batch_fn is not None and (op.batched or isinstance(block, Columns)) and len(block):
-            return _map_columns(op, batch_fn, block, idx, holes=holes)
+            return _map_columns(op, batch_fn, block, None if idx is None else ints(idx), holes=holes)
         rows = block.own_rows()
         feed = iter(rows)
         try:
@@ -229,27 +236,31 @@ def _map_kernel(op: Map, *, holes: bool) -> Kernel:
 
 
 def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, holes: bool) -> Block:
-    """A function of columns over a block; holes are left out and put back."""
-    if holes and isinstance(block, Rows):
-        full = np.array([row is not None for row in block.items])
-        if not full.all():
-            out: list[Any] = [None] * len(block)
-            if full.any():
-                done = _map_columns(op, fn, block.take(np.flatnonzero(full)), as_array(idx)[full], holes=False)
-                for i, row in zip(np.flatnonzero(full).tolist(), done.rows(), strict=True):
-                    out[i] = row
-            return Rows(out, owned=True)
+    """A function of columns over a block; where rows do not make columns of one kind, over each row alone."""
+    if isinstance(block, Rows) and not _tree.uniform(block.items):
+        out: list[Any] = []
+        for i, row in enumerate(block.items):
+            alone = Rows([row], owned=True)
+            place = None if idx is None else idx[i : i + 1]
+            out += [None] if holes and row is None else _call_columns(op, fn, alone, place).rows()
+        return Rows(out, owned=True)
+    if holes and isinstance(block, Rows) and block.items[0] is None:
+        return block
+    return _call_columns(op, fn, block, idx)
+
+
+def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
     try:
         tree = _tree.tree_map(np.asarray, fn(block.stack()))
     except Exception as e:
-        blame(e, op, iter(range(len(block) - 1)), ints(idx))
+        blame(e, op, iter(range(len(block) - 1)), idx)
         raise
-    for name, leaf in _tree.named_leaves(tree):
-        if leaf.shape[:1] != (len(block),):
-            raise PipelineError(
-                f"{op.label()} got columns of {len(block)} rows and returned a leaf{name} of shape {leaf.shape}: "
-                "it must return one row for each that it gets."
-            )
+    lengths = {name: leaf.shape[:1] for name, leaf in _tree.named_leaves(tree)}
+    if not lengths or any(length != (len(block),) for length in lengths.values()):
+        raise PipelineError(
+            f"{op.label()} got columns of {len(block)} rows and returned leaves of lengths {lengths}: "
+            "it must return one row for each that it gets."
+        )
     return Columns(tree, len(block))
 
 
@@ -328,9 +339,8 @@ def _(op: FlatMap) -> Fetch:
             blame(e, op, feed, unique)
             raise
         pairs = zip(wanted.tolist(), child.tolist(), strict=True)
-        # The same child may be asked for twice, and must not be one object then.
-        owned = len(set(ints(idx))) == len(idx)
-        return Rows([families[w][c] if c < len(families[w]) else None for w, c in pairs], owned=owned)
+        # Children may share memory with each other, and one may be asked for twice.
+        return Rows([families[w][c] if c < len(families[w]) else None for w, c in pairs], owned=False)
 
     return fetch
 
@@ -347,18 +357,18 @@ def _(op: Batch) -> Fetch:
     def fetch(idx: Indices) -> Block:
         flat, cuts = layout(idx)
         block = parent(flat)
-        return Rows([make_batch(op, block.cut(a, b)) for a, b in cuts], owned=True)
+        return Rows([make_batch(op, block.cut(a, b), i) for i, (a, b) in zip(ints(idx), cuts, strict=True)], owned=True)
 
     return fetch
 
 
-def make_batch(op: Batch, block: Block) -> Any:
-    """One batch from its elements."""
+def make_batch(op: Batch, block: Block, index: int | None = None) -> Any:
+    """One batch from its elements; `index` is its own, where it has one."""
     if op.batch_fn is not None:
         try:
             return op.batch_fn(block.own_rows())
         except Exception as e:
-            blame(e, op, iter(()), (0,))
+            blame(e, op, iter(()), None if index is None else (index,))
             raise
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(

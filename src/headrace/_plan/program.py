@@ -67,7 +67,7 @@ class Program:
         if n is None or not len(idx):
             return idx
         if isinstance(idx, range):
-            if 0 <= idx[0] < n and 0 <= idx[-1] < n:
+            if _lies_within(idx, n):
                 return idx
             idx = as_array(idx)
         first, last = int(idx.min()) // n, int(idx.max()) // n
@@ -94,10 +94,15 @@ class Program:
     def _slices_of_range(self, idx: range) -> Indices:
         out: Indices = idx
         for step in self.steps:
-            if isinstance(out, range) and isinstance(step, Slice) and out.start >= 0 and out.stop <= step.count:
-                start = out.start * step.step + step.start
-                stride = out.step * step.step
+            assert isinstance(step, Slice)
+            if isinstance(out, range) and _lies_within(out, step.count):
+                start, stride = out.start * step.step + step.start, out.step * step.step
                 out = range(start, start + len(out) * stride, stride)
             else:
                 out = step.indices(as_array(out))
         return out
+
+
+def _lies_within(idx: range, length: int) -> bool:
+    """Whether all indices, up or down, are of the first epoch."""
+    return len(idx) == 0 or (0 <= idx[0] < length and 0 <= idx[-1] < length)

@@ -38,17 +38,11 @@ class ArrayDataSource:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return _tree.tree_map(lambda a: a[index].copy() if a.ndim > 1 else a[index], self._arrays)
+        return _tree.tree_map(lambda array: _tree.copy_tree(array[index]), self._arrays)
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
         """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
-        arrays = self._arrays
-        # The indices are known to be in range, and clipping them is cheaper for `take` than checking them.
-        if type(arrays) is np.ndarray:
-            return arrays.take(indices, axis=0, mode="clip")
-        if type(arrays) is dict:
-            return {key: _take(array, indices) for key, array in arrays.items()}
-        return _tree.tree_map(lambda array: array.take(indices, axis=0, mode="clip"), arrays)
+        return _take(self._arrays, indices)
 
     @property
     def element_spec(self) -> Any:
@@ -61,10 +55,14 @@ class ArrayDataSource:
         return f"ArrayDataSource(length={self._length}, {specs.removeprefix(': ')})"
 
 
-def _take(array: Any, indices: np.ndarray) -> Any:
-    if type(array) is np.ndarray:
-        return array.take(indices, axis=0, mode="clip")
-    return _tree.tree_map(lambda leaf: leaf.take(indices, axis=0, mode="clip"), array)
+def _take(arrays: Any, indices: np.ndarray) -> Any:
+    if type(arrays) is np.ndarray:
+        # The indices are known to be in range, and clipping them is cheaper than checking them.
+        rows = arrays.take(indices, axis=0, mode="clip")
+        return _tree.copy_tree(rows) if rows.dtype.hasobject else rows
+    if type(arrays) is dict:
+        return {key: _take(array, indices) for key, array in arrays.items()}
+    return _tree.tree_map(lambda array: _take(array, indices), arrays)
 
 
 def is_array_like(value: Any) -> bool:

@@ -16,7 +16,9 @@ from functools import singledispatch
 from typing import Any, NamedTuple
 
 from headrace._ops.base import Op
-from headrace._ops.buffer import Prefetch
+from headrace._ops.buffer import Prefetch, ToStream
+from headrace._ops.element import Filter, Map
+from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows, concat
 from headrace.options import DatasetOptions, ReadOptions
 from headrace.protocols import Executor
@@ -33,7 +35,7 @@ class Run(NamedTuple):
 
 
 class Places:
-    """Where the elements of a run are in the source, as far as their positions tell: for error messages."""
+    """The indices of a run's elements in a chain whose position is the next index: for error messages."""
 
     def __init__(self, run: Run):
         self._at, self._length = run.at, len(run.block)
@@ -41,11 +43,15 @@ class Places:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, j: int) -> Any:
-        position = self._at(j + 1)
-        while isinstance(position, tuple) and position:
-            position = position[-1]
-        return position - 1 if isinstance(position, int) else "?"
+    def __getitem__(self, j: int) -> int:
+        return self._at(j + 1) - 1
+
+
+def places(op: Op, run: Run) -> Places | None:
+    """Where the elements that an operation gets are in the source, if they are elements of it."""
+    while isinstance(op.parents[0], Map | Filter | Seed | Options | Prefetch):
+        op = op.parents[0]
+    return Places(run) if isinstance(op.parents[0], ToStream) else None
 
 
 class Stream:

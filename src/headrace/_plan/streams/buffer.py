@@ -1,6 +1,7 @@
 """Streams of `_ops/buffer.py`: where a stream starts and ends, what is kept of it, what runs ahead."""
 
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -25,7 +26,8 @@ class IndexStream(Stream):
         self._asked: deque[range] = deque()
         self._next = self.position
         self._closes_holes = not op.allow_nones
-        self._watch = FilterWatch(_last_filter(op.parent), context.options)
+        last_filter = _last_filter(op.parent)
+        self._watch = None if last_filter is None else FilterWatch(last_filter, context.options)
 
     def pull(self, n: int) -> Run | None:
         if self._executor.inline:
@@ -42,9 +44,10 @@ class IndexStream(Stream):
             block = self._executor.next()
         if self._closes_holes and isinstance(block, Rows):
             full = [row for row in block.items if row is not None]
+            if self._watch is not None:
+                self._watch.saw(len(block), len(full))
             if len(full) < len(block):
                 kept = np.flatnonzero([row is not None for row in block.items])
-                self._watch.saw(len(block), len(full))
                 return self._run(Rows(full, owned=block.owned), lambda j: first + int(kept[j - 1]) + 1)
         return self._run(block, lambda j: first + j)
 
@@ -63,12 +66,20 @@ class IndexStream(Stream):
         self._executor.close(wait=wait)
 
 
-def _last_filter(op: Op) -> Op:
-    """The operation to name when most indices have no element."""
-    each = op
-    while not isinstance(each, Filter | FlatMap) and len(each.parents) == 1:
-        each = each.parents[0]
-    return each if isinstance(each, Filter | FlatMap) else op
+def _last_filter(op: Op) -> Filter | None:
+    """The filter to name when most indices have no element; none where a `flat_map` leaves gaps as well."""
+    while not isinstance(op, FlatMap) and len(op.parents) == 1:
+        if isinstance(op, Filter):
+            return None if any(isinstance(each, FlatMap) for each in _above(op)) else op
+        op = op.parents[0]
+    return None
+
+
+def _above(op: Op) -> Iterator[Op]:
+    """All operations before one."""
+    for parent in op.parents:
+        yield parent
+        yield from _above(parent)
 
 
 @open_stream.register

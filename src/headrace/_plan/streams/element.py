@@ -9,7 +9,7 @@ from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._plan.blocks import Rows
 from headrace._plan.kernels import blame, element_kernel
-from headrace._plan.streams.base import At, Context, Places, Position, Run, Stream, Unary, open_stream
+from headrace._plan.streams.base import At, Context, Position, Run, Stream, Unary, open_stream, places
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions
 
@@ -19,13 +19,13 @@ class ElementStream(Unary):
 
     def __init__(self, op: Map, parent: Stream):
         super().__init__(parent.position, parent)
-        self._kernel = element_kernel(op, holes=False)
+        self._op, self._kernel = op, element_kernel(op, holes=False)
 
     def pull(self, n: int) -> Run | None:
         run = self.parent.pull(n)
         if run is None:
             return None
-        return self._run(self._kernel(run.block, Places(run)), run.at)
+        return self._run(self._kernel(run.block, places(self._op, run)), run.at)
 
 
 @open_stream.register
@@ -74,7 +74,7 @@ class FilterStream(Unary):
         try:
             mask = [fn(x) for x in feed]
         except Exception as e:
-            blame(e, self._op, feed, Places(run))
+            blame(e, self._op, feed, places(self._op, run))
             raise
         kept = block.keep(mask)
         self._watch.saw(len(block), len(kept))
@@ -150,7 +150,7 @@ class FlatMapStream(Unary):
         try:
             families = [self._op.children(x) for x in feed]
         except Exception as e:
-            blame(e, self._op, feed, Places(run))
+            blame(e, self._op, feed, places(self._op, run))
             raise
         skipped, self._taken = self._taken, 0
         ends = np.cumsum([len(family) for family in families])

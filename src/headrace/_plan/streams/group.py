@@ -149,7 +149,7 @@ class BufferShuffleStream(GroupStream):
         size = self._op.buffer_size
         self._feed.fill(size, careful=careful)
         block = self._feed.take(size)
-        landing = self._op.landing(stretch)[: len(block)]
+        landing = self._op.landing(stretch, len(block))
         inside = landing < size
         here, later = np.flatnonzero(inside), np.flatnonzero(~inside)
         return block.take(here), landing[here], block.take(later), landing[later]
