@@ -97,6 +97,14 @@ def test_an_iterator_dropped_without_close_leaves_no_thread(make):
     wait_for_no_threads()
 
 
+def test_the_parts_of_a_mix_share_their_threads():
+    parts = [MapDataset.range(1000).to_iter_dataset(ReadOptions(num_threads=4)) for _ in range(30)]
+    with iter(IterDataset.mix(parts)) as iterator:
+        assert [next(iterator) for _ in range(90)] == [i for i in range(3) for _ in range(30)]
+        assert 1 <= len(threads()) <= 4
+    assert not threads()
+
+
 def test_start_prefetch_computes_before_the_first_element_is_asked_for():
     computed = threading.Event()
     ds = MapDataset.range(10).map(lambda x: computed.set() or x)

@@ -117,7 +117,8 @@ def test_states_are_small(ds):
 def pulled(ds, sizes, careful=False):
     """All outputs and positions, pulled in runs of these sizes."""
     op = ds._stream_op
-    stream = open_stream(op, None, context(op, careful=careful))
+    run_on = context(op, careful=careful)
+    stream = open_stream(op, None, run_on)
     elements, positions = [], [stream.position]
     for _ in range(10_000):
         run = stream.pull(sizes[len(elements) % len(sizes)])
@@ -126,6 +127,7 @@ def pulled(ds, sizes, careful=False):
         positions += [run.at(j + 1) for j in range(len(run.block))]
         elements += run.block.own_rows()
     stream.close()
+    run_on.close()
     return elements, positions
 
 

@@ -231,13 +231,15 @@ class Dataset(Generic[T]):
         op = self._stream_op
         if op.endless:
             raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
-        stream = open_stream(op, None, context(op))
+        run_on = context(op)
+        stream = open_stream(op, None, run_on)
         try:
             blocks = list(_blocks(stream))
         except Exception:
             blocks = [Rows(list(self), owned=True)]  # once more, for an error that says where
         finally:
             stream.close()
+            run_on.close()
         if not any(map(len, blocks)):
             raise PipelineError("`to_arrays` of an empty dataset: there is no element to tell shapes and dtypes.")
         return concat(blocks).stack()

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from headrace import _state
 from headrace._executors import context
 from headrace._ops.base import Op
-from headrace._plan.streams import At, Stream, open_stream
+from headrace._plan.streams import At, Context, Stream, open_stream
 from headrace.errors import ClosedError, FilterError, StateError
 
 T = TypeVar("T")
@@ -173,6 +173,7 @@ class _Walk:
         self.current: Iterator[Any] = iter(())
         self.chain_ended = False
         self._stream: Stream | None = None
+        self._context: Context | None = None
         self._length = 0
         self._at: At | None = None
         self._start: Any = None  # the position that the stream is opened at
@@ -277,7 +278,8 @@ class _Walk:
     def _open(self) -> Stream:
         if self._stream is None:
             self._stream_is_careful = self._careful_outputs > 0
-            self._stream = open_stream(self.op, self._start, context(self.op, careful=self._stream_is_careful))
+            self._context = context(self.op, careful=self._stream_is_careful)
+            self._stream = open_stream(self.op, self._start, self._context)
         return self._stream
 
     def start(self) -> None:
@@ -287,8 +289,9 @@ class _Walk:
 
     def _discard_stream(self, *, wait: bool = True) -> None:
         stream, self._stream = self._stream, None
-        if stream is not None:
+        if stream is not None and self._context is not None:
             stream.close(wait=wait)
+            self._context.close(wait=wait)
 
     def close(self) -> None:
         if self._at is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace._executors.inline import InlineExecutor
-from headrace._executors.threads import ThreadExecutor
+from headrace._executors.threads import ThreadExecutor, Threads
 from headrace.protocols import Executor
 
 ELEMENT_S = 200e-6  # an element that costs less is not worth a hand-over between threads
@@ -27,8 +27,8 @@ class ChoosingExecutor:
     Tasks come back in order whoever computes them: after a change, what the one before still has comes first.
     """
 
-    def __init__(self, make_threads: Callable[[], ThreadExecutor]):
-        self._make_threads = make_threads
+    def __init__(self, threads: Threads, make_threads: Callable[[], ThreadExecutor]):
+        self._threads, self._make_threads = threads, make_threads
         self._inline = InlineExecutor()
         self._current: Executor = self._inline
         self._tasks: deque[tuple[Executor, int]] = deque()
@@ -67,7 +67,7 @@ class ChoosingExecutor:
             self._inline_rate = rate
             self._on_trial = 1 / rate >= ELEMENT_S
             if self._on_trial:
-                self._change(ThreadExecutor(TRIAL_THREADS, TRIAL_BUFFER, buffer_bytes=64 << 20))
+                self._change(ThreadExecutor(self._threads, TRIAL_THREADS, TRIAL_BUFFER, buffer_bytes=64 << 20))
         else:
             self._on_trial = False
             self._change(self._make_threads() if rate >= GAIN * self._inline_rate else self._inline)

@@ -2,15 +2,17 @@
 
 What is ready or under way is bounded: in elements by `buffer_size`, and in bytes by `buffer_bytes`, as far as
 the results seen so far tell how large the next ones will be (before the first, one task a thread). One task is
-always allowed.
+always allowed. The parts of a pipeline share their threads, and the bytes that they may hold.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK_S = 0.002  # a chunk is worth about this much work: less and handing over costs, more and it is late
 
@@ -22,19 +24,42 @@ class _Done:
     took_s: float
 
 
+class Threads:
+    """The threads of one iterator, by how many a part asks for; started when they are first needed."""
+
+    def __init__(self):
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self.num_users = 0
+
+    def pool(self, num_threads: int) -> "ThreadPoolExecutor":
+        """The pool of so many threads."""
+        if num_threads not in self._pools:
+            from concurrent.futures import ThreadPoolExecutor  # 5 ms that most pipelines never need
+
+            self._pools[num_threads] = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace")
+        return self._pools[num_threads]
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the threads."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=wait, cancel_futures=True)
+        self._pools.clear()
+
+
 class ThreadExecutor:
-    """An ordered pool of threads."""
+    """Tasks in order, on threads that others may use as well."""
 
     inline = False
 
-    def __init__(self, num_threads: int, buffer_size: int, buffer_bytes: int):
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace")
-        self._num_threads = num_threads
+    def __init__(self, threads: Threads, num_threads: int, buffer_size: int, buffer_bytes: int):
+        self._threads, self._num_threads = threads, num_threads
         self._buffer_size, self._buffer_bytes = max(buffer_size, 1), buffer_bytes
         self._pending: deque[tuple[Future[_Done], int]] = deque()
         self._elements = 0
         self._chunk = 1
         self._element_bytes: float | None = None  # known once a result has been seen
+        self._closed = False
+        threads.num_users += 1
 
     def wants(self, n: int) -> int:
         if not self._pending:
@@ -45,10 +70,11 @@ class ThreadExecutor:
             return 0
         if self._element_bytes is None:
             return size if len(self._pending) < self._num_threads else 0
-        return size if (self._elements + size) * self._element_bytes <= self._buffer_bytes else 0
+        share = self._buffer_bytes / self._threads.num_users
+        return size if (self._elements + size) * self._element_bytes <= share else 0
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
-        self._pending.append((self._pool.submit(_timed, task), size))
+        self._pending.append((self._threads.pool(self._num_threads).submit(_timed, task), size))
         self._elements += size
 
     def next(self) -> Any:
@@ -69,8 +95,13 @@ class ThreadExecutor:
             self._chunk = max(1, self._chunk // 2)
 
     def close(self, *, wait: bool = True) -> None:
-        self._pool.shutdown(wait=wait, cancel_futures=True)
+        """Gives up what is not under way yet; the threads are the iterator's, and end with it."""
+        for future, _ in self._pending:
+            future.cancel()
         self._pending.clear()
+        if not self._closed:
+            self._closed = True
+            self._threads.num_users -= 1
 
 
 def _timed(task: Callable[[], Any]) -> _Done:

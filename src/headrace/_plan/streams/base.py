@@ -80,11 +80,15 @@ class Stream:
 
 @dataclass(frozen=True)
 class Context:
-    """What streams need of the world: who computes chunks, who works ahead, which options hold."""
+    """What streams need of the world: who computes chunks, who works ahead, which options hold.
+
+    Whoever opened the stream closes the context after it; `wait=False` does not wait for threads to end.
+    """
 
     executor: Callable[[ReadOptions | None], Executor]
     ahead: Callable[[Stream, Prefetch], Stream]
     options: DatasetOptions
+    close: Callable[..., None]
 
 
 @singledispatch
