@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from headrace._ops.base import Op
 from headrace._ops.buffer import Prefetch, ToStream
 from headrace._ops.element import Filter, Map
@@ -76,6 +78,23 @@ class Stream:
         if len(block):
             self.position = after(len(block))
         return Run(block, lambda j: after(j) if j else before)
+
+
+def at_kept(mask: list[Any], count: int, at: At) -> At:
+    """Positions after the `count` elements that a mask keeps; all but the last are worked out when asked for."""
+    places: list[np.ndarray] = []
+
+    def after(j: int) -> Position:
+        if j == count:
+            last = len(mask) - 1
+            while not mask[last]:
+                last -= 1
+            return at(last + 1)
+        if not places:
+            places.append(np.flatnonzero(np.fromiter(map(bool, mask), bool, len(mask))))
+        return at(int(places[0][j - 1]) + 1)
+
+    return after
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
-import numpy as np
-
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, Limit, Prefetch, Skip, ToStream
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.blocks import Rows
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream
 from headrace._plan.streams.element import FilterWatch
 
 
@@ -47,8 +45,8 @@ class IndexStream(Stream):
             if self._watch is not None:
                 self._watch.saw(len(block), len(full))
             if len(full) < len(block):
-                kept = np.flatnonzero([row is not None for row in block.items])
-                return self._run(Rows(full, owned=block.owned), lambda j: first + int(kept[j - 1]) + 1)
+                mask = [row is not None for row in block.items]
+                return self._run(Rows(full, owned=block.owned), at_kept(mask, len(full), lambda j: first + j))
         return self._run(block, lambda j: first + j)
 
     def _ask(self, n: int) -> None:

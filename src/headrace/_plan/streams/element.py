@@ -9,7 +9,7 @@ from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._plan.blocks import Rows
 from headrace._plan.kernels import blame, element_kernel
-from headrace._plan.streams.base import At, Context, Position, Run, Stream, Unary, open_stream, places
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, places
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions
 
@@ -78,19 +78,7 @@ class FilterStream(Unary):
             raise
         kept = block.keep(mask)
         self._watch.saw(len(block), len(kept))
-        return self._run(kept, _at_kept(mask, at))
-
-
-def _at_kept(mask: list[Any], at: At) -> At:
-    """Positions after the kept elements, worked out when somebody asks."""
-    places: list[np.ndarray] = []
-
-    def after(j: int) -> Position:
-        if not places:
-            places.append(np.flatnonzero(np.fromiter(map(bool, mask), bool, len(mask))))
-        return at(int(places[0][j - 1]) + 1)
-
-    return after
+        return self._run(kept, at_kept(mask, len(kept), at))
 
 
 @open_stream.register
