@@ -532,3 +532,29 @@ def test_torch_reads_the_arrays_without_a_copy_and_torch_datasets_are_sources():
     tensor = torch.from_numpy(batch)
     tensor += 1
     assert batch[0, 0] == 17.0
+
+
+def test_node_types_registered_with_jax_are_batched():
+    jax = pytest.importorskip("jax")
+
+    @jax.tree_util.register_pytree_node_class
+    class Pair:
+        def __init__(self, a, b):
+            self.a, self.b = a, b
+
+        def tree_flatten(self):
+            return (self.a, self.b), "kept"
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            assert aux == "kept"
+            return cls(*children)
+
+    ds = MapDataset.range(6).map(lambda i: {"pair": Pair(i, np.ones(2) * i)})
+    for batch in (ds.batch(3)[1], next(iter(ds.skip(3).to_iter_dataset().batch(3)))):
+        assert_equal(batch["pair"].a, np.array([3, 4, 5]))
+        assert batch["pair"].b.shape == (3, 2)
+    arrays = MapDataset.range(4).map(lambda i: jax.numpy.ones(2) * i).batch(2)
+    assert_equal(arrays[1], np.array([[2.0, 2.0], [3.0, 3.0]], np.float32))
+    device = jax.device_put(arrays[1])
+    assert float(device.sum()) == 10.0
