@@ -46,6 +46,7 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: IterDataset.mix({}), "`mix` needs at least one dataset"),
         (lambda: IterDataset.mix({"a": STREAM}, {"b": 1}), r"datasets \['a'\] and weights for \['b'\]"),
         (lambda: IterDataset.mix([STREAM], {"b": 1}), "give both as mappings"),
+        (lambda: IterDataset.mix({"b": STREAM}, [1]), "give both as mappings"),
         (lambda: MapDataset.mix([RANGE, STREAM]), "dataset 1 is IterDataset.*IterDataset.mix"),
         (lambda: IterDataset.zip([STREAM, 3]), "item 1 is int"),
         (lambda: MapDataset.zip([RANGE, RANGE[:3]]), r"datasets of one length; got \[10, 3\].*strict=False"),

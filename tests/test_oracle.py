@@ -113,15 +113,17 @@ def test_mix(weights):
 
 def test_mix_by_name():
     def build(lib, cls):
-        parts = {"b": stream(lib, cls.range(9)), "a": stream(lib, cls.range(100, 120))}
-        return lib.IterDataset.mix(parts, {"b": 1, "a": 2})
+        parts = {"a": stream(lib, cls.range(9)), "b": stream(lib, cls.range(100, 120))}
+        return lib.IterDataset.mix(parts, {"a": 1, "b": 2})
 
     assert_both(build)
 
 
 def test_weights_by_name_belong_to_their_names_whatever_their_order():
     parts = {"b": stream(hr, hr.MapDataset.range(9)), "a": stream(hr, hr.MapDataset.range(100, 120))}
-    assert list(hr.IterDataset.mix(parts, {"a": 2, "b": 1})) == list(hr.IterDataset.mix(parts, {"b": 1, "a": 2}))
+    mixed = list(hr.IterDataset.mix(parts, {"a": 2, "b": 1}))
+    assert mixed[:6] == [100, 101, 0, 102, 103, 1]
+    assert mixed == list(hr.IterDataset.mix(dict(sorted(parts.items())), {"b": 1, "a": 2}))
 
 
 def test_mix_far_out():

@@ -213,24 +213,25 @@ class IterDataset(Dataset[T]):
     ) -> "IterDataset[T]":
         """Elements of several datasets in fixed proportions, until one that is due has ended.
 
-        With mappings, parts are known by name: a state can be restored after weights or parts have changed.
+        With mappings, parts are known by name and stand in the order of their names: a state can be restored
+        after weights or parts have changed.
 
         >>> a, b = MapDataset.range(3).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
         """
+        if weights is not None and isinstance(datasets, Mapping) != isinstance(weights, Mapping):
+            raise PipelineError("`mix` has only datasets or only weights by name: give both as mappings, or neither.")
         names = None
         if isinstance(datasets, Mapping):
-            names = tuple(datasets)
+            names = tuple(sorted(datasets))
             if isinstance(weights, Mapping):
                 if set(weights) != set(names):
-                    raise PipelineError(f"`mix` has datasets {sorted(names)} and weights for {sorted(weights)}.")
+                    raise PipelineError(f"`mix` has datasets {list(names)} and weights for {sorted(weights)}.")
                 weights = [weights[name] for name in names]
-            datasets = list(datasets.values())
-        elif isinstance(weights, Mapping):
-            raise PipelineError("`mix` has weights by name and datasets without names: give both as mappings.")
+            datasets = [datasets[name] for name in names]
         parts = _stream_ops(datasets, "mix")
-        return IterDataset._of(Mix(parts, None if weights is None else tuple(weights), names))
+        return IterDataset._of(Mix(parts, None if weights is None else tuple(weights), names))  # type: ignore[arg-type]
 
     @staticmethod
     def zip(datasets: "Sequence[Dataset]", *, strict: bool = True) -> "IterDataset[tuple]":
