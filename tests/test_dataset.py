@@ -393,6 +393,38 @@ def test_a_users_own_datasets_work_anywhere_in_a_chain():
     assert list(Squares(MapDataset.range(4)).parents[0]) == [0, 1, 2, 3]
 
 
+def test_a_users_source_like_dataset_need_not_know_epochs_slices_or_negative_indices():
+    class Listed(MapDataset):
+        def __init__(self, items):
+            super().__init__()
+            self.items = items
+
+        def __len__(self):
+            return len(self.items)
+
+        def __getitem__(self, i):
+            return self.items[i]
+
+    ds = Listed([10, 20, 30])
+    assert sorted(ds.seed(1).shuffle().repeat(2)) == [10, 10, 20, 20, 30, 30]
+    assert ds[-1] == 30
+    assert list(ds[1:]) == [20, 30]
+    assert list(ds[[2, 0]]) == [30, 10]
+    with pytest.raises(TypeError, match="must be an int"):
+        ds["a"]
+
+
+def test_a_plain_generator_has_states_too():
+    iterator = iter(Countdown())
+    assert [next(iterator) for _ in range(5)] == [40, 39, 38, 37, 36]
+    state = iterator.get_state()
+    with iter(Countdown()) as fresh:
+        fresh.set_state(state)
+        assert next(fresh) == 35
+    assert_resumable(Countdown())
+    assert_resumable(Pairs(Countdown()))
+
+
 def test_a_users_iterator_is_asked_for_its_state_only_now_and_then():
     asked = []
 

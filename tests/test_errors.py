@@ -72,7 +72,15 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: RANGE.apply([3]), "takes transforms .*got int"),
         (lambda: RANGE.take(-1), "`take` needs a count of 0 or more; got -1"),
         (lambda: STREAM.take(-1), "count must be an int of at least 0; got -1"),
-        (lambda: RANGE.shard(3, 3), r"0\.\.2; got 3"),
+        (lambda: RANGE.shard(3, 3), "an index below it; got num_shards=3, index=3"),
+        (lambda: RANGE.shard(0, 3), "positive number of shards"),
+        (lambda: MapDataset.mix({"a": RANGE}), "parts by name are for `IterDataset.mix`"),
+        (
+            lambda: list(
+                MapDataset.source([{"ids": np.ones(2)}]).to_iter_dataset().padded_batch(2, pad_value={"id": 1})
+            ),
+            r"values for \['id'\], and elements have the features \['ids'\]",
+        ),
         (lambda: MapDataset.source(3), "int lacks `__len__`"),
         (lambda: MapDataset.source({"a": np.ones(3), "b": np.ones(4)}), r"\['a'\]: 3, \['b'\]: 4"),
         (lambda: MapDataset.source({"a": [1, 2]}), "only if its values are NumPy arrays"),
@@ -308,6 +316,29 @@ def test_a_note_names_the_element_where_it_has_a_number(build, note):
         list(build(STREAM))
     assert note in info.value.__notes__[-1]
     assert len(info.value.__notes__) == 1
+
+
+def test_a_predicate_that_has_no_truth_value():
+    with pytest.raises(ValueError, match="truth value") as info:
+        list(STREAM.filter(lambda x: np.array([True, False])))
+    assert "in filter(<lambda> at test_errors.py:" in info.value.__notes__[0]
+
+
+def test_a_mix_that_changed_in_the_middle_of_a_window():
+    def build(weights):
+        return IterDataset.mix({name: MapDataset.range(400).to_iter_dataset() for name in weights}, weights)
+
+    saved = iter(build({"a": 2, "b": 1}).window_shuffle(8, seed=3))
+    for _ in range(5):
+        next(saved)
+    for changed in ({"a": 1, "b": 3}, {"a": 2, "b": 1, "c": 1}, {"a": 2}):
+        with pytest.raises(StateError, match="in the middle of a window or batch that they made"):
+            iter(build(changed).window_shuffle(8, seed=3)).set_state(saved.get_state())
+    for _ in range(3):
+        next(saved)
+    other = iter(build({"a": 1, "b": 3}).window_shuffle(8, seed=3))
+    other.set_state(saved.get_state())
+    assert len([next(other) for _ in range(16)]) == 16
 
 
 def test_a_note_of_the_users_own_stays():

@@ -34,7 +34,12 @@ class Dataset(Generic[T]):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        Dataset._kinds.setdefault(cls._is_stream, cls)
+        if Dataset._kinds.setdefault(cls._is_stream, cls) is not cls:
+            cls._welcome()
+
+    @classmethod
+    def _welcome(cls) -> None:
+        """Completes a class of the user's own, so that it can be used like any other dataset."""
 
     def __init__(self, parents: "Dataset | Sequence[Dataset]" = ()):
         self._parents = (parents,) if isinstance(parents, Dataset) else tuple(parents)
@@ -48,9 +53,10 @@ class Dataset(Generic[T]):
     @functools.cached_property
     def _op(self) -> Op:
         """The operation that this dataset is; a user's own class is one of its own."""
-        for method in ("__iter__",) if self._is_stream else ("__len__", "__getitem__"):
+        for method in ("_own_iter",) if self._is_stream else ("__len__", "__getitem__"):
             if getattr(type(self), method) is getattr(Dataset._kinds[self._is_stream], method):
-                raise PipelineError(f"{type(self).__name__} must define `{method}` to be a dataset of its own.")
+                name = "__iter__" if method == "_own_iter" else method
+                raise PipelineError(f"{type(self).__name__} must define `{name}` to be a dataset of its own.")
         return UserDataset(self, self._is_stream)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def encode(op: Op, position: Any) -> Json:
         return state
     if isinstance(op, Interleave):
         return state | {"open": [_encode_slot(op, slot) for slot in position[-1]]}
+    if isinstance(op, Mix):
+        state |= {"weights": _plain(op.weights)}
     if isinstance(op, Mix | Zip):
         parts = [encode(part, at) for part, at in zip(op.parts, position[-1], strict=True)]
         names = op.names if isinstance(op, Mix) else None
@@ -38,10 +40,13 @@ def encode(op: Op, position: Any) -> Json:
     return state | {"parent": encode(op.parents[0], position[-1])}
 
 
-def decode(op: Op, state: Any) -> Any:
-    """The position that a state of this pipeline stands for; `None` is the start."""
+def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
+    """The position that a state of this pipeline stands for; `None` is the start.
+
+    With `reread`, some of what comes from this position has been handed over already and is made once more.
+    """
     if op.state_fields is None and not isinstance(op, ToStream):
-        return decode(op.parents[0], state)
+        return decode(op.parents[0], state, reread=reread)
     if not isinstance(state, dict):
         raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r}.")
     if isinstance(op, ToStream):
@@ -49,17 +54,23 @@ def decode(op: Op, state: Any) -> Any:
     _check(op, state)
     assert op.state_fields is not None
     numbers = tuple(state[name] for name in op.state_fields)
+    reread = reread or any(state.get(name) for name in _REREAD)
     if isinstance(op, UserDataset):
         return numbers
     if isinstance(op, Interleave):
-        return (*numbers, tuple(_decode_slot(op, slot) for slot in state["open"]))
+        return (*numbers, tuple(_decode_slot(op, slot, reread=reread) for slot in state["open"]))
     if isinstance(op, Mix):
-        return (*numbers, _decode_mixed(op, state["parents"]))
+        return (*numbers, _decode_mixed(op, state, reread=reread))
     if isinstance(op, Zip):
         if len(state["parents"]) != len(op.parts):
             raise StateError(f"The state zips {len(state['parents'])} datasets; {op.label()} has {len(op.parts)}.")
-        return (*numbers, tuple(map(decode, op.parts, state["parents"])))
-    return (*numbers, decode(op.parents[0], state["parent"]))
+        pairs = zip(op.parts, state["parents"], strict=True)
+        return (*numbers, tuple(decode(part, inner, reread=reread) for part, inner in pairs))
+    return (*numbers, decode(op.parents[0], state["parent"], reread=reread))
+
+
+_REREAD = ("taken_of_group", "rows_taken", "group")
+"""Fields that are not zero where a restored stream reads again what it has read before."""
 
 
 def _decode_index(op: ToStream, state: Json) -> int:
@@ -108,8 +119,17 @@ def _parent_fields(op: Op) -> tuple[str, ...]:
     return ("open",) if isinstance(op, Interleave) else ("parents",) if isinstance(op, Mix | Zip) else ("parent",)
 
 
-def _decode_mixed(op: Mix, parents: Any) -> tuple[Any, ...]:
+def _decode_mixed(op: Mix, state: Json, *, reread: bool) -> tuple[Any, ...]:
     """Parts that the state does not know start at their beginning; parts that are gone are left out."""
+    parents: Any = state["parents"]
+    known = list(parents) if isinstance(parents, dict) else len(parents)
+    same_parts = known == (list(op.names) if op.names else len(op.parts))
+    if reread and not (same_parts and state.get("weights") == _plain(op.weights)):
+        raise StateError(
+            f"The parts or weights of {op.label()} (pipeline at {op.site}) are not those of the state, and an "
+            "operation after it is in the middle of a window or batch that they made. Change them at a state "
+            "where none is open, or put that operation before the mix."
+        )
     if isinstance(parents, dict) != (op.names is not None):
         kinds = ("named", "numbered") if isinstance(parents, dict) else ("numbered", "named")
         raise StateError(f"The state mixes {kinds[0]} datasets, and {op.label()} has {kinds[1]} ones.")
@@ -117,7 +137,8 @@ def _decode_mixed(op: Mix, parents: Any) -> tuple[Any, ...]:
         parents = dict(enumerate(parents))
     names = op.names or range(len(op.parts))
     return tuple(
-        decode(part, parents[name]) if name in parents else None for part, name in zip(op.parts, names, strict=True)
+        decode(part, parents[name], reread=reread) if name in parents else None
+        for part, name in zip(op.parts, names, strict=True)
     )
 
 
@@ -128,7 +149,7 @@ def _encode_slot(op: Interleave, slot: Any) -> Json | None:
     return {"dataset": number, "state": encode(interleaved_part(op, number), position)}
 
 
-def _decode_slot(op: Interleave, slot: Any) -> Any:
+def _decode_slot(op: Interleave, slot: Any, *, reread: bool) -> Any:
     if slot is None:
         return None
     if slot["dataset"] >= op.num_datasets:
@@ -136,7 +157,7 @@ def _decode_slot(op: Interleave, slot: Any) -> Any:
             f"The state has dataset {slot['dataset']} open, and {op.label()} (pipeline at {op.site}) has "
             f"{op.num_datasets} datasets."
         )
-    return slot["dataset"], decode(interleaved_part(op, slot["dataset"]), slot["state"])
+    return slot["dataset"], decode(interleaved_part(op, slot["dataset"]), slot["state"], reread=reread)
 
 
 def _plain(value: Any) -> Any:

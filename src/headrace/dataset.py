@@ -23,6 +23,7 @@ from headrace._ops.source import Source
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
 from headrace.errors import PipelineError
+from headrace.iterator import StreamIterator
 from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions
 from headrace.sources import ArrayDataSource, RangeDataSource
 from headrace.sources.arrays import is_array_like
@@ -38,6 +39,23 @@ class MapDataset(Dataset[T]):
     """
 
     _is_stream = False
+
+    @classmethod
+    def _welcome(cls) -> None:
+        """A user's own `__getitem__` need only know ints from 0 on: slices and negative indices are seen to."""
+        own = cls.__dict__.get("__getitem__")
+        if own is None:
+            return
+
+        @functools.wraps(own)
+        def getitem(self: Any, index: Any) -> Any:
+            if isinstance(index, int) and index >= 0:
+                return own(self, index)
+            if isinstance(index, builtins.slice | Sequence | np.ndarray):
+                return MapDataset.__getitem__(self, index)
+            return own(self, self._place(index))
+
+        setattr(cls, "__getitem__", getitem)  # noqa: B010  (assigning it would redeclare the method to type checkers)
 
     # ---- sources
 
@@ -161,8 +179,11 @@ class MapDataset(Dataset[T]):
         >>> list(MapDataset.range(7).shard(3, 0)), list(MapDataset.range(7).shard(3, 0, drop_remainder=True))
         ([0, 3, 6], [0, 3])
         """
-        if not 0 <= index < num_shards:
-            raise PipelineError(f"A shard's index must lie in 0..{num_shards - 1}; got {index}.")
+        if num_shards < 1 or not 0 <= index < num_shards:
+            raise PipelineError(
+                f"`shard(num_shards, index)` needs a positive number of shards and an index below it; got "
+                f"num_shards={num_shards}, index={index}."
+            )
         stop = len(self) // num_shards * num_shards if drop_remainder else None
         return self.slice(builtins.slice(index, stop, num_shards))
 
@@ -203,6 +224,25 @@ class IterDataset(Dataset[T]):
     """
 
     _is_stream = True
+
+    def _own_iter(self) -> Any:
+        """The iterator that a user's own class makes."""
+        raise NotImplementedError
+
+    @classmethod
+    def _welcome(cls) -> None:
+        """A user's own `__iter__` may be a plain generator: it is given states and the rest."""
+        own = cls.__dict__.get("__iter__")
+        if own is None:
+            return
+
+        @functools.wraps(own)
+        def iterate(self: Any) -> Any:
+            iterator = own(self)
+            return iterator if hasattr(iterator, "get_state") else StreamIterator.of(self._op)
+
+        setattr(cls, "_own_iter", own)  # noqa: B010  (assigning it would redeclare the method to type checkers)
+        setattr(cls, "__iter__", iterate)  # noqa: B010
 
     # ---- several datasets
 
@@ -352,6 +392,10 @@ class IterDataset(Dataset[T]):
 
 def _ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
     """The operations of random-access datasets."""
+    if isinstance(datasets, Mapping):
+        raise PipelineError(
+            f"`MapDataset.{name}` takes a sequence of datasets; parts by name are for `IterDataset.mix`."
+        )
     for i, dataset in enumerate(datasets):
         if not isinstance(dataset, MapDataset):
             raise PipelineError(

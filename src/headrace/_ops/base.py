@@ -26,7 +26,7 @@ ENDLESS = sys.maxsize
 def call_site() -> str:
     """The file and line of the user's code that is building an operation."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("headrace.", "functools")):
         frame = frame.f_back
     if frame is None:
         return ""
@@ -137,7 +137,7 @@ def mapped_spec(transform: Any, label: str, parent: Op) -> Any:
     if output_spec is None:
         raise SpecError(
             f"The element spec after {label} cannot be known without reading data. "
-            "Give its transform a method `output_spec(self, input_spec)` that returns it."
+            "Give its transform a method `output_spec(input_spec)` that returns it (a function, as an attribute)."
         )
     return output_spec(parent.spec())
 

@@ -99,7 +99,7 @@ class FlatMap(Unary):
     """The children that `transform(element)` returns; in a random-access chain, at most `max_fan_out`."""
 
     name = "flat_map"
-    state_fields = ("taken",)
+    state_fields = ("taken_of_group",)
     transform: Any
     max_fan_out: int | None = None
 

@@ -92,7 +92,7 @@ class BufferShuffle(Unary):
     """
 
     name = "shuffle"
-    state_fields = ("group", "taken")
+    state_fields = ("group", "taken_of_group")
     state_params = ("buffer_size", "seed")
     buffer_size: int
     seed: int | None = None
@@ -117,7 +117,7 @@ class PaddedBatch(Unary):
     """
 
     name = "padded_batch"
-    state_fields = ("window", "taken")
+    state_fields = ("window", "taken_of_group")
     state_params = ("batch_size", "boundaries", "window_size")
     batch_size: int
     pad_value: Any = field(default=0, kw_only=True)
@@ -174,9 +174,15 @@ class PaddedBatch(Unary):
     def _pad_values(self, element: Any) -> Any:
         """The padding as a tree that the element's starts with; features that it does not name get 0."""
         values = self.pad_value
-        if isinstance(values, dict) and isinstance(element, dict):
-            return {key: values.get(key, 0) for key in element}
-        return values
+        if not isinstance(values, dict):
+            return values
+        if not isinstance(element, dict) or not values.keys() <= element.keys():
+            found = f"the features {sorted(map(str, element))}" if isinstance(element, dict) else type(element).__name__
+            raise PipelineError(
+                f"pad_value has values for {sorted(map(str, values))}, and elements have {found}. "
+                "Name features that elements have, or give one value for all."
+            )
+        return {key: values.get(key, 0) for key in element}
 
     def spec(self) -> Any:
         def padded(leaf: Any) -> ShapeDtypeStruct:

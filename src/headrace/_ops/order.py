@@ -71,7 +71,7 @@ class WindowShuffle(IndexOp):
     """
 
     name = "window_shuffle"
-    state_fields = ("window", "taken")
+    state_fields = ("window", "taken_of_group")
     state_params = ("window_size", "seed")
     window_size: int
     seed: int | None = None

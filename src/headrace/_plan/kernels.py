@@ -38,9 +38,12 @@ def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
     `indices` has the index of each, and is only asked for that one; without it, the element has no number.
     """
     element = "" if indices is None else f", element {indices[len(indices) - operator.length_hint(feed) - 1]}"
-    add_note(error, f"in {op.label()}{element} (pipeline at {op.site})")
+    note = f"in {op.label()}{element} (pipeline at {op.site})"
     if isinstance(error, StopIteration):  # would end somebody's loop in silence
-        raise RuntimeError("A function of the pipeline raised StopIteration.") from error
+        wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
+        add_note(wrapped, note)
+        raise wrapped from error
+    add_note(error, note)
 
 
 _NOTED = "__headrace_noted__"
@@ -135,6 +138,14 @@ def _read_many(op: Op, source: Any, indices: Sequence[int]) -> Rows:
 
 @fetcher.register
 def _(op: UserDataset) -> Fetch:
+    if not op.parents:  # a source of its own: it need not know of epochs
+        read = _user_reader(op)
+        program = Program([], modulo=op.length())
+        return lambda idx: read(program(idx))
+    return _user_reader(op)
+
+
+def _user_reader(op: UserDataset) -> Fetch:
     dataset = op.dataset
     if hasattr(dataset, "__getitems__"):
         return lambda idx: _read_many(op, dataset, ints(idx))

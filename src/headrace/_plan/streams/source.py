@@ -21,7 +21,7 @@ class UserStream(Stream):
     def __init__(self, op: UserDataset, position: Position):
         super().__init__(position or (None, 0))
         self._op = op
-        self._iterator = iter(op.dataset)
+        self._iterator = op.dataset._own_iter()
         state, self._since = self.position
         if state is not None:
             self._iterator.set_state(copy.deepcopy(state))
