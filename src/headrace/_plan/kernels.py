@@ -75,8 +75,7 @@ class Gather:
     """A source behind an index program; `read` gets indices of the source's first epoch."""
 
     def __init__(self, program: Program, source: Source):
-        self.program, self.read = program, _reader(source)
-        self.columns = hasattr(source.source, "__getcolumns__")
+        self.program, self.read, self.source = program, _reader(source), source.source
 
     def __call__(self, idx: Indices) -> Block:
         return self.read(self.program(idx))
@@ -362,7 +361,7 @@ def _(op: FlatMap) -> Fetch:
 @fetcher.register
 def _(op: Batch) -> Fetch:
     parent, layout = fetcher(op.parent), _BatchLayout(op)
-    if isinstance(parent, Gather) and parent.columns and op.batch_fn is None:
+    if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
         return lambda idx: _gather_batches(layout, parent, idx)
 
     def fetch(idx: Indices) -> Block:
@@ -419,5 +418,5 @@ class _BatchLayout:
 def _gather_batches(layout: _BatchLayout, parent: Gather, idx: Indices) -> Block:
     """Batches of an array source: one index program for all of them, one gather into each."""
     flat, cuts = layout(idx)
-    rows, read = parent.program(flat), parent.read
-    return Rows([read(rows[a:b]).stack() for a, b in cuts], owned=True)
+    rows, columns = as_array(parent.program(flat)), parent.source.__getcolumns__
+    return Rows([columns(rows[a:b]) for a, b in cuts], owned=True)

@@ -33,6 +33,14 @@ class ArrayDataSource:
             )
         self._arrays = _tree.tree_map(np.asarray, arrays)
         self._length = next(iter(lengths.values()))
+        self._plain = _plain_takes(self._arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_plain": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._plain = _plain_takes(self._arrays)
 
     def __len__(self) -> int:
         return self._length
@@ -42,6 +50,8 @@ class ArrayDataSource:
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
         """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
+        if self._plain is not None:
+            return {key: take(indices, 0, None, "clip") for key, take in self._plain}
         return _take(self._arrays, indices)
 
     @property
@@ -55,10 +65,17 @@ class ArrayDataSource:
         return f"ArrayDataSource(length={self._length}, {specs.removeprefix(': ')})"
 
 
+def _plain_takes(arrays: Any) -> list[tuple[Any, Any]] | None:
+    """The `take` of each array, where there is nothing else to see to: a flat dict of numbers."""
+    if type(arrays) is not dict or not all(type(a) is np.ndarray and not a.dtype.hasobject for a in arrays.values()):
+        return None
+    return [(key, array.take) for key, array in arrays.items()]
+
+
 def _take(arrays: Any, indices: np.ndarray) -> Any:
     if type(arrays) is np.ndarray:
         # The indices are known to be in range, and clipping them is cheaper than checking them.
-        rows = arrays.take(indices, axis=0, mode="clip")
+        rows = arrays.take(indices, 0, None, "clip")
         return _tree.copy_tree(rows) if rows.dtype.hasobject else rows
     if type(arrays) is dict:
         return {key: _take(array, indices) for key, array in arrays.items()}
