@@ -1,8 +1,11 @@
 """A stream that a thread of its own computes ahead of its consumer.
 
-The thread holds no reference to the stream that is handed out, so dropping that stream ends the thread.
+The thread holds no reference to the stream that is handed out, so dropping that stream ends the thread. Threads
+still at work when the program ends are told so and waited for: after that they would be frozen wherever they
+are, with whatever lock they hold, and whoever needs that lock then would wait for ever.
 """
 
+import atexit
 import threading
 from collections import deque
 from typing import Any
@@ -13,6 +16,7 @@ from headrace.options import AUTOTUNE
 
 BUFFER_BYTES = 256 << 20
 AUTOTUNED_SIZE = 512
+EXIT_S = 5.0  # how long a program that ends waits for a function that a thread is in
 
 
 class _Buffer:
@@ -83,6 +87,20 @@ def _work(stream: Stream, buffer: _Buffer) -> None:
             n = min(2 * n, max(1, buffer.max_elements // 2))
     except BaseException as e:
         buffer.finish(e)
+    finally:
+        _at_work.pop(threading.current_thread(), None)
+
+
+_at_work: dict[threading.Thread, _Buffer] = {}
+
+
+@atexit.register
+def _end_all() -> None:
+    threads = list(_at_work.items())
+    for _, buffer in threads:
+        buffer.close()
+    for thread, _ in threads:
+        thread.join(EXIT_S)
 
 
 class AheadStream(Unary):
@@ -104,6 +122,7 @@ class AheadStream(Unary):
             self._thread = threading.Thread(
                 target=_work, args=(self.parent, self._buffer), name="headrace-prefetch", daemon=True
             )
+            _at_work[self._thread] = self._buffer
             self._thread.start()
 
     def close(self, *, wait: bool = True) -> None:
