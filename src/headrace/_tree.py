@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 import optree
 
-from headrace._spec import ShapeDtypeStruct
 from headrace.errors import StructureError
 
 NAMESPACE = "headrace"
@@ -231,11 +230,6 @@ def _first_difference(rows: Sequence[Any], key: Callable[[Any], Any]) -> tuple[i
 
 def _at(where: str) -> str:
     return f" at leaf {where}" if where else ""
-
-
-def spec_of(element: Any) -> Any:
-    """The shapes and dtypes of an element's leaves."""
-    return tree_map(lambda leaf: ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype), element)
 
 
 # --------------------------------------------------------------------------------------------- ownership

@@ -1,6 +1,6 @@
 """What Headrace asks of the objects that it is given."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
@@ -18,15 +18,6 @@ class RandomAccessDataSource(Protocol[T_co]):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> T_co: ...
-
-
-@runtime_checkable
-class BlockSource(Protocol[T_co]):
-    """A source that answers many indices at once."""
-
-    def __len__(self) -> int: ...
-
-    def __getitems__(self, indices: list[int], /) -> Sequence[T_co]: ...
 
 
 @runtime_checkable

@@ -1,6 +1,5 @@
 """Operations on the stream as such: where it starts and ends, what is kept of it, what runs ahead."""
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +73,6 @@ class Store:
     def __init__(self):
         self.items: dict[int, Any] = {}
         self.runs: list[Any] | None = None
-        self.lock = threading.Lock()
 
     def __reduce__(self):
         return Store, ()

@@ -128,7 +128,6 @@ class BufferShuffleStream(GroupStream):
         super().__init__(*at)
         self._op = op
         self._late: tuple[Block, np.ndarray] | None = None  # of the stretch before: what lands in this group
-        self._stretch_start = self._start
 
     def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
         size = self._op.buffer_size
