@@ -28,6 +28,7 @@ from headrace.errors import PipelineError
 from headrace.sources import RangeDataSource
 
 Fetch = Callable[[Indices], Block]
+STACK_AT_ONCE = 32  # batches of this size are stacked as soon as their rows are there, while those are in the cache
 Kernel = Callable[[Block, Any], Block]
 
 
@@ -366,6 +367,9 @@ def _(op: Batch) -> Fetch:
 
     def fetch(idx: Indices) -> Block:
         flat, cuts = layout(idx)
+        if op.batch_size >= STACK_AT_ONCE:
+            batches = [make_batch(op, parent(flat[a:b]), i) for i, (a, b) in zip(ints(idx), cuts, strict=True)]
+            return Rows(batches, owned=True)
         block = parent(flat)
         return Rows([make_batch(op, block.cut(a, b), i) for i, (a, b) in zip(ints(idx), cuts, strict=True)], owned=True)
 

@@ -1,8 +1,11 @@
 """Index operations one after the other, as one program from output indices to a source's indices.
 
 A run of consecutive indices is looked up in an aligned block that is computed at once: its size follows the
-runs that are asked for, so a first element is never late and many small parts never hold large blocks.
+runs that are asked for and the time that blocks take, so a first element is never late and many small parts
+never hold large blocks.
 """
+
+import time
 
 import numpy as np
 
@@ -12,10 +15,10 @@ from headrace._ops.order import IndexOp, Repeat, Slice
 from headrace._ops.source import Source
 from headrace._plan.blocks import Indices, as_array
 
-SMALLEST_BLOCK = 1 << 10
+FIRST_BLOCK = 1 << 6
 LARGEST_BLOCK = 1 << 16
-FIRST_BLOCK_RUNS = 64  # the first block holds about this many runs; each is twice the one before it
-LAST_BLOCK_RUNS = 512  # up to this many
+LARGEST_BLOCK_RUNS = 512  # a block holds no more than so many runs, so that many parts stay small
+PLAN_S = 0.002  # blocks grow while they take less than this to compute
 
 
 def split_index_program(op: Op) -> "tuple[Program, Op]":
@@ -38,6 +41,7 @@ class Program:
         self.steps = [step for step in steps if not (isinstance(step, Repeat) and step.reseed_each_epoch)]
         self._epoch = self.steps[0].length() if self.steps else 0
         self._affine = all(isinstance(step, Slice) for step in self.steps)
+        self._size = FIRST_BLOCK
         self._block: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.int64))
 
     def __call__(self, idx: Indices) -> Indices:
@@ -77,19 +81,27 @@ class Program:
 
     def _plan(self, idx: range) -> tuple[int, int, np.ndarray]:
         """Computes the aligned block that holds a run; only the run, where it goes on into another block."""
-        before = len(self._block[2])
-        size = max(SMALLEST_BLOCK, min(max(2 * before, FIRST_BLOCK_RUNS * len(idx)), LAST_BLOCK_RUNS * len(idx)))
-        size = 1 << (min(size, LARGEST_BLOCK) - 1).bit_length()
+        size = max(len(idx), min(self._size, LARGEST_BLOCK_RUNS * len(idx)))
+        size = 1 << (size - 1).bit_length()
         start = idx.start // self._epoch * self._epoch  # an epoch's order is its own: a block stays within one
         end = start + self._epoch
         first = start + (idx.start - start) // size * size
         last = min(first + size, end)
         if idx.stop > last:
             return idx.start, idx.stop, self._run(as_array(idx))
+        begin = time.perf_counter()
         values = self._run(np.arange(first, last))
         values.setflags(write=False)
+        self._adapt(time.perf_counter() - begin)
         self._block = first, last, values
         return self._block
+
+    def _adapt(self, took_s: float) -> None:
+        """A shuffle is cheaper in large blocks; small windows are dear, and planning many would be a stall."""
+        if took_s < PLAN_S:
+            self._size = min(4 * self._size, LARGEST_BLOCK)
+        elif took_s > 4 * PLAN_S:
+            self._size = max(FIRST_BLOCK, self._size // 2)
 
     def _slices_of_range(self, idx: range) -> Indices:
         out: Indices = idx
