@@ -17,8 +17,9 @@ from headrace._plan.blocks import Indices, as_array
 
 FIRST_BLOCK = 1 << 6
 LARGEST_BLOCK = 1 << 16
-LARGEST_BLOCK_RUNS = 512  # a block holds no more than so many runs, so that many parts stay small
-PLAN_S = 0.002  # blocks grow while they take less than this to compute
+LARGEST_BLOCK_RUNS = 512  # a block holds no more than so many runs, so that many parts stay small,
+SMALL_BLOCK = 1 << 10  # but for one of this size
+PLAN_S = 0.004  # and takes no longer than this to compute, as far as the one before it tells
 
 
 def split_index_program(op: Op) -> "tuple[Program, Op]":
@@ -41,7 +42,7 @@ class Program:
         self.steps = [step for step in steps if not (isinstance(step, Repeat) and step.reseed_each_epoch)]
         self._epoch = self.steps[0].length() if self.steps else 0
         self._affine = all(isinstance(step, Slice) for step in self.steps)
-        self._size = FIRST_BLOCK
+        self._index_s = PLAN_S / FIRST_BLOCK  # what an index costs, as far as the last block tells
         self._block: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.int64))
 
     def __call__(self, idx: Indices) -> Indices:
@@ -81,7 +82,9 @@ class Program:
 
     def _plan(self, idx: range) -> tuple[int, int, np.ndarray]:
         """Computes the aligned block that holds a run; only the run, where it goes on into another block."""
-        size = max(len(idx), min(self._size, LARGEST_BLOCK_RUNS * len(idx)))
+        # A shuffle is cheaper in large blocks; small windows are dear, and planning many would be a stall.
+        affordable = int(PLAN_S / self._index_s)
+        size = max(len(idx), min(affordable, LARGEST_BLOCK, max(LARGEST_BLOCK_RUNS * len(idx), SMALL_BLOCK)))
         size = 1 << (size - 1).bit_length()
         start = idx.start // self._epoch * self._epoch  # an epoch's order is its own: a block stays within one
         end = start + self._epoch
@@ -92,16 +95,9 @@ class Program:
         begin = time.perf_counter()
         values = self._run(np.arange(first, last))
         values.setflags(write=False)
-        self._adapt(time.perf_counter() - begin)
+        self._index_s = max((time.perf_counter() - begin) / len(values), 1e-9)
         self._block = first, last, values
         return self._block
-
-    def _adapt(self, took_s: float) -> None:
-        """A shuffle is cheaper in large blocks; small windows are dear, and planning many would be a stall."""
-        if took_s < PLAN_S:
-            self._size = min(4 * self._size, LARGEST_BLOCK)
-        elif took_s > 4 * PLAN_S:
-            self._size = max(FIRST_BLOCK, self._size // 2)
 
     def _slices_of_range(self, idx: range) -> Indices:
         out: Indices = idx
