@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
 
-.PHONY: test check bench clean
+.PHONY: test soak check bench clean
 
 $(VENV)/installed: pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,10 @@ $(BENCH)/installed: pyproject.toml
 
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest
+
+soak: $(VENV)/installed
+	HEADRACE_FAULT_RUNS=$(or $(RUNS),200) HYPOTHESIS_PROFILE=thorough \
+	  $(VENV)/bin/python -m pytest tests/test_faults.py tests/test_processes.py
 
 check: $(VENV)/installed
 	$(VENV)/bin/ruff check src tests benchmarks

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import headrace.iterator
 from headrace import MapDataset, ReadOptions
 from headrace._executors import context
+from headrace._executors.workers import Workers
 from headrace._plan.streams import open_stream
 from headrace.testing import FakeSource, assert_block_law, assert_equal, assert_resumable
 from tests import reference
@@ -117,7 +118,7 @@ def test_states_are_small(ds):
 def pulled(ds, sizes, careful=False):
     """All outputs and positions, pulled in runs of these sizes."""
     op = ds._stream_op
-    run_on = context(op, careful=careful)
+    run_on = context(op, Workers(op), careful=careful)
     stream = open_stream(op, None, run_on)
     elements, positions = [], [stream.position]
     for _ in range(10_000):

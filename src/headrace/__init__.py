@@ -2,6 +2,7 @@
 
 from headrace import constants as constants
 from headrace import experimental as experimental
+from headrace import multiprocessing as multiprocessing
 from headrace import sources as sources
 from headrace import transforms as transforms
 from headrace.dataset import IterDataset as IterDataset

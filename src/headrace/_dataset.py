@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace import transforms
 from headrace._executors import context
+from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
@@ -237,15 +238,18 @@ class Dataset(Generic[T]):
         op = self._stream_op
         if op.endless:
             raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
-        run_on = context(op)
+        workers = Workers(op)
+        run_on = context(op, workers)
         stream = open_stream(op, None, run_on)
         try:
             blocks = list(_blocks(stream))
         except Exception:
             blocks = [Rows(list(self), owned=True)]  # once more, for an error that says where
         finally:
+            workers.interrupt()
             stream.close()
             run_on.close()
+            workers.rest()
         if not any(map(len, blocks)):
             raise PipelineError("`to_arrays` of an empty dataset: there is no element to tell shapes and dtypes.")
         return concat(blocks).stack()

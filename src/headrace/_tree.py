@@ -4,10 +4,11 @@ Dicts, lists, tuples, named tuples and every node type that optree or JAX knows 
 empty one; everything else is a leaf. Dict keys come out sorted, as they do in JAX.
 """
 
+import contextlib
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -88,11 +89,34 @@ def _adopt(leaf: Any, tree: Any) -> None:
     _adopt_jax_nodes(tree)
 
 
+Node = tuple[type, Callable[[Any], Any], Callable[[Any, Any], Any]]
+"""A node type, with the functions that take a node apart and put it together."""
+
+
+def jax_nodes(kinds: Iterable[type]) -> list[Node]:
+    """Those of some types that JAX knows as nodes, for a process that has not imported it."""
+    registry: Any = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
+    return [(kind, registry[kind].to_iter, registry[kind].from_iter) for kind in kinds if kind in registry]
+
+
+def adopt_nodes(nodes: Iterable[Node]) -> None:
+    """Makes node types known here."""
+    for kind, take_apart, put_together in nodes:
+        with contextlib.suppress(ValueError):  # known already
+            optree.register_pytree_node(kind, take_apart, put_together, namespace=NAMESPACE)
+
+
 # ---------------------------------------------------------------------------------------------- stacking
 
 
-def stack(rows: Sequence[Any], where: str = "") -> Any:
+Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
+"""Makes an array of a shape and dtype, to be filled."""
+
+
+def stack(rows: Sequence[Any], where: str = "", empty: Empty | None = None) -> Any:
     """Elements of one structure as a tree whose leaves have a new leading axis.
+
+    With `empty`, stacks of arrays are made in memory that it gives.
 
     >>> stack([{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}])
     {'x': array([1, 3]), 'y': array([2., 4.])}
@@ -102,17 +126,17 @@ def stack(rows: Sequence[Any], where: str = "") -> Any:
         return _stack_mixed(rows, kinds, where)
     (kind,) = kinds
     if kind is np.ndarray:
-        return _stack_arrays(rows, where)
+        return _stack_arrays(rows, where, empty)
     if kind in _SCALARS:
         return _stack_scalars(rows, _SCALARS[kind])
     if kind is dict:
         keys = _same_keys(rows, where)
-        return {key: stack([row[key] for row in rows], f"{where}[{key!r}]") for key in keys}
+        return {key: stack([row[key] for row in rows], f"{where}[{key!r}]", empty) for key in keys}
     if kind in (tuple, list):
         _same_lengths(rows, where)
         columns = zip(*rows, strict=True)
-        return kind(stack(column, f"{where}[{i}]") for i, column in enumerate(columns))
-    return _stack_nodes(rows, where)
+        return kind(stack(column, f"{where}[{i}]", empty) for i, column in enumerate(columns))
+    return _stack_nodes(rows, where, empty)
 
 
 def uniform(rows: Sequence[Any]) -> bool:
@@ -136,13 +160,17 @@ def uniform(rows: Sequence[Any]) -> bool:
     return kind in (int, float, bool, complex, type(None)) or issubclass(kind, np.generic)
 
 
-def _stack_arrays(rows: Sequence[np.ndarray], where: str) -> np.ndarray:
+def _stack_arrays(rows: Sequence[np.ndarray], where: str, empty: Empty | None) -> np.ndarray:
     shapes = {row.shape for row in rows}
     if len(shapes) > 1:
         raise _shapes_differ(rows, where)
     (shape,) = shapes
     if not shape:
         return np.stack(rows)
+    if empty is not None and len({row.dtype for row in rows}) == 1 and not rows[0].dtype.hasobject:
+        stacked = empty((len(rows), *shape), rows[0].dtype)
+        np.concatenate(rows, out=stacked.reshape(len(rows) * shape[0], *shape[1:]))
+        return stacked
     return np.concatenate(rows).reshape(len(rows), *shape)
 
 
@@ -166,7 +194,7 @@ def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str) -> Any:
     return _stack_leaves(rows, where)
 
 
-def _stack_nodes(rows: Sequence[Any], where: str) -> Any:
+def _stack_nodes(rows: Sequence[Any], where: str, empty: Empty | None) -> Any:
     first, spec = flatten(rows[0])
     if spec.is_leaf():
         return _stack_leaves(rows, where)
@@ -175,7 +203,7 @@ def _stack_nodes(rows: Sequence[Any], where: str) -> Any:
     except ValueError as e:
         raise StructureError(f"Cannot batch elements of different structure{_at(where)}: {e}") from e
     names = [f"{where}{path}" for path, _ in named_leaves(rows[0])]
-    stacked = [stack(column, name) for column, name in zip(columns, names, strict=False)]
+    stacked = [stack(column, name, empty) for column, name in zip(columns, names, strict=False)]
     return spec.unflatten(stacked if first else [])
 
 

@@ -7,6 +7,7 @@ element of a later epoch: `ds[len(ds) + i]` is element `i` of epoch 1.
 import builtins
 import functools
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import numpy as np
 from headrace import transforms
 from headrace._dataset import Dataset
 from headrace._ops.base import ENDLESS, Op
-from headrace._ops.buffer import Limit, Prefetch, Skip, ToStream
+from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
@@ -369,6 +370,25 @@ class IterDataset(Dataset[T]):
         """All but the first `count` elements."""
         return self._then(Skip(self._op, count))
 
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | None = None,
+        worker_init_fn: Callable[[int, int], None] | None = None,
+        sequential_slice: bool = False,
+    ) -> "IterDataset[T]":
+        """Computes what comes before it ahead, in worker processes; the stream and its states stay the same.
+
+        >>> list(MapDataset.range(4).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2)))
+        [0, 1, 2, 3]
+
+        Args:
+            options: How many workers, and how much they may have ready; by default one a core, 10 at most.
+            worker_init_fn: Called in each worker at its start, with its index and the number of workers.
+            sequential_slice: Kept for compatibility: the order is that of the dataset anyway.
+        """
+        options = options or MultiprocessingOptions(num_workers=min(10, os.cpu_count() or 1))
+        return self._then(MpPrefetch(self._op, options, worker_init_fn))
+
     def prefetch(
         self,
         buffer_size: int | AutotuneParameter | MultiprocessingOptions | None = None,
@@ -378,15 +398,15 @@ class IterDataset(Dataset[T]):
         """Computes up to `buffer_size` elements ahead, in a thread.
 
         Args:
-            buffer_size: A number of elements; `AUTOTUNE`, bounded in bytes; or `MultiprocessingOptions`, whose
-                buffers are then filled by a thread.
+            buffer_size: A number of elements; `AUTOTUNE`, bounded in bytes; or `MultiprocessingOptions`, which
+                makes it an `mp_prefetch`.
             multiprocessing_options: The last of these, by name.
         """
         size = multiprocessing_options if buffer_size is None else buffer_size
         if size is None:
             raise PipelineError("`prefetch` needs a number of elements, AUTOTUNE, or MultiprocessingOptions.")
         if isinstance(size, MultiprocessingOptions):
-            size = size.num_workers * size.per_worker_buffer_size
+            return self.mp_prefetch(size)
         return self._then(Prefetch(self._op, size))
 
 

@@ -8,23 +8,22 @@ import abc
 import collections
 import itertools
 import operator
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from headrace import _state
 from headrace._executors import context
+from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._plan.streams import At, Context, Stream, open_stream
-from headrace.errors import ClosedError, FilterError, StateError
+from headrace.errors import ClosedError, FilterError, StateError, users_frames
 
 T = TypeVar("T")
 
 LONGEST_RUN = 1 << 13
 RUN_S = 0.002  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
 class DatasetIterator(abc.ABC, Generic[T]):
@@ -131,7 +130,7 @@ class _Raise(Iterator):
 
     def __init__(self, error: BaseException, *, once: bool):
         self.error: BaseException | None = error
-        self._traceback = _users_frames(error)
+        self._traceback = users_frames(error)
         self._once = once
 
     def __next__(self) -> Any:
@@ -141,14 +140,6 @@ class _Raise(Iterator):
         if self._once:
             self.error = None
         raise error.with_traceback(self._traceback)
-
-
-def _users_frames(error: BaseException) -> Any:
-    """The traceback without the frames of this package that lead to the user's first."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        traceback = traceback.tb_next
-    return traceback if traceback is not None else error.__traceback__
 
 
 def _no_stop(error: Exception) -> Exception:
@@ -174,6 +165,7 @@ class _Walk:
         self.chain_ended = False
         self._stream: Stream | None = None
         self._context: Context | None = None
+        self._workers = Workers(op)
         self._length = 0
         self._at: At | None = None
         self._start: Any = None  # the position that the stream is opened at
@@ -212,9 +204,9 @@ class _Walk:
     # ---- how it goes on
 
     def __next__(self) -> Iterator[Any]:
-        if self._closed:
-            return self._hand_over(_Raise(ClosedError("This iterator is closed; make a new one."), once=False))
         while True:
+            if self._closed:
+                return self._hand_over(_Raise(ClosedError("This iterator is closed; make a new one."), once=False))
             try:
                 rows = self._next_rows()
             except FilterError as e:  # of the pipeline and not of an element: nothing to be careful about
@@ -222,15 +214,20 @@ class _Walk:
                 return self._hand_over(_Raise(e, once=False))
             except Exception as e:
                 self._stay_here()
+                if self._closed:  # by another thread
+                    continue
                 if not self._careful_outputs:
                     self._careful_outputs = max(self._n, 1)
                     continue
                 return self._hand_over(_Raise(_no_stop(e), once=False))
             except BaseException as e:  # Ctrl-C: nothing is lost, the next call goes on
                 self._stay_here()
+                self._workers.close(wait=False)
                 return self._hand_over(_Raise(e, once=True))
             if rows is None:
                 self.chain_ended = True
+                self._stay_here()
+                self._workers.rest()
                 raise StopIteration
             if rows:
                 return self._hand_over(iter(rows))
@@ -278,7 +275,7 @@ class _Walk:
     def _open(self) -> Stream:
         if self._stream is None:
             self._stream_is_careful = self._careful_outputs > 0
-            self._context = context(self.op, careful=self._stream_is_careful)
+            self._context = context(self.op, self._workers, careful=self._stream_is_careful)
             self._stream = open_stream(self.op, self._start, self._context)
         return self._stream
 
@@ -290,15 +287,21 @@ class _Walk:
     def _discard_stream(self, *, wait: bool = True) -> None:
         stream, self._stream = self._stream, None
         if stream is not None and self._context is not None:
+            self._workers.interrupt()
             stream.close(wait=wait)
             self._context.close(wait=wait)
 
     def close(self) -> None:
+        self._closed = True
         if self._at is not None:
             self._start, self._at = self.position(), None
         self._drop_run()
         self._discard_stream()
-        self._closed = True
+        self._workers.close()
 
     def __del__(self):
-        self._discard_stream(wait=False)
+        try:
+            self._discard_stream(wait=False)
+        finally:
+            if not self.chain_ended:
+                self._workers.close(wait=False)

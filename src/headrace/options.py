@@ -1,10 +1,14 @@
 """The knobs: none of them changes a value that comes out."""
 
 import enum
+import os
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headrace.errors import PipelineError
+
+MOST_WORKERS = 256
+MOST_WORKERS_PER_CORE = 16
 
 
 class _Autotune(enum.Enum):
@@ -61,17 +65,26 @@ class MultiprocessingOptions:
 
     Args:
         num_workers: Worker processes; 0 computes in the consumer's own process.
-        per_worker_buffer_size: Outputs that each worker may have ready.
+        per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time.
         enable_profiling: Kept for compatibility.
+        buffer_bytes: How many bytes may be ready or under way in all.
     """
 
     num_workers: int = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
+    buffer_bytes: int = 1 << 30
 
     def __post_init__(self):
         check_count("num_workers", self.num_workers, least=0)
         check_count("per_worker_buffer_size", self.per_worker_buffer_size, least=1)
+        check_count("buffer_bytes", self.buffer_bytes, least=1)
+        most = max(MOST_WORKERS, MOST_WORKERS_PER_CORE * (os.cpu_count() or 1))
+        if self.num_workers > most:
+            raise PipelineError(
+                f"num_workers={self.num_workers} is more than {most}, the most that {os.cpu_count()} cores can make "
+                "use of. Start with one worker a core."
+            )
 
 
 class ExecutionTrackingMode(enum.Enum):

@@ -8,21 +8,26 @@ from headrace._executors.ahead import AheadStream
 from headrace._executors.choice import ChoosingExecutor
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import ThreadExecutor, Threads
+from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._ops.buffer import Prefetch
 from headrace._ops.order import gather_options
-from headrace._plan.streams import Context, Stream
+from headrace._plan.streams import Context, FilterWatch, Stream
 from headrace.options import AUTOTUNE, ReadOptions
 from headrace.protocols import Executor
 
 
-def context(op: Op, *, careful: bool = False) -> Context:
-    """What a pipeline's streams run on; carefully, everything runs in the consumer's thread."""
+def context(op: Op, workers: Workers, *, careful: bool = False) -> Context:
+    """What a pipeline's streams run on; carefully, nothing runs ahead of the consumer."""
     options = gather_options(op)
     threads = Threads()
-    if careful:
-        return Context(lambda _: InlineExecutor(), lambda stream, _: stream, options, threads.close)
-    return Context(partial(_executor, threads), _ahead, options, threads.close)
+    return Context(
+        executor=(lambda _: InlineExecutor()) if careful else partial(_executor, threads),
+        ahead=(lambda stream, _: stream) if careful else _ahead,
+        processes=partial(workers.open, careful=careful),
+        watch=lambda op: FilterWatch(op, options),
+        close=threads.close,
+    )
 
 
 _DEFAULTS = ReadOptions()
@@ -33,11 +38,12 @@ def _executor(threads: Threads, options: ReadOptions | None) -> Executor:
     if given.num_threads == 0:
         return InlineExecutor()
     if given.num_threads is AUTOTUNE:
-        return ChoosingExecutor(threads, lambda: _thread_executor(threads, _DEFAULTS.num_threads, given))
-    return _thread_executor(threads, given.num_threads, given)
+        return ChoosingExecutor(threads, lambda: thread_executor(threads, _DEFAULTS.num_threads, given))
+    return thread_executor(threads, given.num_threads, given)
 
 
-def _thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) -> ThreadExecutor:
+def thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) -> ThreadExecutor:
+    """An executor on so many threads, with the buffers that the options ask for."""
     size: Any = options.prefetch_buffer_size
     if size is AUTOTUNE:
         size = _DEFAULTS.prefetch_buffer_size

@@ -6,12 +6,14 @@ are, with whatever lock they hold, and whoever needs that lock then would wait f
 """
 
 import atexit
+import os
 import threading
 from collections import deque
 from typing import Any
 
 from headrace._ops.buffer import Prefetch
 from headrace._plan.streams import Run, Stream, Unary
+from headrace.errors import ClosedError
 from headrace.options import AUTOTUNE
 
 BUFFER_BYTES = 256 << 20
@@ -59,6 +61,8 @@ class _Buffer:
             if not self.ready:
                 if isinstance(self.end, BaseException):
                     raise self.end
+                if self.closed:
+                    raise ClosedError("This iterator was closed while it was waited for.")
                 return None
             run, size = self.ready.popleft()
             self.elements -= len(run.block)
@@ -111,6 +115,7 @@ class AheadStream(Unary):
         size = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
         self._buffer = _Buffer(size)  # type: ignore[arg-type]
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
 
     def pull(self, n: int) -> Run | None:
         self.start()
@@ -126,10 +131,12 @@ class AheadStream(Unary):
             self._thread.start()
 
     def close(self, *, wait: bool = True) -> None:
-        self._buffer.close()
-        if self._thread is not None and wait:
-            self._thread.join()
+        if os.getpid() == self._pid:  # in a fork there is no thread, and its locks stay as they were
+            self._buffer.close()
+            if self._thread is not None and wait:
+                self._thread.join()
         self.parent.close(wait=wait)
 
     def __del__(self):
-        self._buffer.close()
+        if os.getpid() == self._pid:
+            self._buffer.close()

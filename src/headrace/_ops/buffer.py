@@ -1,5 +1,7 @@
 """Operations on the stream as such: where it starts and ends, what is kept of it, what runs ahead."""
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 from headrace._ops.base import ENDLESS, Unary
 from headrace._ops.order import IndexOp
 from headrace.errors import PipelineError
-from headrace.options import AutotuneParameter, ReadOptions, check_count
+from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +67,38 @@ class Prefetch(Unary):
 
     def __post_init__(self):
         check_count("buffer_size", self.buffer_size, least=0, autotune=True)
+
+
+class Home:
+    """Where workers wait between two epochs, and what they were told; never sent anywhere."""
+
+    def __init__(self):
+        self.idle: dict[Any, Any] = {}
+        self.parcels: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+    def __reduce__(self):
+        return Home, ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MpPrefetch(Unary):
+    """The same elements, computed ahead in worker processes."""
+
+    name = "mp_prefetch"
+    options: MultiprocessingOptions
+    worker_init_fn: Callable[[int, int], None] | None = None
+    home: Home = field(default_factory=Home, repr=False)
+
+    def __post_init__(self):
+        if not isinstance(self.options, MultiprocessingOptions):
+            raise PipelineError(f"`mp_prefetch` takes MultiprocessingOptions; got {self.options!r}.")
+        if self.worker_init_fn is not None and not callable(self.worker_init_fn):
+            raise PipelineError(
+                f"worker_init_fn must be a function of a worker's index and their number; got {self.worker_init_fn!r}."
+            )
+
+    def label(self) -> str:
+        return f"mp_prefetch(num_workers={self.options.num_workers})"
 
 
 class Store:

@@ -51,8 +51,8 @@ class Block:
         """The elements at these positions."""
         raise NotImplementedError
 
-    def stack(self) -> Any:
-        """The elements as one batch, in memory of its own."""
+    def stack(self, empty: _tree.Empty | None = None) -> Any:
+        """The elements as one batch, in memory of its own; of what `empty` gives, where that is cheaper than a copy."""
         raise NotImplementedError
 
     def num_bytes(self) -> int:
@@ -91,8 +91,8 @@ class Rows(Block):
         items = self.items
         return Rows([items[i] for i in positions.tolist()], owned=self.owned)
 
-    def stack(self) -> Any:
-        return _tree.stack(self.items)
+    def stack(self, empty: _tree.Empty | None = None) -> Any:
+        return _tree.stack(self.items, empty=empty)
 
     def num_bytes(self) -> int:
         sample = self.items[:: max(1, len(self.items) // 4)][:4]
@@ -127,7 +127,7 @@ class Columns(Block):
     def take(self, positions: np.ndarray) -> Block:
         return Columns(self._map(lambda leaf: leaf.take(positions, axis=0)), len(positions))
 
-    def stack(self) -> Any:
+    def stack(self, empty: _tree.Empty | None = None) -> Any:
         return self.tree
 
     def num_bytes(self) -> int:
@@ -161,7 +161,7 @@ class Ints(Block):
     def take(self, positions: np.ndarray) -> Block:
         return Ints(as_array(self.values)[positions])
 
-    def stack(self) -> Any:
+    def stack(self, empty: _tree.Empty | None = None) -> Any:
         return np.array(as_array(self.values))
 
     def num_bytes(self) -> int:

@@ -1,15 +1,17 @@
 """Pipelines for people to read: as they were written, and as they will be computed."""
 
+import dataclasses
 from functools import singledispatch
 
-from headrace._ops.base import Op
-from headrace._ops.buffer import Cache, Prefetch, ToStream
+from headrace._ops.base import Op, Unary
+from headrace._ops.buffer import Cache, MpPrefetch, Prefetch, ToStream
 from headrace._ops.combine import Interleave, Nary
 from headrace._ops.element import Filter, Map, RandomMap
 from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import IndexOp, Options, Seed, Slice, WindowShuffle
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.program import split_index_program
+from headrace._plan.stages import all_operations, is_lane, ready_for_workers, stage_at
 from headrace.options import AUTOTUNE
 from headrace.sources import RangeDataSource
 
@@ -20,10 +22,41 @@ def show(op: Op) -> str:
 
 
 def explain(op: Op) -> str:
-    """A pipeline with what is done for each operation."""
-    lines = list(_lines(op, ""))
+    """A pipeline with what is done for each operation, and where; before an `mp_prefetch`, in the order of doing."""
+    places: dict[Op, str] = {}
+    lines = list(_lines(_as_computed(op, places), ""))
     width = max(len(indent) + len(label) for indent, label, _ in lines)
-    return "\n".join(f"{indent + label:<{width}}  | {_how(op)}".rstrip() for indent, label, op in lines)
+    return "\n".join(
+        f"{indent + label:<{width}}  | {_how_and_where(op, places.get(op, ''))}".rstrip() for indent, label, op in lines
+    )
+
+
+def _how_and_where(op: Op, place: str) -> str:
+    if isinstance(op, ToStream) and place and not (op.read_options and op.read_options.num_threads is not AUTOTUNE):
+        return f"{place}in index order, no threads"
+    return place + _how(op)
+
+
+def _as_computed(op: Op, places: dict[Op, str]) -> Op:
+    """A pipeline with what comes before an `mp_prefetch` as its workers get it; notes who computes each operation."""
+    if isinstance(op, MpPrefetch) and op.options.num_workers:
+        op = dataclasses.replace(op, parent=ready_for_workers(op.parent, as_written=False))
+        for inner in all_operations(op.parent):
+            places.setdefault(inner, "worker: " if _is_remote(inner) else "consumer: ")
+        for several in all_operations(op.parent):
+            if isinstance(several, Nary | Interleave):
+                for part in filter(is_lane, several.parents):
+                    places.update(dict.fromkeys(all_operations(part), "worker: "))
+        return op
+    if isinstance(op, Nary):
+        return dataclasses.replace(op, parts=tuple(_as_computed(part, places) for part in op.parts))
+    if isinstance(op, Unary):
+        return dataclasses.replace(op, parent=_as_computed(op.parent, places))
+    return op
+
+
+def _is_remote(op: Op) -> bool:
+    return not op.is_stream or stage_at(op, gaps=False) is not None
 
 
 def _lines(op: Op, indent: str) -> list[tuple[str, str, Op]]:
@@ -143,3 +176,8 @@ def _(op: ToStream) -> str:
 @_how.register
 def _(op: Prefetch) -> str:
     return f"a thread works ahead, {op.buffer_size} elements"
+
+
+@_how.register
+def _(op: MpPrefetch) -> str:
+    return f"{op.options.num_workers} worker processes work ahead" if op.options.num_workers else "nothing at run time"

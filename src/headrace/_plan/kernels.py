@@ -376,6 +376,10 @@ def _(op: Batch) -> Fetch:
     return fetch
 
 
+stacked_in: dict[Op, _tree.Empty] = {}
+"""Batches that are stacked in memory of somebody's, who is the only one to see them."""
+
+
 def make_batch(op: Batch, block: Block, index: int | None = None) -> Any:
     """One batch from its elements; `index` is its own, where it has one."""
     if op.batch_fn is not None:
@@ -390,7 +394,7 @@ def make_batch(op: Batch, block: Block, index: int | None = None) -> Any:
             "returned None. Call `to_iter_dataset()` before `batch`, which closes such holes."
         )
     try:
-        return block.stack()
+        return block.stack(stacked_in.get(op))
     except Exception as e:
         add_note(e, f"in {op.label()} (pipeline at {op.site})")
         raise

@@ -3,3 +3,5 @@
 from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
 from headrace.sources.arrays import ArrayDataSource as ArrayDataSource
 from headrace.sources.ranges import RangeDataSource as RangeDataSource
+from headrace.sources.shared import InMemoryDataSource as InMemoryDataSource
+from headrace.sources.shared import SharedMemoryDataSource as SharedMemoryDataSource

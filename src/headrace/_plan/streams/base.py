@@ -13,16 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from headrace._ops.base import Op
-from headrace._ops.buffer import Prefetch, ToStream
+from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._ops.element import Filter, Map
 from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows, concat
-from headrace.options import DatasetOptions, ReadOptions
+from headrace._plan.kernels import Fetch, fetcher
+from headrace.options import ReadOptions
 from headrace.protocols import Executor
 
 Position = Any
@@ -51,7 +52,7 @@ class Places:
 
 def places(op: Op, run: Run) -> Places | None:
     """Where the elements that an operation gets are in the source, if they are elements of it."""
-    while isinstance(op.parents[0], Map | Filter | Seed | Options | Prefetch):
+    while isinstance(op.parents[0], Map | Filter | Seed | Options | Prefetch | MpPrefetch):
         op = op.parents[0]
     return Places(run) if isinstance(op.parents[0], ToStream) else None
 
@@ -97,22 +98,55 @@ def at_kept(mask: list[Any], count: int, at: At) -> At:
     return after
 
 
+class Watch(Protocol):
+    """Whoever wants to know what filters drop."""
+
+    def saw(self, seen: int, kept: int) -> None:
+        """Elements have been seen, and some of them kept."""
+        ...
+
+
 @dataclass(frozen=True)
 class Context:
-    """What streams need of the world: who computes chunks, who works ahead, which options hold.
+    """What streams need of the world: who computes chunks, who works ahead, who watches filters.
 
     Whoever opened the stream closes the context after it; `wait=False` does not wait for threads to end.
+
+    Attributes:
+        executor: Who computes chunks of a random-access chain.
+        ahead: Makes a stream that is computed ahead in a thread.
+        processes: Opens what comes before an `mp_prefetch`.
+        watch: Who is told what a filter drops.
+        close: Gives back what the streams shared.
+        elsewhere: The stream of an operation that somebody else computes; `None` where nobody does.
+        enter: Is told of a dataset before it is opened by an interleave, which numbers them.
+        lookahead: How many datasets an interleave opens before their turn.
+        fetch: The function from indices to a block that an operation means.
+        stop: The index before which a random-access chain ends.
+        gapless: Whether an index without an element is an error.
     """
 
     executor: Callable[[ReadOptions | None], Executor]
     ahead: Callable[[Stream, Prefetch], Stream]
-    options: DatasetOptions
+    processes: Callable[[MpPrefetch, Position, "Context"], Stream]
+    watch: Callable[[Op], Watch]
     close: Callable[..., None]
+    elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
+    enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None
+    lookahead: int = 0
+    fetch: Callable[[Op], Fetch] = fetcher
+    stop: int | None = None
+    gapless: bool = False
+
+
+def open_stream(op: Op, position: Position, context: Context) -> Stream:
+    """The stream of an operation, from a position on; `None` is the start."""
+    return context.elsewhere(op, position, context) or stream_of(op, position, context)
 
 
 @singledispatch
-def open_stream(op: Op, position: Position, context: Context) -> Stream:
-    """The stream of an operation, from a position on; `None` is the start."""
+def stream_of(op: Op, position: Position, context: Context) -> Stream:
+    """The stream of an operation, computed here; its parents are opened with `open_stream`."""
     raise TypeError(f"{op.label()} is no stream.")
 
 

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from headrace._ops.base import Op
-from headrace._ops.buffer import Cache, Limit, Prefetch, Skip, ToStream
+from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.blocks import Rows
-from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream
-from headrace._plan.streams.element import FilterWatch
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, stream_of
+
+
+class GapFound(Exception):
+    """An index had no element where whoever opened the stream counts on one."""
 
 
 class IndexStream(Stream):
@@ -18,14 +20,15 @@ class IndexStream(Stream):
 
     def __init__(self, op: ToStream, position: Position, context: Context):
         super().__init__(position or 0)
-        self._fetch = fetcher(op.parent)
-        self._length = op.parent.length()
+        self._fetch = context.fetch(op.parent)
+        self._length = op.parent.length() if context.stop is None else min(op.parent.length(), context.stop)
         self._executor = context.executor(op.read_options)
         self._asked: deque[range] = deque()
         self._next = self.position
         self._closes_holes = not op.allow_nones
         last_filter = _last_filter(op.parent)
-        self._watch = None if last_filter is None else FilterWatch(last_filter, context.options)
+        self._watch = None if last_filter is None else context.watch(last_filter)
+        self._gapless = context.gapless
 
     def pull(self, n: int) -> Run | None:
         if self._executor.inline:
@@ -45,6 +48,8 @@ class IndexStream(Stream):
             if self._watch is not None:
                 self._watch.saw(len(block), len(full))
             if len(full) < len(block):
+                if self._gapless:
+                    raise GapFound
                 mask = [row is not None for row in block.items]
                 return self._run(Rows(full, owned=block.owned), at_kept(mask, len(full), lambda j: first + j))
         return self._run(block, lambda j: first + j)
@@ -80,7 +85,7 @@ def _above(op: Op) -> Iterator[Op]:
         yield from _above(parent)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: ToStream, position: Position, context: Context) -> Stream:
     return IndexStream(op, position, context)
 
@@ -102,7 +107,7 @@ class LimitStream(Unary):
         return self._run(block.cut(0, left) if len(block) > left else block, lambda j: (taken + j, at(j)))
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Limit, position: Position, context: Context) -> Stream:
     taken, inner = position or (0, None)
     return LimitStream(op, taken, open_stream(op.parent, inner, context))
@@ -127,7 +132,7 @@ class SkipStream(Unary):
                 return self._run(block.cut(drop, len(block)) if drop else block, lambda j: (1, at(j + drop)))  # noqa: B023
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Skip, position: Position, context: Context) -> Stream:
     skipped, inner = position or (0, None)
     return SkipStream(op, skipped, open_stream(op.parent, inner, context))
@@ -174,11 +179,16 @@ class CacheStream(Stream):
             self._parent.close(wait=wait)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Cache, position: Position, context: Context) -> Stream:
     return CacheStream(op, position, context)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Prefetch, position: Position, context: Context) -> Stream:
     return context.ahead(open_stream(op.parent, position, context), op)
+
+
+@stream_of.register
+def _(op: MpPrefetch, position: Position, context: Context) -> Stream:
+    return context.processes(op, position, context)

@@ -10,7 +10,7 @@ from headrace._ops.base import Op
 from headrace._ops.combine import Interleave, Mix, Zip
 from headrace._plan.blocks import Rows, interleave
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import Context, Feed, Position, Run, Stream, open_stream
+from headrace._plan.streams.base import Context, Feed, Position, Run, Stream, open_stream, stream_of
 from headrace.errors import PipelineError
 
 
@@ -65,7 +65,7 @@ class ZipStream(NaryStream):
             )
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Zip, position: Position, context: Context) -> Stream:
     (positions,) = position or (None,)
     return ZipStream(op, _open_parts(op.parts, positions, context))
@@ -76,39 +76,39 @@ class MixStream(NaryStream):
 
     def __init__(self, op: Mix, count: int, feeds: list[Feed]):
         super().__init__((count, tuple(feed.stream.position for feed in feeds)), feeds)
-        self._op, self._count = op, count
+        self._op = op
 
     def pull(self, n: int) -> Run | None:
-        count = self._count
+        count, before = self.position
         which, _ = self._op.route(np.arange(count, count + max(n, 1)))
         which = which[: self._available(which, careful=n == 0)]
         if not len(which):
             return None
-        self._count += len(which)
-        afters = [feed.positions() for feed in self._feeds]
-        needed = np.bincount(which, minlength=len(afters)).tolist()
-        blocks = [feed.take(k) for feed, k in zip(self._feeds, needed, strict=True)]
-        used = [i for i, k in enumerate(needed) if k]
-        block = interleave([blocks[i] for i in used], np.searchsorted(used, which)) if used[1:] else blocks[used[0]]
+        used, needed = np.unique(which, return_counts=True)
+        afters = {i: self._feeds[i].positions() for i in used.tolist()}
+        blocks = [self._feeds[i].take(k) for i, k in zip(used.tolist(), needed.tolist(), strict=True)]
+        block = interleave(blocks, np.searchsorted(used, which)) if blocks[1:] else blocks[0]
 
         def after(j: int) -> Position:
-            taken = np.bincount(which[:j], minlength=len(afters)).tolist()
-            return count + j, tuple(at(k) for at, k in zip(afters, taken, strict=True))
+            parts = list(before)  # those that gave nothing are where they were: there may be very many
+            for i, taken in zip(*(each.tolist() for each in np.unique(which[:j], return_counts=True)), strict=True):
+                parts[i] = afters[i](taken)
+            return count + j, tuple(parts)
 
         return self._run(block, after)
 
     def _available(self, which: np.ndarray, *, careful: bool) -> int:
         """Fills the parents; how far the schedule goes before one of them has nothing left."""
         far = len(which)
-        for i, feed in enumerate(self._feeds):
+        for i in np.unique(which).tolist():
             due = np.flatnonzero(which == i)
-            feed.fill(len(due), careful=careful)
-            if feed.size < len(due):
-                far = min(far, int(due[feed.size]))
+            self._feeds[i].fill(len(due), careful=careful)
+            if self._feeds[i].size < len(due):
+                far = min(far, int(due[self._feeds[i].size]))
         return far
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Mix, position: Position, context: Context) -> Stream:
     count, positions = position or (0, None)
     return MixStream(op, count, _open_parts(op.parts, positions, context))
@@ -124,10 +124,23 @@ class InterleaveStream(Stream):
         self._op, self._context = op, context
         self._slot, self._next, slots = position or (0, 0, (None,) * op.cycle_length)
         super().__init__((self._slot, self._next, slots))
-        self._slots = [None if slot is None else (slot[0], self._feed(*slot)) for slot in slots]
+        self._slots = [None if slot is None else (slot[0], Feed(self._open(*slot))) for slot in slots]
+        self._ahead: dict[int, Stream] = {}  # datasets that were opened before their turn
 
-    def _feed(self, dataset: int, position: Position) -> Feed:
-        return Feed(open_stream(interleaved_part(self._op, dataset), position, self._context))
+    def _open(self, dataset: int, position: Position) -> Stream:
+        part = interleaved_part(self._op, dataset)
+        self._context.enter(self._op, dataset, part)
+        return open_stream(part, position, self._context)
+
+    def _open_next(self) -> tuple[int, Feed]:
+        dataset = self._next
+        stream = self._ahead.pop(dataset, None) or self._open(dataset, None)
+        self._next += 1
+        for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
+            if later not in self._ahead:
+                self._ahead[later] = self._open(later, None)
+                self._ahead[later].start()
+        return dataset, Feed(stream)
 
     def pull(self, n: int) -> Run | None:
         waiting = self._next < self._op.num_datasets
@@ -172,8 +185,7 @@ class InterleaveStream(Stream):
                 if self._next >= self._op.num_datasets:
                     idle += 1
                     continue
-                self._slots[here] = (self._next, self._feed(self._next, None))
-                self._next += 1
+                self._slots[here] = self._open_next()
             _, feed = self._slots[here]  # type: ignore[misc]
             feed.fill(1, careful=careful)
             if feed.size:
@@ -195,6 +207,8 @@ class InterleaveStream(Stream):
         for slot in self._slots:
             if slot is not None:
                 slot[1].stream.close(wait=wait)
+        for stream in self._ahead.values():
+            stream.close(wait=wait)
 
 
 def _fixed(position: Position, j: int) -> Position:
@@ -227,6 +241,6 @@ def _make_part(op: Interleave, datasets: Op, number: int) -> Op:
     return part
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Interleave, position: Position, context: Context) -> Stream:
     return InterleaveStream(op, position, context)

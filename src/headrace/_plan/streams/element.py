@@ -9,7 +9,7 @@ from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._plan.blocks import Rows
 from headrace._plan.kernels import blame, element_kernel
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, places
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, places, stream_of
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions
 
@@ -28,7 +28,7 @@ class ElementStream(Unary):
         return self._run(self._kernel(run.block, places(self._op, run)), run.at)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Map, position: Position, context: Context) -> Stream:
     return ElementStream(op, open_stream(op.parent, position, context))
 
@@ -49,8 +49,8 @@ class CountedStream(Unary):
         return self._run(block, lambda j: (count + j, at(j)))
 
 
-@open_stream.register(MapWithIndex)
-@open_stream.register(RandomMap)
+@stream_of.register(MapWithIndex)
+@stream_of.register(RandomMap)
 def _(op: Any, position: Position, context: Context) -> Stream:
     count, inner = position or (0, None)
     return CountedStream(op, count, open_stream(op.parent, inner, context))
@@ -62,7 +62,7 @@ class FilterStream(Unary):
     def __init__(self, op: Filter, parent: Stream, context: Context):
         super().__init__(parent.position, parent)
         self._op, self._fn = op, op.fn
-        self._watch = FilterWatch(op, context.options)
+        self._watch = context.watch(op)
 
     def pull(self, n: int) -> Run | None:
         run = self.parent.pull(n)
@@ -81,7 +81,7 @@ class FilterStream(Unary):
         return self._run(kept, at_kept(mask, len(kept), at))
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Filter, position: Position, context: Context) -> Stream:
     return FilterStream(op, open_stream(op.parent, position, context), context)
 
@@ -152,7 +152,7 @@ class FlatMapStream(Unary):
         return self._run(Rows(children, owned=False), after)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: FlatMap, position: Position, context: Context) -> Stream:
     taken, inner = position or (0, None)
     return FlatMapStream(op, taken, open_stream(op.parent, inner, context))

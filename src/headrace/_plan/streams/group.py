@@ -13,7 +13,7 @@ from headrace._ops.base import Op
 from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
 from headrace._plan.blocks import Block, Columns, Rows, concat
 from headrace._plan.kernels import add_note, make_batch
-from headrace._plan.streams.base import Context, Feed, GroupStream, Position, Run, Stream, Unary, open_stream
+from headrace._plan.streams.base import Context, Feed, GroupStream, Position, Run, Stream, Unary, open_stream, stream_of
 from headrace.errors import StructureError
 
 
@@ -39,7 +39,7 @@ class BatchStream(Unary):
         return self._run(Rows(batches, owned=True), lambda j: after(j * size))
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Batch, position: Position, context: Context) -> Stream:
     return BatchStream(op, open_stream(op.parent, position, context))
 
@@ -112,7 +112,7 @@ def _leading_length(op: Op, element: Any) -> int:
     return lengths.pop()[0]
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Rebatch, position: Position, context: Context) -> Stream:
     taken, inner = position or (0, None)
     return RebatchStream(op, taken, open_stream(op.parent, inner, context))
@@ -154,7 +154,7 @@ class BufferShuffleStream(GroupStream):
         return block.take(here), landing[here], block.take(later), landing[later]
 
 
-@open_stream.register
+@stream_of.register
 def _(op: BufferShuffle, position: Position, context: Context) -> Stream:
     group, taken, inner = position or (0, 0, None)
     return BufferShuffleStream(op, group, taken, open_stream(op.parent, inner, context))
@@ -181,7 +181,7 @@ class PaddedBatchStream(GroupStream):
         return Rows(batches, owned=True), self._feed.positions()(0)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: PaddedBatch, position: Position, context: Context) -> Stream:
     window, taken, inner = position or (0, 0, None)
     return PaddedBatchStream(op, window, taken, open_stream(op.parent, inner, context))

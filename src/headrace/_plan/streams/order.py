@@ -4,11 +4,11 @@ from typing import Any
 
 from headrace._ops.order import Options, Repeat, Seed, WindowShuffle
 from headrace._plan.blocks import Block
-from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream
+from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream, stream_of
 
 
-@open_stream.register(Seed)
-@open_stream.register(Options)
+@stream_of.register(Seed)
+@stream_of.register(Options)
 def _(op: Any, position: Position, context: Context) -> Stream:
     return open_stream(op.parent, position, context)
 
@@ -44,7 +44,7 @@ class RepeatStream(Stream):
         self._parent.close(wait=wait)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: Repeat, position: Position, context: Context) -> Stream:
     return RepeatStream(op, position, context)
 
@@ -64,7 +64,7 @@ class WindowShuffleStream(GroupStream):
         return block.take(self._op.window_order(ordinal, len(block))), self._feed.positions()(0)
 
 
-@open_stream.register
+@stream_of.register
 def _(op: WindowShuffle, position: Position, context: Context) -> Stream:
     window, taken, inner = position or (0, 0, None)
     return WindowShuffleStream(op, window, taken, open_stream(op.parent, inner, context))

@@ -6,7 +6,7 @@ from typing import Any
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Rows
 from headrace._plan.kernels import add_note
-from headrace._plan.streams.base import Context, Position, Run, Stream, open_stream
+from headrace._plan.streams.base import Context, Position, Run, Stream, stream_of
 
 
 class UserStream(Stream):
@@ -55,6 +55,6 @@ class UserStream(Stream):
             close()
 
 
-@open_stream.register
+@stream_of.register
 def _(op: UserDataset, position: Position, context: Context) -> Stream:
     return UserStream(op, position)

@@ -1,0 +1,64 @@
+"""How a block travels from one process to another: rows of one kind go as columns, and come out as rows again."""
+
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._executors.ring import Writer
+from headrace._plan.blocks import Block, Rows
+
+STACKED_BYTES = 1 << 14  # larger arrays are laid out one by one, each aligned
+
+
+def pack(block: Block, writer: Writer) -> Any:
+    """A block as something to pickle; a block of rows is taken apart."""
+    return _pack(block.items, writer, owned=block.owned) if isinstance(block, Rows) else block
+
+
+def unpack(packed: Any) -> Block:
+    """The block again, the caller's own."""
+    return packed if isinstance(packed, Block) else Rows(_unpack(packed), owned=True)
+
+
+def _pack(rows: list[Any], writer: Writer, *, owned: bool) -> tuple[Any, ...]:
+    kinds = set(map(type, rows))
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is np.ndarray:
+        return _pack_arrays(rows, writer, owned=owned)
+    if kind is dict:
+        keys = tuple(rows[0])
+        if keys and set(map(type, keys)) == {str} and all(tuple(row) == keys for row in rows):
+            return dict, keys, [_pack([row[key] for row in rows], writer, owned=owned) for key in keys]
+    elif kind in (tuple, list) and rows[0] and len(set(map(len, rows))) == 1:
+        return kind, None, [_pack(list(column), writer, owned=owned) for column in zip(*rows, strict=True)]
+    return None, None, rows if owned else [_tree.copy_tree(row) for row in rows]
+
+
+def _pack_arrays(rows: list[np.ndarray], writer: Writer, *, owned: bool) -> tuple[Any, ...]:
+    first = rows[0]
+    if first.dtype.hasobject:
+        return None, None, rows if owned else [_tree.copy_tree(row) for row in rows]
+    is_small = 0 < first.nbytes < STACKED_BYTES and not writer.holds(first)
+    if len(rows) > 1 and is_small and all(_like(row, first) for row in rows):
+        stacked = writer.empty((len(rows), *first.shape), first.dtype)
+        np.concatenate(rows, out=stacked.reshape(-1, *first.shape[1:]))
+        return np.ndarray, None, stacked
+    # A view is an object of its own: an array that is there twice comes out as two.
+    return None, None, [row if writer.holds(row) else row.view() for row in rows]
+
+
+def _like(row: np.ndarray, first: np.ndarray) -> bool:
+    return row.ndim > 0 and row.shape == first.shape and row.dtype == first.dtype and row.flags.c_contiguous
+
+
+def _unpack(packed: tuple[Any, ...]) -> list[Any]:
+    kind, keys, content = packed
+    if kind is None:
+        return content
+    if kind is np.ndarray:
+        return list(content)
+    columns = zip(*map(_unpack, content), strict=True)
+    if kind is dict:
+        return [dict(zip(keys, values, strict=True)) for values in columns]
+    return [kind(values) for values in columns]

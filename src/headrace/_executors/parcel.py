@@ -1,0 +1,194 @@
+"""What workers are told once: the plan, in shared memory, its arrays there once for all of them.
+
+Workers map it privately, so what one of them writes is its own. An array that is a memory map of a file travels as
+the path to it.
+"""
+
+import contextlib
+import functools
+import io
+import os
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from headrace import _tree
+from headrace._executors.ring import Pickler, Sheet, Slot, Writer, anonymous_file, read, received_classes
+from headrace._ops.base import Op, describe
+from headrace.errors import WorkerError
+
+
+class Parcel:
+    """A plan in shared memory, for as long as any pool uses it: operations, and a function that workers begin with."""
+
+    def __init__(self, trees: list[Op], init: Callable[[int, int], None] | None):
+        self.trees, self._init = trees, init
+        self._classes: set[type] = set()  # workers name them by what this process knows them by: they must stay
+        self.num_users = 0
+        self.fd = anonymous_file(1)
+        self._close = weakref.finalize(self, os.close, self.fd)
+
+    def give_up(self) -> None:
+        """One pool less uses it."""
+        self.num_users -= 1
+        if self.num_users == 0:
+            self._close()
+
+    @property
+    def closed(self) -> bool:
+        return not self._close.alive
+
+    @functools.cached_property
+    def sheet(self) -> Sheet:
+        """Where the plan is in the file; it is written when this is first asked for."""
+        value = (self.trees, self._init)
+        try:
+            return Writer(Slot(self.fd)).dump((*value, _Nodes()), partial(_PlanPickler, self._classes))
+        except WorkerError:
+            raise
+        except Exception as e:
+            raise _cannot_be_sent(value, e) from e
+
+
+def open_parcel(fd: int, sheet: Sheet) -> tuple[list[Op], Callable[[int, int], None] | None]:
+    """What is in a parcel, in a worker."""
+    trees, init, nodes = read(Slot(fd, private=True).bytes(sheet.total), sheet)
+    _tree.adopt_nodes(nodes)
+    received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+    return trees, init
+
+
+class _Nodes:
+    """Stands for the node types of JAX's among the classes that were pickled before it."""
+
+
+class _PlanPickler(Pickler):
+    """Pickles memory maps as their paths, and what JAX knows of the classes in a plan."""
+
+    def __init__(self, classes: set[type], writer: Writer, stream: io.BytesIO):
+        super().__init__(writer, stream)
+        self._classes = classes
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type):
+            self._classes.add(obj)
+        if isinstance(obj, _Nodes):
+            return list, (_tree.jax_nodes(self._classes),)
+        if hasattr(type(obj), "reduce_by_value"):  # its name is enough: this process keeps the memory
+            return obj.__reduce__()
+        if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
+            place = _place_in_file(obj)
+            if place is not None:
+                return _open_file, place
+        return super().reducer_override(obj)
+
+
+def _place_in_file(array: np.ndarray) -> tuple[Any, ...] | None:
+    """The file, offset, dtype, shape and order of an array that is part of a memory map, if it can be found there."""
+    mapped: Any = array
+    while isinstance(mapped, np.ndarray) and not (
+        isinstance(mapped, np.memmap) and not isinstance(mapped.base, np.ndarray)
+    ):
+        mapped = mapped.base
+    if not isinstance(mapped, np.memmap) or mapped.filename is None or mapped.mode == "c":
+        return None
+    if not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.size:
+        return None
+    offset = mapped.offset + array.ctypes.data - mapped.ctypes.data
+    path = os.path.abspath(mapped.filename)
+    if not _is_mapped_from(path, mapped.ctypes.data):
+        return None
+    order = "C" if array.flags.c_contiguous else "F"
+    return type(array) is np.ndarray, path, array.dtype, mapped.mode, offset, array.shape, order
+
+
+def _is_mapped_from(path: str, address: int) -> bool:
+    """Whether the file of this name is still the one that was mapped here, and not another in its place."""
+    try:
+        inode = os.stat(path).st_ino
+        with open("/proc/self/maps") as f:
+            for line in f:
+                span, _, _, _, mapped_inode = line.split()[:5]
+                start, end = (int(part, 16) for part in span.split("-"))
+                if start <= address < end:
+                    return int(mapped_inode) == inode
+    except OSError:  # no such file, or no Linux
+        return os.path.exists(path)
+    return False
+
+
+def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) -> np.ndarray:
+    # What a worker writes is its own.
+    array = np.memmap(path, dtype, "r" if mode == "r" else "c", *place)
+    return np.asarray(array) if plain else array
+
+
+# ---------------------------------------------------------------------------------- what cannot be pickled
+
+
+def _cannot_be_sent(value: Any, error: Exception) -> WorkerError:
+    culprits = _culprit(value, "", set(), 0)
+    where, what = culprits if culprits else ("The pipeline", value)
+    return WorkerError(
+        f"{where} cannot be sent to worker processes: {describe(what)} of type {type(what).__name__} cannot be pickled "
+        f"({type(error).__name__}: {error}). Open it where it is first used instead of holding it, leave it out in "
+        "`__getstate__`, or put the operation after `mp_prefetch`."
+    )
+
+
+def _culprit(value: Any, path: str, seen: set[int], depth: int) -> tuple[str, Any] | None:
+    """The innermost object that cannot be pickled, and the path to it."""
+    if depth > 12 or id(value) in seen or _can_be_pickled(value):
+        return None
+    seen.add(id(value))
+    for name, child in _children(value):
+        found = _culprit(child, f"{path}{name}", seen, depth + 1)
+        if found is not None:
+            return found
+    return path or type(value).__name__, value
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        cloudpickle.Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    """The objects that an object is made from, with how they are reached."""
+    if isinstance(value, Op):
+        for name, child in value.__dict__.items():
+            if name not in ("parent", "parts", "site"):
+                yield f"{value.name}({name}={type(child).__name__})", child
+        yield from (("", parent) for parent in value.parents)
+    elif isinstance(value, types.MethodType):
+        yield "", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from _held_by_function(value)
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", child) for key, child in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{i}]" if i or len(value) > 1 else "", child) for i, child in enumerate(value[:1000]))
+    else:
+        state = getattr(value, "__dict__", {})
+        with contextlib.suppress(Exception):
+            state = value.__getstate__() if isinstance(value.__getstate__(), dict) else state
+        yield from ((f".{name}", child) for name, child in state.items())
+
+
+def _held_by_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # a variable that has not been given a value yet
+            yield f", its variable `{name}`", cell.cell_contents
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield f", the global `{name}`", function.__globals__[name]
+    yield from ((", a default", child) for child in function.__defaults__ or ())

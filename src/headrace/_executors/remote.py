@@ -1,0 +1,344 @@
+"""Streams that workers compute: tasks go out in order, ahead of what is asked for, and results come back in order."""
+
+import dataclasses
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from headrace._executors.freight import pack, unpack
+from headrace._executors.processes import Pool, Ticket
+from headrace._ops.base import Op
+from headrace._plan.stages import (
+    BlockStage,
+    IndexStage,
+    LaneStage,
+    Place,
+    Stage,
+    all_operations,
+    base_position,
+    index_in,
+    is_lane,
+    later,
+    places_in_plan,
+    rebased,
+    show_source_indices,
+    stage_at,
+    start_of,
+)
+from headrace._plan.streams import Context, GapFound, Position, Run, Stream, open_stream
+from headrace.options import MultiprocessingOptions
+
+CHUNK_S = 0.004  # chunks grow while they take less than this
+CHUNK_BYTES = 1 << 20  # and have less than this
+MOST_CHUNKS = 16  # under way for each worker
+
+
+class Plan:
+    """How one `mp_prefetch` is computed: which of its operations are stages, and where workers find them."""
+
+    def __init__(
+        self, root: Op, number: int, pool: Pool, options: MultiprocessingOptions, *, careful: bool, gaps: bool
+    ):
+        self.root, self.pool, self.options, self.careful = root, pool, options, careful
+        self._gaps = gaps
+        self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
+        self._places.update(places_in_plan(root, (number,)))
+
+    def enter(self, interleave: Op, number: int, part: Op) -> None:
+        """Notes where workers find a dataset of an interleave."""
+        at = self._places[interleave]
+        self._places.update(places_in_plan(part, (*at.path, number), lane=True, weight=at.weight))
+
+    def elsewhere(self, op: Op, position: Position, context: Context) -> Stream | None:
+        """The stream of an operation that is a stage."""
+        place = self._places[op]
+        stage = LaneStage(op, op) if place.lane and is_lane(op) else stage_at(op, gaps=self._gaps)
+        if stage is None:
+            return None
+        if position is None:
+            position = start_of(op)
+        return _STREAMS[type(stage)](stage, place, position, self, context)
+
+    def place(self, op: Op) -> Place:
+        """Where workers find an operation."""
+        return self._places[op]
+
+
+class StageStream(Stream):
+    """The outputs of a stage, in order."""
+
+    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
+        super().__init__(position)
+        self._stage, self._place, self._plan, self._pool = stage, place, plan, plan.pool
+        self._context = context
+        self._tickets: deque[Ticket] = deque()
+        self._chunk = 1
+        self._unit_bytes = 0.0  # of a chunk of one
+        self._ended = self._closed = False
+        self._watches: dict[int, Any] = {}
+        self._pool.num_stages += self._is_source
+
+    _is_source = True  # not fed by another stage
+
+    def pull(self, n: int) -> Run | None:
+        with self._pool.locked():  # another thread may find that this stream's worker has died
+            self._work_ahead()
+            while self._tickets:
+                result = self._pool.result(self._tickets[0])
+                ticket = self._tickets.popleft()
+                self._pool.expected_bytes -= ticket.num_bytes
+                run = self._finish(result)
+                if run is not None:
+                    self._adapt(ticket, run.block.num_bytes())
+                    return run
+            return None
+
+    def start(self) -> None:
+        with self._pool.locked():
+            self._work_ahead()
+
+    def _work_ahead(self) -> None:
+        """Gives out tasks as long as there is room."""
+        while not self._ended and self._has_room():
+            ticket = self._next_task()
+            if ticket is None:
+                self._ended = True
+                return
+            ticket.num_bytes = int(self._unit_bytes * self._chunk)
+            self._pool.expected_bytes += ticket.num_bytes
+            self._tickets.append(ticket)
+
+    def _has_room(self) -> bool:
+        under_way = len(self._tickets)
+        if under_way == 0:
+            return True
+        if self._plan.careful:
+            return False
+        options, workers = self._plan.options, self._pool.num_workers
+        ready = -(-options.per_worker_buffer_size * self._place.weight // self._chunk)
+        most = workers * (1 + min(ready, MOST_CHUNKS))
+        # Two at least, or nothing would be under way while a result is used.
+        if under_way >= max(2, most // max(1, self._pool.num_stages)):
+            return False
+        return self._pool.expected_bytes + self._unit_bytes * self._chunk <= options.buffer_bytes
+
+    def _next_task(self) -> Ticket | None:
+        raise NotImplementedError
+
+    def _finish(self, result: Any) -> Run | None:
+        """The run that a result is; `None` where it says that there is no more."""
+        raise NotImplementedError
+
+    def _adapt(self, ticket: Ticket, num_bytes: int) -> None:
+        """Chunks grow while they are cheap; one that is late halves them."""
+        if self._plan.careful:
+            return
+        self._unit_bytes = max(self._unit_bytes * 0.9, num_bytes / ticket.chunk)
+        if ticket.took_s < CHUNK_S and 2 * num_bytes < CHUNK_BYTES:
+            self._chunk = max(self._chunk, 2 * ticket.chunk)
+        elif ticket.took_s > 4 * CHUNK_S:
+            self._chunk = max(1, ticket.chunk // 2)
+
+    def _submit(self, make: Any, describe: Any, worker: int | None = None) -> Ticket:
+        ticket = self._pool.submit(make, describe, worker)
+        ticket.chunk = self._chunk
+        return ticket
+
+    def _watch(self, counts: list[tuple[int, int, int]]) -> None:
+        """Tells whoever watches filters what they saw and kept."""
+        for number, seen, kept in counts:
+            if number not in self._watches:
+                self._watches[number] = self._context.watch(all_operations(self._stage.top)[number])
+            self._watches[number].saw(seen, kept)
+
+    def close(self, *, wait: bool = True) -> None:
+        if not self._closed and not self._pool.closed:
+            with self._pool.locked():
+                self._pool.num_stages -= self._is_source
+                self._pool.expected_bytes -= sum(ticket.num_bytes for ticket in self._tickets)
+                self._pool.cancel(self._tickets)
+        self._closed = True
+        self._tickets.clear()
+
+
+class IndexStageStream(StageStream):
+    """A stage on a random-access chain: tasks are ranges of indices."""
+
+    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
+        super().__init__(stage, place, position, plan, context)
+        self._origin, self._first = position, base_position(stage, position)
+        self._next, self._length = self._first, stage.base.parents[0].length()
+
+    def _next_task(self) -> Ticket | None:
+        first = self._next
+        if first >= self._length:
+            return None
+        self._next = stop = min(first + self._stage.inputs * self._chunk, self._length)
+        position = self._origin
+        if first > self._first:
+            position = later(self._stage, self._origin, first - self._first, first)
+        task = ("index", self._place.path, position, stop, self._stage.counts)
+        return self._submit(lambda process: task, partial(self._describe, first, stop))
+
+    def _describe(self, first: int, stop: int) -> str:
+        shown = show_source_indices(self._stage.base, first, stop)
+        return f"elements {first} to {stop - 1} for {self._stage.top.label()} (source indices {shown})"
+
+    def _finish(self, result: Any) -> Run | None:
+        packed, positions, counts = result
+        self._watch(counts)
+        return self._run(unpack(packed), lambda j: positions[j - 1])
+
+
+class BlockStageStream(StageStream):
+    """A stage on an ordering point: tasks are blocks that the consumer has."""
+
+    _is_source = False
+
+    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
+        super().__init__(stage, place, position, plan, context)
+        self._parent = open_stream(stage.base, base_position(stage, position), context)
+        self._origin, self._inputs = position, 0
+        self._runs: deque[Run] = deque()  # what the tasks under way were given
+
+    def _has_room(self) -> bool:
+        # Making a task may mean waiting for its elements, and a result that is there should not wait for that.
+        return super()._has_room() and not (len(self._tickets) > 1 and self._pool.ready(self._tickets[0]))
+
+    def _next_task(self) -> Ticket | None:
+        run = self._parent.pull(0 if self._plan.careful else self._chunk)
+        while run is not None and not len(run.block):
+            run = self._parent.pull(0 if self._plan.careful else self._chunk)
+        if run is None:
+            return None
+        stage, block, first = self._stage, run.block, self._inputs
+        position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
+        task = ("block", self._place.path, position, self._plan.place(stage.base).path, partial(pack, block))
+        self._inputs += len(block)
+        self._runs.append(run)
+        return self._submit(lambda process: task, partial(self._describe, run))
+
+    def _describe(self, run: Run) -> str:
+        text = f"{len(run.block)} elements for {self._stage.top.label()}"
+        begin, end = (index_in(self._stage.base, run.at(j)) for j in (0, len(run.block)))
+        if begin is None or end is None:
+            return f"{text} after position {run.at(0)}"
+        # The elements of one window, or the last few of it, are anywhere in it.
+        (base, first), (_, stop) = begin, end
+        return f"{text} (from source indices {show_source_indices(base, first, max(stop, first + 1))})"
+
+    def _finish(self, result: Any) -> Run | None:
+        packed, positions, counts = result
+        at = self._runs.popleft().at
+        self._watch(counts)
+        return self._run(unpack(packed), lambda j: rebased(self._stage, positions[j - 1], at))
+
+    def start(self) -> None:
+        self._parent.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        super().close(wait=wait)
+        self._parent.close(wait=wait)
+
+
+class LaneStream(StageStream):
+    """A stream that one worker computes: tasks ask for its next outputs."""
+
+    _lanes = itertools.count()
+
+    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
+        super().__init__(stage, place, position, plan, context)
+        self._lane = next(LaneStream._lanes)
+        self._worker = self._pool.choose_worker()
+        self._process: int | None = None  # that has the stream open
+        self._asked = self._answered = 0
+
+    def _next_task(self) -> Ticket | None:
+        number, n = self._asked, 0 if self._plan.careful else self._chunk
+        self._asked += 1
+
+        def make(process: int) -> tuple[Any, ...]:
+            # A process that has the stream open goes on with it; another one has to be told where.
+            is_new, self._process = process != self._process, process
+            return "lane", self._place.path, self._lane, number, self._position_before(number) if is_new else None, n
+
+        return self._submit(make, self._describe, self._worker)
+
+    def _describe(self) -> str:
+        return f"the outputs of {self._stage.top.label()} after position {self.position}"
+
+    def _position_before(self, number: int) -> tuple[Position]:
+        """The last position known before a task, all before it having been answered."""
+        before = [self._pool.peek(self._tickets[i]) for i in range(number - self._answered)]
+        return next(((result[1][-1],) for result in reversed(before) if result and result[1]), (self.position,))
+
+    def _finish(self, result: Any) -> Run | None:
+        self._answered += 1
+        if result is None:
+            self._ended = True
+            return None
+        packed, positions, counts = result
+        self._watch(counts)
+        return self._run(unpack(packed), lambda j: positions[j - 1])
+
+    def close(self, *, wait: bool = True) -> None:
+        if not self._closed:
+            self._pool.forget_lane(self._worker, ("drop", self._place.path, self._lane))
+        super().close(wait=wait)
+
+
+_STREAMS = {IndexStage: IndexStageStream, BlockStage: BlockStageStream, LaneStage: LaneStream}
+
+
+class PrefetchedStream(Stream):
+    """What comes before an `mp_prefetch`, computed by workers.
+
+    An index that turns out to have no element, though nothing said so, upsets the counts that stages rely on; then
+    all is opened again where it is, and no stage relies on them.
+    """
+
+    def __init__(
+        self,
+        make_plan: Callable[[bool], Plan],
+        position: Position,
+        context: Context,
+        end: Callable[[], None] | None,
+    ):
+        self._make_plan, self._outer, self._end = make_plan, context, end
+        self._stream, self._started = self._open(position, gaps=False), False
+        super().__init__(self._stream.position)
+
+    def _open(self, position: Position, *, gaps: bool) -> Stream:
+        plan = self._make_plan(gaps)
+        context = dataclasses.replace(
+            self._outer,
+            ahead=lambda stream, _: stream,
+            processes=lambda op, position, context: open_stream(op.parent, position, context),
+            elsewhere=plan.elsewhere,
+            enter=plan.enter,
+            lookahead=0 if plan.careful else plan.pool.num_workers,
+        )
+        return open_stream(plan.root, position, context)
+
+    def pull(self, n: int) -> Run | None:
+        if not self._started:
+            self.start()
+        try:
+            run = self._stream.pull(n)
+        except GapFound:
+            self._stream.close()
+            self._stream = self._open(self.position, gaps=True)
+            run = self._stream.pull(n)
+        return None if run is None else self._run(*run)
+
+    def start(self) -> None:
+        self._started = True
+        self._stream.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        self._stream.close(wait=wait)
+        if self._end is not None:
+            self._end()

@@ -1,0 +1,8 @@
+"""The messages between a consumer and its workers: short ones over a socket, which say where in a slot the rest is."""
+
+import struct
+
+TASK = struct.Struct("<qqqq")  # number, slot, and the sheet in that slot; a negative start: the task follows
+ANSWER = struct.Struct("<qqqqd")  # number, kind, sheet, seconds
+READY, RESULT, FAILURE, SKIPPED, NO_START = range(5)
+MESSAGE_BYTES = 1 << 17  # no message is longer

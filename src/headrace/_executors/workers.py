@@ -1,0 +1,129 @@
+"""The worker processes of one iterator: taken when they are first needed, kept for the next epoch at its end.
+
+All the `mp_prefetch` of a pipeline share one pool, whatever parts of it they are in. Between epochs the pool waits in
+the operation's `home`, so that it ends with the dataset. Iterators at the same time have a pool each, but one plan.
+"""
+
+import sys
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace._executors.ahead import AheadStream
+from headrace._ops.base import Op
+from headrace._ops.buffer import Home, MpPrefetch, Prefetch
+from headrace._plan.stages import ready_for_workers
+from headrace._plan.streams import Context, Position, Stream, open_stream
+
+if TYPE_CHECKING:
+    from headrace._executors.parcel import Parcel
+    from headrace._executors.processes import Pool
+
+Key = tuple["weakref.ref[MpPrefetch]", ...]
+
+
+is_worker = False  # in a worker, an `mp_prefetch` does nothing
+
+
+class Workers:
+    """The worker processes of an iterator over an operation."""
+
+    def __init__(self, op: Op):
+        self._found = _outermost(op)
+        self._pools: dict[Key, Pool] = {}
+        self._homes: dict[Key, Home] = {}
+
+    def open(self, op: MpPrefetch, position: Position, context: Context, *, careful: bool) -> Stream:
+        """The stream of an `mp_prefetch`."""
+        if op.options.num_workers == 0 or is_worker:
+            return open_stream(op.parent, position, context)
+        if sys.platform == "win32":
+            return _in_a_thread(op, position, context)
+        from headrace._executors.remote import Plan, PrefetchedStream
+
+        group = self._group(op) if op in self._found else [op]
+        pool = self._pool(group)
+        number = 2 * group.index(op) + careful
+        plan = partial(Plan, pool.parcel.trees[number], number, pool, op.options, careful=careful)
+        # In a dataset that an interleave has made, workers end with it: there may be very many.
+        end = None if op in self._found else partial(self._end, _key(group))
+        return PrefetchedStream(lambda gaps: plan(gaps=gaps), position, context, end)
+
+    def _group(self, op: MpPrefetch) -> list[MpPrefetch]:
+        """Those that share a pool with this one."""
+        return [each for each in self._found if each.worker_init_fn is op.worker_init_fn and each.options.num_workers]
+
+    def _end(self, key: Key) -> None:
+        self._homes.pop(key, None)
+        pool = self._pools.pop(key, None)
+        if pool is not None:
+            pool.close()
+
+    def _pool(self, group: list[MpPrefetch]) -> "Pool":
+        from headrace._executors.processes import Pool
+
+        key = _key(group)
+        pool = self._pools.get(key)
+        if pool is None or pool.closed:
+            home = self._homes[key] = group[0].home
+            pool = home.idle.pop(key, None)
+            if pool is None or pool.closed:
+                num_workers = max(op.options.num_workers for op in group)
+                pool = Pool(_parcel(home, key, group), num_workers)
+            self._pools[key] = pool
+        pool.go_on()
+        return pool
+
+    def interrupt(self) -> None:
+        """Makes whoever waits for a worker stop."""
+        for pool in self._pools.values():
+            pool.interrupt()
+
+    def rest(self) -> None:
+        """At the end of an epoch: leaves the pools to whoever iterates next."""
+        for key, pool in self._pools.items():
+            idle = self._homes[key].idle
+            if key in idle:
+                pool.close()
+            else:
+                idle[key] = pool
+        self._pools.clear()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the processes, also those left for the next epoch, unless somebody else has taken them since."""
+        for key, home in self._homes.items():
+            for pool in (self._pools.pop(key, None), home.idle.pop(key, None)):
+                if pool is not None:
+                    pool.close(wait=wait)
+        self._homes.clear()
+
+
+def _key(group: list[MpPrefetch]) -> Key:
+    return tuple(map(weakref.ref, group))
+
+
+def _outermost(op: Op) -> list[MpPrefetch]:
+    """The `mp_prefetch` operations that are not before another one, each once."""
+    if isinstance(op, MpPrefetch):
+        return [op]
+    return list(dict.fromkeys(found for parent in op.parents for found in _outermost(parent)))
+
+
+def _parcel(home: Home, key: Key, group: list[MpPrefetch]) -> "Parcel":
+    """The plan of some `mp_prefetch`, each rewritten for speed and as it was written; made once for all iterators."""
+    from headrace._executors.parcel import Parcel
+
+    parcel = home.parcels.get(key)
+    if parcel is None or parcel.closed:
+        trees = [ready_for_workers(op.parent, as_written=as_written) for op in group for as_written in (False, True)]
+        parcel = home.parcels[key] = Parcel(trees, group[0].worker_init_fn)
+    return parcel
+
+
+def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream:
+    warnings.warn(
+        "Worker processes need a POSIX system: `mp_prefetch` computes ahead in a thread here.", RuntimeWarning, 2
+    )
+    size = op.options.num_workers * op.options.per_worker_buffer_size
+    return AheadStream(open_stream(op.parent, position, context), Prefetch(op.parent, size))

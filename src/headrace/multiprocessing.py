@@ -1,0 +1,106 @@
+"""Arrays in shared memory that has a name, for processes of the user's own."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace._shared import NamedMemory
+from headrace.options import MultiprocessingOptions as MultiprocessingOptions
+
+
+@dataclass(frozen=True)
+class SharedMemoryArrayMetadata:
+    """What another process needs to find an array: `SharedMemoryArray.from_metadata(metadata)`."""
+
+    name: str
+    shape: Iterable[int]
+    dtype: npt.DTypeLike
+
+
+class SharedMemoryArray(np.ndarray):
+    """A NumPy array in shared memory: it travels to another process as its name.
+
+    The memory goes with the last array on it. Once somebody has asked for its `metadata`, the name stays until an array
+    that was told to (`unlink_on_del`) dies, or until the process that made it ends.
+
+    >>> array = SharedMemoryArray((2, 3), np.float32)
+    >>> array[:] = 1
+    >>> SharedMemoryArray.from_metadata(array.metadata).sum()
+    SharedMemoryArray(6., dtype=float32)
+    """
+
+    _memory: NamedMemory | None = None
+    _unlinks: "_Unlinks | None" = None
+
+    def __new__(cls, shape: Iterable[int] | int, dtype: npt.DTypeLike = float) -> "SharedMemoryArray":
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        return cls._on(NamedMemory(size=size), shape, dtype)
+
+    @classmethod
+    def _on(cls, memory: NamedMemory, shape: Iterable[int], dtype: npt.DTypeLike) -> "SharedMemoryArray":
+        array = super().__new__(cls, tuple(shape), dtype, memory.buffer)
+        array._memory = memory
+        return array
+
+    def __array_finalize__(self, of: Any) -> None:
+        self._unlinks = getattr(of, "_unlinks", None)
+        if self._memory is None and isinstance(of, SharedMemoryArray):
+            self._memory = of._memory if np.may_share_memory(self, of) else None
+
+    @classmethod
+    def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> "SharedMemoryArray":
+        """The array of another process, or of this one."""
+        return cls._on(NamedMemory(metadata.name), metadata.shape, metadata.dtype)
+
+    @property
+    def metadata(self) -> SharedMemoryArrayMetadata:
+        """What another process needs to find the array."""
+        if not self._is_whole:
+            raise ValueError("Only a whole SharedMemoryArray has metadata; this is a view or a copy of one.")
+        assert self._memory is not None
+        self._memory.keep()
+        return SharedMemoryArrayMetadata(self._memory.name, self.shape, self.dtype)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._memory is not None and self.base is self._memory.buffer
+
+    def unlink_on_del(self) -> None:
+        """Makes this array responsible for the name: it is removed when the array and its views are gone."""
+        if self._memory is not None and self._unlinks is None:
+            self._unlinks = _Unlinks(self._memory)
+
+    @classmethod
+    def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
+        """Kept for compatibility: removing a name is quick."""
+
+    def reduce_by_value(self) -> Any:
+        """How a worker hands the array over: its own goes with it."""
+        return _copied, (np.asarray(self),)
+
+    def __reduce__(self) -> Any:
+        if not self._is_whole:
+            return np.asarray(self).__reduce__()
+        assert self._memory is not None
+        metadata = SharedMemoryArrayMetadata(self._memory.name, self.shape, self.dtype)
+        return SharedMemoryArray.from_metadata, (metadata,)
+
+
+def _copied(values: np.ndarray) -> SharedMemoryArray:
+    array = SharedMemoryArray(values.shape, values.dtype)
+    array[...] = values
+    return array
+
+
+class _Unlinks:
+    """Removes a name when it is gone."""
+
+    def __init__(self, memory: NamedMemory):
+        self._memory = memory
+
+    def __del__(self):
+        self._memory.unlink()

@@ -1,0 +1,81 @@
+"""What `/proc` knows about a process: its workers, threads, descriptors and shared memory."""
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+WAIT_S = 10.0
+
+
+def workers_of(pid: int) -> set[int]:
+    """The workers that a process has started, whether or not it is still there."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            if b"headrace._executors.worker" in command and command[-2] == str(pid).encode():
+                found.add(int(folder.name))
+    return found
+
+
+def children_of(pid: int) -> set[int]:
+    """All children of a process, dead ones that nobody has waited for included."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def descriptors() -> dict[str, str]:
+    """The open descriptors of this process."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found[link.name] = os.readlink(link)
+    return {fd: target for fd, target in found.items() if not target.startswith("/proc/")}
+
+
+def mapped() -> list[str]:
+    """Parts of this process's memory that are the library's shared files."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:headrace" in line]
+
+
+def held_bytes() -> int:
+    """How much memory the library's shared files take, each counted once."""
+    files = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "memfd:headrace" in os.readlink(link):
+                status = os.stat(link)
+                files[status.st_ino] = status.st_blocks * 512
+    return sum(files.values())
+
+
+def named_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("headrace*")}
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
+    """Waits for something to become true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Whatever happens inside, this process has no more of anything afterwards."""
+    gc.collect()
+    before = descriptors(), children_of(os.getpid()), named_memory()
+    yield
+    gc.collect()
+    until(lambda: children_of(os.getpid()) <= before[1], f"processes left: {workers_of(os.getpid())}")
+    assert not workers_of(os.getpid())
+    until(lambda: set(descriptors().items()) <= set(before[0].items()), f"descriptors left: {descriptors()}")
+    assert mapped() == []
+    assert named_memory() <= before[2]

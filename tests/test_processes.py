@@ -1,0 +1,802 @@
+"""Worker processes change nothing but the speed."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import (
+    AUTOTUNE,
+    DatasetIterator,
+    DatasetOptions,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+)
+from headrace._executors.ring import Slot, Writer, anonymous_file
+from headrace._executors.worker import _Worker
+from headrace._plan.stages import BlockStage, IndexStage, LaneStage, ready_for_workers, stage_at
+from headrace.errors import FilterError, FilterWarning, PipelineError, RemoteTraceback, RingMemoryError, WorkerError
+from headrace.testing import assert_equal, assert_resumable
+from tests.chains import STREAM_OPS, Tail, stream_datasets
+from tests.proc import held_bytes, nothing_left, workers_of
+from tests.test_laws import SOURCES, Boom, assert_same, fails_at, outputs
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def workers(count, buffer_size=1, **kwargs):
+    return MultiprocessingOptions(count, buffer_size, **kwargs)
+
+
+def assert_one_stream(ds, counts=(0, 1, 2, 5), buffer_size=1, resume_at=()):
+    """With any number of workers, the elements and states are those without; states cross over."""
+    elements, states = outputs(ds)
+    for count in counts:
+        remote = ds.mp_prefetch(workers(count, buffer_size))
+        found, found_states = outputs(remote)
+        assert_same(found, elements)
+        assert found_states == states
+        for k in resume_at:
+            k = min(k, len(elements))
+            for goes_on in (remote, ds):
+                with iter(goes_on) as iterator:
+                    iterator.set_state(json.loads(found_states[k]))
+                    rest = [x for x, _ in zip(iterator, range(20), strict=False)]
+                    assert_same(rest, elements[k : k + 20])
+
+
+# ---- one stream
+
+
+@settings(max_examples=settings.default.max_examples // 5)
+@given(stream_datasets(), st.integers(1, 3), st.integers(0, 150))
+def test_random_chains_are_one_stream(ds, buffer_size, k):
+    assert_one_stream(ds, buffer_size=buffer_size, resume_at=[k])
+
+
+@pytest.mark.parametrize("name", sorted(STREAM_OPS))
+def test_every_stream_operation_is_one_stream(name):
+    for source, k in (("arrays", 4), ("rows", 11)):
+        ds = STREAM_OPS[name](SOURCES[source]().repeat(3).to_iter_dataset(), k).map(lambda x: x)
+        assert_one_stream(ds, counts=(2,), buffer_size=2, resume_at=[5])
+
+
+def test_a_state_of_three_workers_restores_with_none_and_with_seven():
+    ds = MapDataset.range(400).to_iter_dataset().filter(lambda x: x % 3).window_shuffle(7, seed=1).batch(4)
+    with iter(ds.mp_prefetch(workers(3))) as iterator:
+        for _ in range(20):
+            next(iterator)
+        state = json.loads(json.dumps(iterator.get_state()))
+        rest = list(iterator)
+    for count in (0, 7):
+        with iter(ds.mp_prefetch(workers(count))) as iterator:
+            iterator.set_state(state)
+            assert_same(list(iterator), rest)
+
+
+def test_workers_are_resumable_half_way_through_groups():
+    ds = MapDataset.range(30).to_iter_dataset().flat_map(lambda x: [x] * (x % 4)).batch(3).rebatch(2)
+    assert_resumable(ds.mp_prefetch(workers(2)), max_outputs=6)
+
+
+def holey(i):
+    return None if i % 5 == 3 else i
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda ds: ds.batch(4),
+        lambda ds: ds.map_with_index(lambda i, x: (i, x)),
+        lambda ds: ds.random_map(lambda x, rng: x + int(rng.integers(1000)), seed=1).batch(3),
+    ],
+)
+def test_indices_that_turn_out_to_have_no_element_do_not_upset_counts(then):
+    assert_one_stream(then(MapDataset.range(100).map(holey).to_iter_dataset()), counts=(2,), resume_at=[7])
+
+
+def test_parts_of_a_mix_share_one_pool():
+    parts = [MapDataset.range(i, 1000, 7).to_iter_dataset().map(lambda x: x).mp_prefetch(workers(2)) for i in range(3)]
+    ds = IterDataset.mix(parts, weights=[1, 2, 1])
+    expected = list(IterDataset.mix([part._parent for part in parts], weights=[1, 2, 1]))
+    with iter(ds) as iterator:
+        found = [next(iterator) for _ in range(50)]
+        assert len(workers_of(os.getpid())) == 2
+        assert found == expected[:50]
+        assert iterator.get_state()["count"] == 50
+    assert list(ds) == expected
+
+
+class Few(IterDataset):
+    """Three elements."""
+
+    def __init__(self, i):
+        super().__init__()
+        self._i = i
+
+    def __iter__(self):
+        yield from range(3 * self._i, 3 * self._i + 3)
+
+
+def test_very_many_streams_in_one_worker():
+    """More tasks and answers under way than the pipes between them hold."""
+    parts = [Few(i) for i in range(1200)]
+    for ds in (IterDataset.interleave(parts, cycle_length=1200), IterDataset.mix(parts)):
+        with nothing_left(), iter(ds.mp_prefetch(workers(1))) as iterator:
+            assert list(iterator) == list(ds)
+            iterator.close()
+
+
+def test_threads_around_workers_change_nothing():
+    parts = [
+        MapDataset.range(i, 300, 3).to_iter_dataset().filter(lambda x: x % 5).mp_prefetch(workers(1)).prefetch(2)
+        for i in range(3)
+    ]
+    expected = outputs(IterDataset.mix([part._parent._parent for part in parts]))
+    with nothing_left():
+        found = outputs(IterDataset.mix(parts))
+        assert_same(found[0], expected[0])
+        assert found[1] == expected[1]
+
+
+def test_an_mp_prefetch_in_a_worker_does_nothing():
+    inner = MapDataset.range(50).to_iter_dataset().map(lambda x: (x, os.getpid())).mp_prefetch(workers(2))
+    ds = inner.map(lambda pair: (*pair, os.getpid())).mp_prefetch(workers(1))
+    with iter(ds) as iterator:
+        found = list(iterator)
+    assert [x for x, _, _ in found] == list(range(50))
+    assert all(a == b != os.getpid() for _, a, b in found)
+
+
+class PassedOn(IterDataset):
+    """What its parent gives, read by code of the user's own."""
+
+    def __iter__(self):
+        yield from self._parent
+
+
+def test_an_mp_prefetch_in_a_users_dataset_in_a_worker_does_nothing():
+    inner = MapDataset.range(20).to_iter_dataset().map(pid_of).mp_prefetch(workers(2))
+    with iter(PassedOn(inner).mp_prefetch(workers(1))) as iterator:
+        assert set(iterator) == workers_of(os.getpid())
+
+
+def test_workers_of_datasets_that_an_interleave_makes_end_with_them():
+    def make(i):
+        return MapDataset.range(10 * i, 10 * i + 10).to_iter_dataset().map(lambda x: x).mp_prefetch(workers(1))
+
+    ds = IterDataset.interleave(MapDataset.range(6).map(make), cycle_length=2)
+    most = 0
+    with nothing_left(), iter(ds) as iterator:
+        for _ in iterator:
+            most = max(most, len(workers_of(os.getpid())))
+        iterator.close()
+    assert most <= 3
+
+
+def test_iterators_at_the_same_time_do_not_disturb_each_other():
+    ds = MapDataset.range(300).to_iter_dataset().map(lambda x: np.full(10, x)).mp_prefetch(workers(2))
+    with iter(ds) as one, iter(ds) as two:
+        pairs = zip(one, two, strict=True)
+        assert all(a[0] == b[0] == i for i, (a, b) in enumerate(pairs))
+
+
+def test_reading_threads_in_workers_change_nothing():
+    ds = MapDataset.range(200).map(lambda x: np.full(3, x)).batch(4)
+    expected = list(ds)
+    threaded = ds.to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=8)).mp_prefetch(workers(2))
+    assert_same(list(threaded), expected)
+
+
+def test_flat_map_after_what_drops_elements_is_one_stream():
+    ds = MapDataset.range(40).to_iter_dataset()
+    split = [
+        ds.filter(lambda x: x % 4 != 1).flat_map(lambda x: [x] * (x % 4)),
+        ds.flat_map(lambda x: [x] * (x % 3)).flat_map(lambda x: [x, x]),
+        ds.window_shuffle(5, seed=1).filter(lambda x: x % 4).flat_map(lambda x: [x] * (x % 4)),
+        MapDataset.range(40).map(holey).to_iter_dataset().flat_map(lambda x: [x] * (x % 3)),
+    ]
+    for each in split:
+        assert_one_stream(each, counts=(2,), resume_at=[7])
+
+
+def test_what_a_function_keeps_is_never_overwritten():
+    """A cache, or a memory of the user's own, behind a batch that is not the last."""
+    rows = [np.full(4000, i) for i in range(16)]
+    assert_one_stream(MapDataset.source(rows).batch(2).cache().repeat(4).batch(2).to_iter_dataset(), counts=(1, 2))
+
+
+# ---- where functions run
+
+
+def pid_of(x, *_):
+    return os.getpid()
+
+
+RUNS_IN_WORKERS = {
+    "map": lambda ds: ds.map(pid_of),
+    "map after a filter": lambda ds: ds.filter(lambda x: x % 2).map(pid_of),
+    "random_map after a filter": lambda ds: ds.filter(lambda x: x % 2).random_map(pid_of, seed=1),
+    "map after a window": lambda ds: ds.window_shuffle(5, seed=1).map(pid_of),
+    "map after batches": lambda ds: ds.filter(lambda x: x % 2).batch(4).map(pid_of),
+    "map after rebatching": lambda ds: ds.batch(4).rebatch(3).map(pid_of),
+    "batch_fn after a filter": lambda ds: ds.filter(lambda x: x % 2).batch(4, batch_fn=pid_of),
+    "map after a mix": lambda ds: IterDataset.mix([ds, ds]).map(pid_of),
+    "map after an interleave": lambda ds: IterDataset.interleave([ds, ds], cycle_length=2).map(pid_of),
+    "map of a user's stream": lambda ds: Tail(ds).map(pid_of),
+    "a user's stream": lambda ds: Tail(ds.map(pid_of)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS_IN_WORKERS)
+def test_functions_run_in_workers(name):
+    ds = RUNS_IN_WORKERS[name](MapDataset.range(60).to_iter_dataset())
+    with iter(ds.mp_prefetch(workers(2))) as iterator:
+        pids = set(iterator)
+        assert pids <= workers_of(os.getpid())
+
+
+def work_for_a_while(x):
+    end = time.monotonic() + 0.005
+    while time.monotonic() < end:
+        pass
+    return os.getpid()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ds: ds.filter(lambda x: x % 2).map(work_for_a_while),
+        lambda ds: ds.filter(lambda x: x % 2).batch(2).map(work_for_a_while),
+        lambda ds: IterDataset.interleave([Tail(ds).map(work_for_a_while) for _ in range(4)], cycle_length=4),
+    ],
+)
+def test_all_workers_have_work(build):
+    with iter(build(MapDataset.range(120).to_iter_dataset()).mp_prefetch(workers(2))) as iterator:
+        pids = list(iterator)
+    assert len(set(pids)) == 2
+
+
+def test_others_go_on_while_one_worker_is_slow(tmp_path):
+    def slow_at_first(i):
+        if i == 0:
+            end = time.monotonic() + 20
+            while len(os.listdir(tmp_path)) < 4 and time.monotonic() < end:  # until others have run ahead
+                time.sleep(0.01)
+        (tmp_path / str(i)).touch()
+        return i
+
+    ds = MapDataset.range(20).map(slow_at_first).to_iter_dataset().mp_prefetch(workers(2, buffer_size=4))
+    with iter(ds) as iterator:
+        begin = time.monotonic()
+        assert next(iterator) == 0
+        assert time.monotonic() - begin < 15
+        assert list(iterator) == list(range(1, 20))
+
+
+def test_the_cut_into_stages():
+    ds = MapDataset.range(10).to_iter_dataset()
+
+    def kind(ds):
+        stage = stage_at(ready_for_workers(ds._op, as_written=False), gaps=False)
+        return None if stage is None else (type(stage), stage.inputs)
+
+    kept = ds.filter(lambda x: x)
+    assert kind(ds.map(str).batch(3)) == (IndexStage, 3)
+    assert kind(ds.random_map(pid_of, seed=1)) == (IndexStage, 1)
+    assert kind(kept.map(str)) == (IndexStage, 1)
+    assert kind(kept.batch(3)) is None
+    assert kind(kept.random_map(pid_of, seed=1)) == (BlockStage, 1)
+    assert kind(kept.batch(3).map(str)) == (BlockStage, 1)
+    assert kind(kept.batch(3, batch_fn=tuple)) == (BlockStage, 1)
+    assert kind(ds.window_shuffle(3, seed=1).map(str)) is None  # the map has moved below
+    assert kind(ds.window_shuffle(3, seed=1).filter(str)) == (BlockStage, 1)
+    assert kind(Tail(ds)) == (LaneStage, 1)
+
+
+def test_maps_move_below_what_only_changes_the_order():
+    ds = MapDataset.range(10).to_iter_dataset()
+    moved = IterDataset.mix([ds.take(5), ds.window_shuffle(3, seed=1).repeat(2)]).map(str)
+    text = str(IterDataset._of(ready_for_workers(moved._op, as_written=False)))
+    assert [line.strip().split("(")[0] for line in text.splitlines()] == [
+        "IterDataset.mix", "MapDataset.range", ".to_iter_dataset", ".map", ".take",
+        "MapDataset.range", ".to_iter_dataset", ".map", ".window_shuffle", ".repeat",
+    ]  # fmt: skip
+    unmoved = str(IterDataset._of(ready_for_workers(moved._op, as_written=True)))
+    assert unmoved.splitlines()[-1].strip().startswith(".map")
+
+
+def test_explain_says_what_runs_where():
+    ds = MapDataset.range(10).map(str).to_iter_dataset().filter(len).window_shuffle(3, seed=1).map(str).batch(2)
+    lines = ds.mp_prefetch(workers(3)).take(2).explain().splitlines()
+    assert [(line.split("(")[0].strip(), line.split("| ")[1].split(":")[0]) for line in lines] == [
+        ("MapDataset.range", "worker"),
+        (".map", "worker"),
+        (".to_iter_dataset", "worker"),
+        (".filter", "worker"),
+        (".map", "worker"),
+        (".window_shuffle", "consumer"),
+        (".batch", "consumer"),
+        (".mp_prefetch", "3 worker processes work ahead"),
+        (".take", "stream"),
+    ]
+
+
+# ---- errors
+
+
+def test_a_remote_error_shows_the_users_frames():
+    def outer(x):
+        return inner(x)
+
+    def inner(x):
+        raise Boom(f"no {x}")
+
+    with nothing_left():
+        with iter(MapDataset.range(3).map(outer).to_iter_dataset().mp_prefetch(workers(1))) as iterator:
+            with pytest.raises(Boom, match="no 0") as info:
+                next(iterator)
+            remote = str(info.value.__cause__)
+            assert isinstance(info.value.__cause__, RemoteTraceback)
+            assert "in outer" in remote
+            assert "in inner" in remote
+            assert 'raise Boom(f"no {x}")' in remote
+            assert "headrace/_" not in remote
+            assert info.value.__notes__[0].startswith("in map(outer at test_processes.py:")
+            assert "element 0" in info.value.__notes__[0]
+        del info
+
+
+class OddError(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+        self.a, self.lock = a, threading.Lock()
+
+
+class StubbornError(Exception):
+    def __reduce__(self):
+        raise TypeError("not to be sent")
+
+    def __new__(cls, *args):
+        if len(args) == 1:
+            raise TypeError("nor to be made")
+        return super().__new__(cls, *args)
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+@pytest.mark.parametrize(("kind", "arrives"), [(OddError, OddError), (StubbornError, WorkerError)])
+def test_an_error_that_cannot_be_sent_still_says_what_it_was(kind, arrives):
+    def fail(x):
+        raise kind(1, 2)
+
+    ds = MapDataset.range(3).map(fail).to_iter_dataset().mp_prefetch(workers(1))
+    with iter(ds) as iterator, pytest.raises(arrives, match="1 and 2") as info:
+        next(iterator)
+    assert getattr(info.value, "a", None) == (1 if kind is OddError else None)
+
+
+def test_a_function_that_exits_or_stops_iterating_ends_nothing_but_itself():
+    def stop(x):
+        raise StopIteration
+
+    for fn, expected in ((sys.exit, "SystemExit"), (stop, "StopIteration")):
+        ds = MapDataset.range(3).map(fn).to_iter_dataset().mp_prefetch(workers(1))
+        with iter(ds) as iterator, pytest.raises(RuntimeError, match=expected):
+            next(iterator)
+
+
+@pytest.mark.parametrize("name", sorted(STREAM_OPS))
+def test_what_comes_before_an_error_is_what_comes_inline(name):
+    ds = STREAM_OPS[name](MapDataset.range(40).map(fails_at(23)).to_iter_dataset(), 5)
+    found = []
+    for each in (ds, ds.mp_prefetch(workers(2))):
+        with iter(each) as iterator:
+            elements, error = [], None
+            try:
+                elements.extend(iterator)
+            except Boom as e:
+                error = str(e), e.__notes__
+            found.append((elements, error, iterator.get_state()))
+    assert_same(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+
+
+def test_an_error_behind_an_ordering_point_names_its_operation():
+    ds = MapDataset.range(40).to_iter_dataset().window_shuffle(5, seed=1).map(fails_at(23))
+    expected = list(ds.take(list(MapDataset.range(40).to_iter_dataset().window_shuffle(5, seed=1)).index(23)))
+    with iter(ds.mp_prefetch(workers(2))) as iterator:
+        assert [next(iterator) for _ in expected] == expected
+        with pytest.raises(Boom) as info:
+            next(iterator)
+        assert info.value.__notes__[0].startswith("in map(check at")
+        iterator.set_state({**iterator.get_state(), "group": 6, "taken_of_group": 0, "parent": {"next_index": 30}})
+        assert next(iterator) in range(30, 35)
+
+
+def test_filters_are_watched_in_workers():
+    ds = MapDataset.range(3000).to_iter_dataset().filter(lambda x: x == 7)
+    with pytest.warns(FilterWarning, match="dropped"):
+        assert list(ds.mp_prefetch(workers(2))) == [7]
+    ds = ds.with_options(DatasetOptions(filter_raise_threshold_ratio=0.99)).mp_prefetch(workers(2))
+    with iter(ds) as iterator, pytest.raises(FilterError):
+        list(iterator)
+
+
+class Numbers(IterDataset):
+    def __iter__(self):
+        yield from range(20_000)
+
+
+def test_filters_in_streams_of_the_users_own_are_watched():
+    ds = IterDataset.mix([Numbers().filter(lambda x: x % 10 == 0), Numbers()])
+    ds = ds.with_options(DatasetOptions(filter_raise_threshold_ratio=0.5)).mp_prefetch(workers(2))
+    with iter(ds) as iterator, pytest.raises(FilterError):
+        list(iterator)
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, "2", 100_000])
+def test_a_silly_number_of_workers_is_refused(count):
+    with pytest.raises(PipelineError, match="num_workers"):
+        MultiprocessingOptions(num_workers=count)
+
+
+def test_other_silly_options_are_refused():
+    with pytest.raises(PipelineError, match="per_worker_buffer_size"):
+        MultiprocessingOptions(num_workers=1, per_worker_buffer_size=0)
+    ds = MapDataset.range(3).to_iter_dataset()
+    with pytest.raises(PipelineError, match="MultiprocessingOptions"):
+        ds.mp_prefetch(4)
+    with pytest.raises(PipelineError, match="worker_init_fn"):
+        ds.mp_prefetch(workers(1), worker_init_fn=3)
+
+
+class Holder:
+    def __init__(self, held):
+        self.deep = {"inner": [held]}
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return i
+
+
+def test_what_cannot_be_pickled_is_named_with_the_path_to_it():
+    lock = threading.Lock()
+    with pytest.raises(WorkerError, match=r"source\(source=Holder\)\.deep\['inner'\].*lock"):
+        list(MapDataset.source(Holder(lock)).to_iter_dataset().mp_prefetch(workers(1)))
+    with pytest.raises(WorkerError, match=r"map\(transform=function\), its variable `lock`.*lock"):
+        list(MapDataset.range(3).map(lambda x: (x, lock)).to_iter_dataset().mp_prefetch(workers(1)))
+    with pytest.raises(WorkerError, match="worker_init_fn|its variable `lock`"):
+        list(MapDataset.range(3).to_iter_dataset().mp_prefetch(workers(1), lambda i, n: lock))
+    assert not workers_of(os.getpid())
+
+
+def test_too_little_memory_says_what_was_needed_and_which_option_to_change():
+    ds = MapDataset.range(3).map(lambda i: np.broadcast_to(np.float32(i), (10**12,)))
+    with nothing_left(), iter(ds.to_iter_dataset().mp_prefetch(workers(2))) as iterator:
+        with pytest.raises(RingMemoryError, match=r"[\d,]+ MiB more, and [\d,]+ MiB are free.*per_worker_buffer_size"):
+            next(iterator)
+        iterator.close()
+
+
+# ---- life of the workers
+
+
+def test_workers_outlive_an_epoch_and_end_with_close():
+    ds = MapDataset.range(50).to_iter_dataset().map(pid_of).mp_prefetch(workers(2))
+    with nothing_left():
+        first = set(ds)
+        assert len(workers_of(os.getpid())) == 2
+        with iter(ds) as iterator:
+            assert set(iterator) <= first | workers_of(os.getpid())
+            assert first <= workers_of(os.getpid())
+        assert not workers_of(os.getpid())
+
+
+def test_workers_end_with_the_dataset():
+    ds = MapDataset.range(50).to_iter_dataset().mp_prefetch(workers(2))
+    with nothing_left():
+        assert len(list(ds)) == 50
+        assert len(workers_of(os.getpid())) == 2
+        del ds
+        gc.collect()
+
+
+def test_start_prefetch_begins_before_the_first_element(tmp_path):
+    ds = MapDataset.range(5).map(lambda i: (tmp_path / str(i)).touch()).to_iter_dataset(allow_nones=True)
+    with iter(ds.mp_prefetch(workers(1))) as iterator:
+        iterator.start_prefetch()
+        end = time.monotonic() + 20
+        while not (tmp_path / "0").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_worker_init_fn_gets_index_and_count_in_each_worker(tmp_path):
+    def init(index, count):
+        (tmp_path / f"{index} of {count}").write_text(str(os.getpid()))
+        sys.modules["headrace"].the_index = index
+
+    ds = MapDataset.range(200).map(lambda x: sys.modules["headrace"].the_index).to_iter_dataset()
+    with iter(ds.mp_prefetch(workers(3), init)) as iterator:
+        assert set(iterator) <= {0, 1, 2}
+        pids = {int(path.read_text()) for path in tmp_path.iterdir()}
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
+        assert pids == workers_of(os.getpid())
+
+
+def test_the_world_that_workers_see(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "extra")])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+
+    def look(_):
+        import signal
+
+        return {
+            "cwd": os.getcwd(),
+            "path": sys.path,
+            "argv": sys.argv,
+            "stdin": sys.stdin.read(),
+            "jax": os.environ["JAX_PLATFORMS"],
+            "threads": [os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]],
+            "pythonpath": os.environ.get("PYTHONPATH"),
+            "interrupt": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        }
+
+    with iter(MapDataset.range(1).map(look).to_iter_dataset().mp_prefetch(workers(1))) as iterator:
+        seen = next(iterator)
+    assert seen == {
+        "cwd": str(tmp_path),
+        "path": sys.path,
+        "argv": sys.argv,
+        "stdin": "",
+        "jax": "cpu",
+        "threads": ["1", "3"],
+        "pythonpath": os.environ.get("PYTHONPATH"),
+        "interrupt": True,
+    }
+
+
+SCRIPT = """
+    import numpy as np
+    from headrace import IterDataset, MapDataset, MultiprocessingOptions
+    OFFSET = 10
+    class Point:
+        def __init__(self, x): self.x = x
+    class Source:
+        def __len__(self): return 6
+        def __getitem__(self, i): return Point(i + OFFSET)
+    def twice(n):
+        return lambda p: Point(p.x * n)
+    ds = MapDataset.source(Source()).map(twice(2)).to_iter_dataset().filter(lambda p: p.x != 24)
+    points = list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    assert all(type(point) is Point for point in points)
+    print([point.x for point in points])
+"""
+
+
+@pytest.mark.parametrize("how", ["standard input", "-c", "file"])
+def test_scripts_need_no_guard(how, tmp_path):
+    script = textwrap.dedent(SCRIPT)
+    (tmp_path / "script.py").write_text(script)
+    arguments = {"standard input": ["-"], "-c": ["-c", script], "file": [str(tmp_path / "script.py")]}[how]
+    done = subprocess.run(
+        [sys.executable, *arguments], input=script, capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("[20, 22, 26, 28, 30]\n", "")
+
+
+def test_notebook_cells_work():
+    """As a notebook runs them: code that is in no file, in a `__main__` of its own."""
+    cells = [textwrap.dedent(SCRIPT).split("ds = ")[0], "ds = " + textwrap.dedent(SCRIPT).split("ds = ")[1]]
+    script = f"for i, cell in enumerate({cells!r}):\n    exec(compile(cell, f'<cell {{i}}>', 'exec'), globals())"
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[20, 22, 26, 28, 30]\n", "")
+
+
+OWN_CLASS = """
+    from headrace import MapDataset, MultiprocessingOptions
+    FACTOR = 1
+    class Foo:
+        count = 0
+        def __init__(self, x): self.x = x
+        def value(self): return FACTOR
+    class Bad(Exception): pass
+    def make(x):
+        if x == 5: raise Bad("five")
+        return Foo(x)
+    iterator = iter(MapDataset.range(10).map(make).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=1)))
+    next(iterator)
+    FACTOR, Foo.count = 5, 7
+    found = []
+    try:
+        for foo in iterator: found.append(foo)
+    except Bad as e:
+        assert type(e) is Bad
+    print(foo.value(), Foo.count, Foo.value.__globals__ is globals(), len(found))
+    iterator.close()
+"""
+
+
+def test_classes_of_the_consumer_stay_what_they_are():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(OWN_CLASS)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("5 7 True 4\n", "")
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "0<&- 1>&- 2>&-"])
+def test_standard_streams_may_be_closed(closed, tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(f"""
+        from headrace import MapDataset, MultiprocessingOptions
+        ds = MapDataset.range(5).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2))
+        open({str(tmp_path / "out")!r}, "w").write(str(list(ds)))
+    """)
+    )
+    command = f"{sys.executable} {tmp_path / 'script.py'} {closed}"
+    assert subprocess.run(["bash", "-c", command], timeout=60).returncode == 0
+    assert (tmp_path / "out").read_text() == "[0, 1, 2, 3, 4]"
+
+
+def test_a_long_command_line(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["program", *(f"file number {i}.parquet" for i in range(20_000))])
+    ds = MapDataset.range(1).map(lambda _: len(sys.argv)).to_iter_dataset().mp_prefetch(workers(1))
+    with iter(ds) as iterator:
+        assert next(iterator) == 20_001
+
+
+def test_prefetch_with_multiprocessing_options_is_an_mp_prefetch():
+    ds = MapDataset.range(30).map(pid_of).to_iter_dataset().prefetch(workers(2))
+    with iter(ds) as iterator:
+        assert os.getpid() not in set(iterator)
+
+
+def test_a_large_number_of_workers_works():
+    with nothing_left(), iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(workers(12))) as iterator:
+        assert list(iterator) == list(range(100))
+        iterator.close()
+
+
+def test_autotune_is_no_number_of_workers():
+    with pytest.raises(PipelineError):
+        MultiprocessingOptions(num_workers=AUTOTUNE)
+
+
+# ---- memory
+
+
+class Rows:
+    """A source that reads every row of what it holds."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return int(self.rows[i].max())
+
+
+def memory_of(pid, field):
+    with open(f"/proc/{pid}/smaps_rollup") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith(f"{field}:"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_share_one_copy_of_a_large_source():
+    size = 1 << 30
+    rows = np.ones((1024, size // 1024), np.uint8)
+    ds = MapDataset.source(Rows(rows)).to_iter_dataset().mp_prefetch(workers(3))
+    with nothing_left(), iter(ds) as iterator:
+        assert sum(iterator) == 1024
+        held = [memory_of(pid, "Pss") for pid in workers_of(os.getpid())]
+        assert len(held) == 3
+        assert sum(held) < 1.3 * size
+        iterator.close()
+
+
+def test_a_batch_is_stacked_in_the_slot_that_it_travels_in():
+    ds = MapDataset.range(8).map(lambda i: {"x": np.full(10, i), "i": i})
+    for each in (ds.batch(4).to_iter_dataset(), ds.to_iter_dataset().batch(4)):
+        fd = anonymous_file(2)
+        writer = Writer(Slot(fd, 1))
+        _, _, columns = _Worker([each._op], fd)._compute(("index", (0,), 0, 4, True), writer)[0]
+        ((_, _, labels), (_, _, images)) = columns if columns[0][2][0].ndim == 1 else columns[::-1]
+        assert writer.holds(images[0])
+        assert labels[0].tolist() == [0, 1, 2, 3]
+        os.close(fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_memory_map_travels_as_its_path(tmp_path):
+    path = tmp_path / "rows.npy"
+    np.save(path, np.arange(8_000_000, dtype=np.int64).reshape(1000, 8000))
+    mapped = np.load(path, mmap_mode="r")
+
+    def look(row):
+        with open("/proc/self/maps") as f:
+            return int(row[0]), str(path) in f.read()
+
+    for source in (mapped, mapped[100:]):
+        ds = MapDataset.source(source).map(look).to_iter_dataset().mp_prefetch(workers(1))
+        with iter(ds) as iterator:
+            found = list(iterator)
+            assert held_bytes() < 1 << 20
+        assert all(is_mapped for _, is_mapped in found)
+        assert [x for x, _ in found] == source[:, 0].tolist()
+
+
+def test_what_a_worker_writes_is_its_own():
+    rows = np.zeros((4, 1000))
+
+    class Edits:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            rows[i] += 1
+            return rows[i].sum()
+
+    source = Edits()
+    ds = MapDataset.source(source).to_iter_dataset().mp_prefetch(workers(2))
+    with iter(ds) as iterator:
+        assert list(iterator) == [1000.0] * 4
+    assert not rows.any()
+
+
+def test_a_slow_consumer_is_not_drowned():
+    ds = MapDataset.range(10_000).map(lambda i: np.zeros(1 << 20, np.uint8)).to_iter_dataset()
+    with iter(ds.mp_prefetch(workers(2, buffer_size=1000, buffer_bytes=32 << 20))) as iterator:
+        next(iterator)
+        time.sleep(0.5)
+        assert held_bytes() < 128 << 20
+
+
+class Endless(DatasetIterator):
+    def __init__(self):
+        super().__init__()
+        self._n = 0
+
+    def __next__(self):
+        self._n += 1
+        return self._n
+
+    def get_state(self):
+        return {"n": self._n}
+
+    def set_state(self, state):
+        self._n = state["n"]
+
+
+class EndlessDataset(IterDataset):
+    def __iter__(self):
+        return Endless()
+
+
+def test_an_endless_stream_of_the_users_own():
+    ds = EndlessDataset().map(lambda x: x * 2).mp_prefetch(workers(2))
+    with iter(ds) as iterator:
+        assert [next(iterator) for _ in range(1000)] == list(range(2, 2002, 2))
+        state = iterator.get_state()
+    with iter(EndlessDataset().map(lambda x: x * 2)) as iterator:
+        iterator.set_state(state)
+        assert next(iterator) == 2002
+    assert_equal(state, json.loads(json.dumps(state)))
