@@ -1,9 +1,6 @@
 """The core: overhead per element, order, mixtures, filters, arrays, sources, start-up and memory."""
 
 import statistics
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +9,7 @@ import numpy as np
 
 import headrace as hr
 from benchmarks import mnist
-from benchmarks.measure import Row, faster_than, in_time, seconds_per_element, side_by_side
+from benchmarks.measure import Row, faster_than, in_fresh_process, in_time, seconds_per_element, side_by_side
 from headrace._rng import _walk
 
 BATCH = 128
@@ -158,11 +155,6 @@ def first_element() -> Row:
 
     took = statistics.median(once() for _ in range(9))
     return Row("time to the first element, inline (ms)", in_time(took), "", took * 1e3, 5, higher_is_better=False)
-
-
-def in_fresh_process(script: str) -> float:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, capture_output=True, text=True)
-    return float(done.stdout)
 
 
 def import_time() -> Row:

@@ -3,9 +3,14 @@
 import gc
 import itertools
 import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 ROUNDS = 5
@@ -27,10 +32,11 @@ class Row:
         return self.ratio >= self.floor if self.higher_is_better else self.ratio <= self.floor
 
 
-def seconds_per_element(make: Callable[[], Iterable[Any]], count: int, per: int = 1) -> float:
-    """How long an element takes once the first has come; `per` elements come as one output."""
+def seconds_per_element(make: Callable[[], Iterable[Any]], count: int, per: int = 1, *, warm_up: int = 1) -> float:
+    """How long an element takes once some outputs have come; `per` elements come as one output."""
     iterator = iter(make())
-    next(iterator)
+    for _ in itertools.islice(iterator, warm_up):
+        pass
     gc.collect()
     begin = time.perf_counter()
     taken = sum(1 for _ in itertools.islice(iterator, count))
@@ -48,6 +54,15 @@ def side_by_side(*sides: Callable[[], float], rounds: int = ROUNDS) -> list[floa
         for side, found in zip(sides, times, strict=True):
             found.append(side())
     return [statistics.median(found) for found in times]
+
+
+def in_fresh_process(script: str) -> float:
+    """The number that a script prints, run as a file of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "script.py"
+        path.write_text(textwrap.dedent(script))
+        done = subprocess.run([sys.executable, str(path)], check=True, capture_output=True, text=True)
+    return float(done.stdout)
 
 
 def in_time(seconds: float) -> str:
