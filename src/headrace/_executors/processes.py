@@ -222,10 +222,14 @@ class Pool:
             self._check()
             if worker is None:
                 worker = min(self._processes, key=_load).index
-            ticket = Ticket(self._next_number, make, describe)
-            self._next_number += 1
+            ticket = self._new_ticket(make, describe)
             self._send(worker, ticket)
             return ticket
+
+    def _new_ticket(self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str]) -> Ticket:
+        ticket = Ticket(self._next_number, make, describe)
+        self._next_number += 1
+        return ticket
 
     def choose_worker(self) -> int:
         """A worker for a stream of its own."""
@@ -238,11 +242,15 @@ class Pool:
         if self.closed:
             return
         with self.locked():
-            self._processes[worker].num_lanes -= 1
-            ticket = Ticket(self._next_number, lambda process: task, str)
+            process = self._processes[worker]
+            process.num_lanes -= 1
+            ticket = self._new_ticket(lambda process: task, str)
             ticket.cancelled = True
-            self._next_number += 1
-            self._send(worker, ticket, even_if_interrupted=True)
+            ticket.slot = self.slots.take()
+            if process.send(_message(ticket, task)):
+                process.tickets.append(ticket)
+            else:  # nothing is waited for here: the worker keeps the stream until it ends
+                self._drop(ticket)
 
     def ready(self, ticket: Ticket) -> bool:
         """Whether the answer is there."""
@@ -277,7 +285,7 @@ class Pool:
             if all(ticket.cancelled for process in self._processes for ticket in process.tickets):
                 self._control.bytes(8).view(np.int64)[0] = self._next_number
 
-    def _send(self, worker: int, ticket: Ticket, *, even_if_interrupted: bool = False) -> None:
+    def _send(self, worker: int, ticket: Ticket) -> None:
         ticket.slot = ticket.slot or self.slots.take()
         try:
             process = self._processes[worker]
@@ -285,7 +293,7 @@ class Pool:
             while not process.send(message):
                 # A worker that has no room for tasks may be waiting for room for its answers.
                 self._read_answers(FULL_S)
-                self._check(even_if_interrupted=even_if_interrupted)
+                self._check()
                 if process is not self._processes[worker]:  # it died meanwhile
                     process = self._processes[worker]
                     message = _message(ticket, ticket.make(process.number))
@@ -390,7 +398,7 @@ class Pool:
                 self._drop(ticket)
                 continue
             try:
-                self._send(dead.index, ticket, even_if_interrupted=True)
+                self._send(dead.index, ticket)
             except Exception as e:
                 ticket.answer = e
 
