@@ -35,7 +35,7 @@ GRACE_S = 1.0  # how long a worker may take to end by itself
 GRACE_DROPPED_S = 0.1  # the same, where nobody asked to wait
 BLIND_S = 0.2  # where the end of a process cannot be waited for, it is looked for so often
 FULL_S = 0.01  # where a worker has no room for a task, it is tried again so often
-INLINE_BYTES = 1 << 14  # a longer task travels in its slot
+INLINE_BYTES = 1 << 14 if sys.platform == "linux" else 1 << 10  # a longer task travels in its slot
 LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one for each worker
 ONE_THREAD = (
     "OMP_NUM_THREADS",
