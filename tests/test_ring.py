@@ -66,7 +66,7 @@ KINDS = {
     "fixed bytes": lambda i: np.array([b"a", b"bcd"]),
     "empty strings": lambda i: np.array(["", ""]),
     "structured": lambda i: np.array([(i, 2.0)], [("a", "i4"), ("b", "f8")]),
-    "dates": lambda i: np.array(["2020-01-01", "2021-02-03"], "M8[D]") + i,
+    "dates": lambda i: np.array(["2020-01-01", "2021-02-03"], "M8[D]") + np.timedelta64(i, "D"),
     "big-endian": lambda i: np.arange(5, dtype=">i4") + i,
     "number keys": lambda i: {1: i} if i % 2 else {True: i},
     "long long": lambda i: np.arange(3, dtype="q"),
