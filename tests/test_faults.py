@@ -260,8 +260,8 @@ def test_a_chunk_that_kills_twice_is_an_error_that_says_so(how, said):
         for _ in range(2):
             with pytest.raises(WorkerError, match=said) as info:
                 next(iterator)
-        assert "elements 100 to 100" in str(info.value)
-        assert "source indices 199)" in str(info.value)
+        assert "element 100 of map(Deadly) (pipeline at test_faults.py:" in str(info.value)
+        assert "; source indices 199)" in str(info.value)
         iterator.set_state({"next_index": 101})
         assert next(iterator) == 198
         iterator.close()

@@ -459,8 +459,13 @@ def test_other_silly_options_are_refused():
     ds = MapDataset.range(3).to_iter_dataset()
     with pytest.raises(PipelineError, match="MultiprocessingOptions"):
         ds.mp_prefetch(4)
-    with pytest.raises(PipelineError, match="worker_init_fn"):
-        ds.mp_prefetch(workers(1), worker_init_fn=3)
+    for init in (3, lambda: 0):
+        with pytest.raises(PipelineError, match="worker_init_fn"):
+            ds.mp_prefetch(workers(1), worker_init_fn=init)
+    with pytest.raises(AttributeError, match="after `to_iter_dataset\\(\\)`"):
+        MapDataset.range(3).mp_prefetch(workers(1))
+    with pytest.raises(AttributeError, match="before `to_iter_dataset\\(\\)`"):
+        ds.shard(2, 0)
 
 
 class Holder:
@@ -476,13 +481,32 @@ class Holder:
 
 def test_what_cannot_be_pickled_is_named_with_the_path_to_it():
     lock = threading.Lock()
-    with pytest.raises(WorkerError, match=r"source\(source=Holder\)\.deep\['inner'\].*lock"):
+    with pytest.raises(
+        WorkerError, match=r"^source\(Holder\) \(pipeline at test_processes.py:\d+\)\.deep\['inner'\]\[0\] .*lock"
+    ):
         list(MapDataset.source(Holder(lock)).to_iter_dataset().mp_prefetch(workers(1)))
-    with pytest.raises(WorkerError, match=r"map\(transform=function\), its variable `lock`.*lock"):
+    with pytest.raises(WorkerError, match=r"^map\(<lambda> at .*\) \(pipeline at .*\), its variable `lock` .*lock"):
         list(MapDataset.range(3).map(lambda x: (x, lock)).to_iter_dataset().mp_prefetch(workers(1)))
-    with pytest.raises(WorkerError, match="worker_init_fn|its variable `lock`"):
+    with pytest.raises(WorkerError, match="^worker_init_fn, its variable `lock` "):
         list(MapDataset.range(3).to_iter_dataset().mp_prefetch(workers(1), lambda i, n: lock))
     assert not workers_of(os.getpid())
+
+
+def test_an_output_that_cannot_be_pickled_is_named():
+    ds = MapDataset.range(4).map(lambda x: {"x": x, "held": [threading.Lock()]}).to_iter_dataset()
+    message = r"output of map\(<lambda> at .*\(pipeline at test_processes.*its \['held'\]\[0\], lock, cannot be pickled"
+    with iter(ds.mp_prefetch(workers(1))) as iterator, pytest.raises(WorkerError, match=message):
+        next(iterator)
+
+
+def test_no_worker_is_left_after_an_error_though_it_is_kept():
+    with iter(MapDataset.range(4).map(fails_at(2)).to_iter_dataset().mp_prefetch(workers(2))) as iterator:
+        with pytest.raises(Boom) as info:
+            list(iterator)
+        assert not workers_of(os.getpid())
+        iterator.set_state({"next_index": 3})
+        assert next(iterator) == 3
+    del info
 
 
 def test_too_little_memory_says_what_was_needed_and_which_option_to_change():

@@ -124,6 +124,8 @@ def test_a_source_is_found_by_the_name_that_the_user_gave():
     assert name in named_memory()
     with pytest.raises(PipelineError, match="already"):
         SharedMemoryDataSource([1], name=name)
+    gc.collect()
+    assert name in named_memory()
     source.unlink()
     assert name not in named_memory()
     with pytest.raises(PipelineError, match="no shared memory"):
@@ -139,5 +141,10 @@ def test_silly_arguments_are_refused():
     with pytest.raises(ValueError, match="view"):
         _ = array[1:].metadata
     array.unlink_on_del()
+    for shape in (-1, (3, -2), (2, "x"), (2.5,)):
+        with pytest.raises(PipelineError, match="shape"):
+            SharedMemoryArray(shape)
+    with pytest.raises(PipelineError, match="objects"):
+        SharedMemoryArray((2,), object)
     with pytest.raises(MemoryError, match="MiB are free"):
         SharedMemoryArray((10**13,), np.int64)

@@ -63,6 +63,14 @@ class Dataset(Generic[T]):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_fetch"}
 
+    def __getattr__(self, name: str) -> Any:
+        other = Dataset._kinds.get(not self._is_stream)
+        hint = ""
+        if not name.startswith("_") and hasattr(other, name):
+            where = "before `to_iter_dataset()`" if self._is_stream else "after `to_iter_dataset()`"
+            hint = f": it is a method of {other.__name__}, to be called {where}"  # type: ignore[union-attr]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}.")
+
     def _then(self, op: Op) -> Self:
         """The dataset after one more operation."""
         return dataset_of(op)  # type: ignore[return-value]

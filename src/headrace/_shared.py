@@ -26,23 +26,24 @@ class NamedMemory:
     def __init__(self, name: str | None = None, *, size: int | None = None):
         if _posixshmem is None:
             raise HeadraceError("Named shared memory needs a POSIX system.")
-        self.created = size is not None
+        self.created = False
         self.name = name or f"headrace_{secrets.token_hex(6)}"
         self._kept = False
         self._pid = os.getpid()
-        fd = self._open(os.O_RDWR | (os.O_CREAT | os.O_EXCL if self.created else 0))
+        fd = self._open(os.O_RDWR | (0 if size is None else os.O_CREAT | os.O_EXCL))
+        if size is not None:
+            self.created = True
+            _made[self.name] = self._pid
         try:
             if size is not None:
                 self._allocate(fd, max(size, 1))
             self.buffer = mmap.mmap(fd, 0)
         except BaseException:
             if self.created:
-                _posixshmem.shm_unlink(f"/{self.name}")
+                self.unlink()
             raise
         finally:
             os.close(fd)
-        if self.created:
-            _made[self.name] = self._pid
 
     def _open(self, flags: int) -> int:
         try:

@@ -211,6 +211,7 @@ class _Walk:
                 rows = self._next_rows()
             except FilterError as e:  # of the pipeline and not of an element: nothing to be careful about
                 self._stay_here()
+                self._workers.close(wait=False)
                 return self._hand_over(_Raise(e, once=False))
             except Exception as e:
                 self._stay_here()
@@ -219,6 +220,7 @@ class _Walk:
                 if not self._careful_outputs:
                     self._careful_outputs = max(self._n, 1)
                     continue
+                self._workers.close(wait=False)  # whoever keeps the error keeps this iterator, by its traceback
                 return self._hand_over(_Raise(_no_stop(e), once=False))
             except BaseException as e:  # Ctrl-C: nothing is lost, the next call goes on
                 self._stay_here()

@@ -1,5 +1,6 @@
 """Arrays in shared memory that has a name, for processes of the user's own."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace._shared import NamedMemory
+from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
 
 
@@ -37,7 +39,11 @@ class SharedMemoryArray(np.ndarray):
 
     def __new__(cls, shape: Iterable[int] | int, dtype: npt.DTypeLike = float) -> "SharedMemoryArray":
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        if not all(isinstance(n, int | np.integer) and n >= 0 for n in shape):
+            raise PipelineError(f"The shape of a SharedMemoryArray must be of ints of 0 or more; got {shape!r}.")
+        if np.dtype(dtype).hasobject:
+            raise PipelineError("A SharedMemoryArray cannot hold Python objects: another process could not read them.")
+        size = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
         return cls._on(NamedMemory(size=size), shape, dtype)
 
     @classmethod

@@ -82,8 +82,8 @@ class MultiprocessingOptions:
         most = max(MOST_WORKERS, MOST_WORKERS_PER_CORE * (os.cpu_count() or 1))
         if self.num_workers > most:
             raise PipelineError(
-                f"num_workers={self.num_workers} is more than {most}, the most that {os.cpu_count()} cores can make "
-                "use of. Start with one worker a core."
+                f"num_workers={self.num_workers} is more than the {most} that are allowed on a machine of "
+                f"{os.cpu_count()} cores. Start with one worker a core."
             )
 
 

@@ -10,7 +10,7 @@ import io
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,7 @@ class Parcel:
         except WorkerError:
             raise
         except Exception as e:
-            raise _cannot_be_sent(value, e) from e
+            raise _cannot_be_sent(self.trees, self._init, e) from e
 
 
 def open_parcel(fd: int, sheet: Sheet) -> tuple[list[Op], Callable[[int, int], None] | None]:
@@ -131,14 +131,18 @@ def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) 
 # ---------------------------------------------------------------------------------- what cannot be pickled
 
 
-def _cannot_be_sent(value: Any, error: Exception) -> WorkerError:
-    culprits = _culprit(value, "", set(), 0)
-    where, what = culprits if culprits else ("The pipeline", value)
+def _cannot_be_sent(trees: list[Op], init: Any, error: Exception) -> WorkerError:
+    where, what = find_culprit([("", tree) for tree in trees] + [("worker_init_fn", init)])
     return WorkerError(
-        f"{where} cannot be sent to worker processes: {describe(what)} of type {type(what).__name__} cannot be pickled "
-        f"({type(error).__name__}: {error}). Open it where it is first used instead of holding it, leave it out in "
-        "`__getstate__`, or put the operation after `mp_prefetch`."
+        f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type {type(what).__name__} "
+        f"cannot be pickled ({type(error).__name__}: {error}). Make it where it is first used or in `worker_init_fn`, "
+        "leave it out in `__getstate__`, or put the operation after `mp_prefetch`."
     )
+
+
+def find_culprit(named: Iterable[tuple[str, Any]]) -> tuple[str, Any]:
+    """The innermost object that cannot be pickled, and the path to it from what is named."""
+    return next((found for name, value in named if (found := _culprit(value, name, set(), 0))), ("", None))
 
 
 def _culprit(value: Any, path: str, seen: set[int], depth: int) -> tuple[str, Any] | None:
@@ -164,10 +168,10 @@ def _can_be_pickled(value: Any) -> bool:
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     """The objects that an object is made from, with how they are reached."""
     if isinstance(value, Op):
+        yield from (("", parent) for parent in value.parents)
         for name, child in value.__dict__.items():
             if name not in ("parent", "parts", "site"):
-                yield f"{value.name}({name}={type(child).__name__})", child
-        yield from (("", parent) for parent in value.parents)
+                yield f"{value.label()} (pipeline at {value.site})", child
     elif isinstance(value, types.MethodType):
         yield "", value.__self__
     elif isinstance(value, types.FunctionType):
@@ -175,7 +179,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         yield from ((f"[{key!r}]", child) for key, child in value.items())
     elif isinstance(value, list | tuple):
-        yield from ((f"[{i}]" if i or len(value) > 1 else "", child) for i, child in enumerate(value[:1000]))
+        yield from ((f"[{i}]", child) for i, child in enumerate(value[:1000]))
     else:
         state = getattr(value, "__dict__", {})
         with contextlib.suppress(Exception):

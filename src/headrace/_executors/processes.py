@@ -384,8 +384,8 @@ class Pool:
             if self._bad_starts > 2:
                 self.close(wait=False)
                 raise WorkerError(
-                    f"Worker processes end while they start ({_ending(status)}); what they wrote to standard error "
-                    "says why."
+                    f"Worker processes end while they start ({_ending(status)}). What they wrote to standard error may "
+                    "say why; look at `worker_init_fn`, and at what the modules of the pipeline do when imported."
                 )
         with ctrl_c_later():
             new = self._processes[dead.index] = _Process(dead.index, self)

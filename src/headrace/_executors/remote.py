@@ -24,6 +24,7 @@ from headrace._plan.stages import (
     later,
     places_in_plan,
     rebased,
+    show_elements,
     show_source_indices,
     stage_at,
     start_of,
@@ -184,8 +185,8 @@ class IndexStageStream(StageStream):
         return self._submit(lambda process: task, partial(self._describe, first, stop))
 
     def _describe(self, first: int, stop: int) -> str:
-        shown = show_source_indices(self._stage.base, first, stop)
-        return f"elements {first} to {stop - 1} for {self._stage.top.label()} (source indices {shown})"
+        indices = show_source_indices(self._stage.base, first, stop)
+        return f"{show_elements(self._stage.top, first, stop)}; source indices {indices})"
 
     def _finish(self, result: Any) -> Run | None:
         packed, positions, counts = result

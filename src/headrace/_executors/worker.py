@@ -24,14 +24,14 @@ import numpy as np
 from headrace._executors import thread_executor, workers
 from headrace._executors.freight import pack, unpack
 from headrace._executors.inline import InlineExecutor
-from headrace._executors.parcel import open_parcel
+from headrace._executors.parcel import find_culprit, open_parcel
 from headrace._executors.ring import ClassPickler, Sheet, Slot, Writer, read
 from headrace._executors.threads import Threads
 from headrace._executors.wire import ANSWER, FAILURE, MESSAGE_BYTES, NO_START, READY, RESULT, SKIPPED, TASK
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import fetcher, stacked_in
-from headrace._plan.stages import Path, all_operations, find, last_batch
+from headrace._plan.stages import Path, all_operations, find, last_batch, last_own
 from headrace._plan.streams import Context, GapFound, Run, Stream, open_stream
 from headrace.errors import WorkerError, put_together, users_frames
 from headrace.options import AUTOTUNE, ReadOptions
@@ -141,7 +141,13 @@ class _Worker:
             task = pickle.loads(message[TASK.size :]) if inline else read(slot.bytes(total).copy(), Sheet(total, start))
             if number < self._cancelled_below[0] and task[0] != "drop":
                 return ANSWER.pack(number, SKIPPED, 0, 0, 0.0)
-            sheet = writer.dump(self._compute(task, writer))
+            made = self._compute(task, writer)
+            try:
+                sheet = writer.dump(made)
+            except WorkerError:
+                raise
+            except Exception as e:
+                raise _cannot_be_sent(self._find(task[1]), made, e) from e
         except BaseException as e:
             kind, sheet = FAILURE, Writer(slot).dump(_packed_error(e))
         return ANSWER.pack(number, kind, *sheet, time.perf_counter() - begin)
@@ -300,6 +306,17 @@ def _positions(run: Run) -> Any:
         if last - first == count - 1:
             return range(first, last + 1)
     return [run.at(j) for j in range(1, count + 1)]
+
+
+def _cannot_be_sent(op: Op, made: Any, error: Exception) -> WorkerError:
+    """What is wrong with outputs that cannot be pickled."""
+    last = last_own(op)
+    path, what = find_culprit([("", row) for row in unpack(made[0]).rows()])
+    found = f"{f'its {path}, ' if path else ''}{type(what).__name__},"
+    return WorkerError(
+        f"An output of {last.label()} (pipeline at {last.site}) cannot be sent from a worker process: {found} cannot be "
+        f"pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after `mp_prefetch`."
+    )
 
 
 def _packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:

@@ -1,5 +1,6 @@
 """Operations on the stream as such: where it starts and ends, what is kept of it, what runs ahead."""
 
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Unary
+from headrace._ops.base import ENDLESS, Unary, describe
 from headrace._ops.order import IndexOp
 from headrace.errors import PipelineError
 from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
@@ -92,13 +93,27 @@ class MpPrefetch(Unary):
     def __post_init__(self):
         if not isinstance(self.options, MultiprocessingOptions):
             raise PipelineError(f"`mp_prefetch` takes MultiprocessingOptions; got {self.options!r}.")
-        if self.worker_init_fn is not None and not callable(self.worker_init_fn):
+        if self.worker_init_fn is not None and not _takes_two(self.worker_init_fn):
             raise PipelineError(
-                f"worker_init_fn must be a function of a worker's index and their number; got {self.worker_init_fn!r}."
+                f"worker_init_fn must be a function of a worker's index and their number; got "
+                f"{describe(self.worker_init_fn)}."
             )
 
     def label(self) -> str:
         return f"mp_prefetch(num_workers={self.options.num_workers})"
+
+
+def _takes_two(function: Any) -> bool:
+    """Whether something can be called with two arguments, as far as can be told."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(0, 1)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a built-in that does not tell
+    return True
 
 
 class Store:

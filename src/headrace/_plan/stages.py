@@ -303,6 +303,20 @@ def _chain(stage: Stage) -> list[Op]:
 MOST_SHOWN = 20
 
 
+def last_own(op: Op) -> Op:
+    """The last operation that does something to elements."""
+    while isinstance(op, TRANSPARENT | ToStream):
+        op = op.parents[0]
+    return op
+
+
+def show_elements(top: Op, first: int, stop: int) -> str:
+    """Some outputs of a stage, with the operation that they are of."""
+    op = last_own(top)
+    which = f"element {first}" if stop == first + 1 else f"elements {first} to {stop - 1}"
+    return f"{which} of {op.label()} (pipeline at {op.site}"
+
+
 def show_source_indices(base: Op, first: int, stop: int) -> str:
     """Which items of its sources some elements of a random-access chain are made from."""
     items = source_indices(base.parents[0], np.arange(first, min(stop, first + MOST_SHOWN)))
