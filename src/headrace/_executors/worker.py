@@ -314,8 +314,9 @@ def _cannot_be_sent(op: Op, made: Any, error: Exception) -> WorkerError:
     path, what = find_culprit([("", row) for row in unpack(made[0]).rows()])
     found = f"{f'its {path}, ' if path else ''}{type(what).__name__},"
     return WorkerError(
-        f"An output of {last.label()} (pipeline at {last.site}) cannot be sent from a worker process: {found} cannot be "
-        f"pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after `mp_prefetch`."
+        f"An output of {last.label()} (pipeline at {last.site}) cannot be sent from a worker process: {found} cannot "
+        f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after "
+        "`mp_prefetch`."
     )
 
 
