@@ -217,6 +217,103 @@ def test_what_a_function_keeps_is_never_overwritten():
     assert_one_stream(MapDataset.source(rows).batch(2).cache().repeat(4).batch(2).to_iter_dataset(), counts=(1, 2))
 
 
+class Again(IterDataset):
+    """A stream whose iterator begins again when it is asked after its end."""
+
+    def __iter__(self):
+        return AgainIterator()
+
+
+class AgainIterator(DatasetIterator):
+    def __init__(self):
+        super().__init__()
+        self._n = 0
+
+    def __next__(self):
+        self._n += 1
+        if self._n % 11 == 0:
+            raise StopIteration
+        return self._n % 11
+
+    def get_state(self):
+        return self._n
+
+    def set_state(self, state):
+        self._n = state
+
+
+def test_a_stream_that_begins_again_when_asked_after_its_end_has_ended():
+    for count in (1, 2):
+        assert list(Again().map(lambda x: x).mp_prefetch(workers(count))) == list(range(1, 11))
+
+
+def test_a_cache_before_a_stage_is_used():
+    ds = MapDataset.range(5).to_iter_dataset().map(lambda x: (x, os.urandom(2))).cache().map(lambda pair: pair)
+    found = list(ds.repeat(2).mp_prefetch(workers(2)))
+    assert found[:5] == found[5:]
+
+
+def test_an_interleave_of_made_datasets_with_more_workers_than_it_keeps_open():
+    def make(i):
+        ds = MapDataset.range(1000 * i, 1000 * i + 40).repeat().to_iter_dataset().filter(lambda x: x % 3)
+        return ds.random_map(lambda x, rng: (x, int(rng.integers(1000))), seed=1)
+
+    ds = IterDataset.interleave(MapDataset.range(12).map(make), cycle_length=2).take(200)
+    assert_one_stream(ds, counts=(5,), resume_at=[50])
+
+
+def test_chunks_do_not_grow_where_runs_stay_short():
+    parts = [MapDataset.range(20_000).to_iter_dataset() for _ in range(32)]
+    ds = IterDataset.interleave(parts, cycle_length=32).random_map(lambda x, rng: x, seed=1).mp_prefetch(workers(2))
+    with iter(ds) as iterator:
+        for _ in range(200):
+            next(iterator)
+        (pool,) = iterator._walk._workers._pools.values()
+        assert max(chunk for chunk, _ in pool.chunks.values()) <= 1 << 13
+    ds = MapDataset.range(20_000).to_iter_dataset().window_shuffle(8, seed=1)
+    ds = ds.random_map(lambda x, rng: x, seed=1).mp_prefetch(workers(1))
+    with iter(ds) as iterator:
+        assert sum(iterator) == sum(range(20_000))
+
+
+def test_an_error_far_on_in_a_window_comes_soon():
+    ds = MapDataset.range(4000).to_iter_dataset().window_shuffle(1000, seed=1).map(fails_at(990))
+    begin = time.monotonic()
+    with iter(ds.mp_prefetch(workers(2))) as iterator, pytest.raises(Boom):
+        list(iterator)
+    assert time.monotonic() - begin < 30
+
+
+def test_one_object_in_two_places_of_an_element_stays_one():
+    def two(i):
+        a = np.full(3, i)
+        return {"x": a, "y": a, "z": i}
+
+    def edit(d, rng):
+        d["x"] += 1
+        return d
+
+    ds = MapDataset.range(6).map(two).to_iter_dataset().filter(lambda d: True).random_map(edit, seed=1)
+    assert_one_stream(ds, counts=(2,))
+    ds = MapDataset.range(6).map(lambda i: ([i],) * 2).to_iter_dataset().filter(lambda d: True)
+    assert all(a is b for a, b in ds.mp_prefetch(workers(1)))
+
+
+def test_many_slow_streams_do_not_keep_the_first_element_waiting():
+    class Slow(IterDataset):
+        def __iter__(self):
+            for i in range(100):
+                time.sleep(0.05)
+                yield i
+
+    ds = IterDataset.mix([Slow() for _ in range(100)]).mp_prefetch(workers(1))
+    with iter(ds) as iterator:
+        iterator.start_prefetch()
+        begin = time.monotonic()
+        assert next(iterator) == 0
+        assert time.monotonic() - begin < 3
+
+
 # ---- where functions run
 
 

@@ -22,6 +22,7 @@ from headrace.errors import ClosedError, FilterError, StateError, users_frames
 T = TypeVar("T")
 
 LONGEST_RUN = 1 << 13
+CAREFUL_OUTPUTS = 64  # made one at a time after an error, at least
 RUN_S = 0.002  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
 
@@ -171,6 +172,7 @@ class _Walk:
         self._start: Any = None  # the position that the stream is opened at
         self._n, self._longest = 1, LONGEST_RUN
         self._careful_outputs = 0  # outputs still to be made one at a time
+        self._caution = 0  # how many there were after the last error
         self._stream_is_careful = False
         self._closed = False
 
@@ -192,7 +194,7 @@ class _Walk:
         self._drop_run()
         self._discard_stream()
         self._start, self._at = position, None
-        self._n, self._careful_outputs = 1, 0
+        self._n, self._careful_outputs, self._caution = 1, 0, 0
 
     def _drop_run(self) -> None:
         if isinstance(self.current, _Raise):
@@ -218,7 +220,9 @@ class _Walk:
                 if self._closed:  # by another thread
                     continue
                 if not self._careful_outputs:
-                    self._careful_outputs = max(self._n, 1)
+                    # The next time longer: what fails may be far on in a window that is read again each time.
+                    self._caution = max(self._n, 4 * self._caution, CAREFUL_OUTPUTS)
+                    self._careful_outputs = self._caution
                     continue
                 self._workers.close(wait=False)  # whoever keeps the error keeps this iterator, by its traceback
                 return self._hand_over(_Raise(_no_stop(e), once=False))
@@ -277,6 +281,7 @@ class _Walk:
     def _open(self) -> Stream:
         if self._stream is None:
             self._stream_is_careful = self._careful_outputs > 0
+            self._workers.go_on()
             self._context = context(self.op, self._workers, careful=self._stream_is_careful)
             self._stream = open_stream(self.op, self._start, self._context)
         return self._stream

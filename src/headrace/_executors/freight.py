@@ -9,6 +9,8 @@ from headrace._executors.ring import Writer
 from headrace._plan.blocks import Block, Rows
 
 STACKED_BYTES = 1 << 14  # larger arrays are laid out one by one, each aligned
+LONGEST_TUPLE = 16  # longer lists and tuples are not taken apart
+_PLAIN = {int, float, bool, complex, str, bytes, type(None)}
 
 
 def pack(block: Block, writer: Writer) -> Any:
@@ -29,10 +31,24 @@ def _pack(rows: list[Any], writer: Writer, *, owned: bool) -> tuple[Any, ...]:
     if kind is dict:
         keys = tuple(rows[0])
         if keys and set(map(type, keys)) == {str} and all(tuple(row) == keys for row in rows):
-            return dict, keys, [_pack([row[key] for row in rows], writer, owned=owned) for key in keys]
-    elif kind in (tuple, list) and rows[0] and len(set(map(len, rows))) == 1:
-        return kind, None, [_pack(list(column), writer, owned=owned) for column in zip(*rows, strict=True)]
+            columns = [[row[key] for row in rows] for key in keys]
+            if not _has_twice(columns):
+                return dict, keys, [_pack(column, writer, owned=owned) for column in columns]
+    elif kind in (tuple, list) and 0 < len(rows[0]) <= LONGEST_TUPLE and len(set(map(len, rows))) == 1:
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        if not _has_twice(columns):
+            return kind, None, [_pack(column, writer, owned=owned) for column in columns]
+    elif kind is not None and issubclass(kind, np.number | np.bool_) and len(rows) > 1:
+        stacked = np.array(rows)
+        if stacked.dtype.char == rows[0].dtype.char:
+            return np.ndarray, None, stacked
     return None, None, rows if owned else [_tree.copy_tree(row) for row in rows]
+
+
+def _has_twice(columns: list[list[Any]]) -> bool:
+    """Whether a row has one object in two places: then it must come out as one, and is not taken apart."""
+    whole = [column for column in columns if type(column[0]) not in _PLAIN]
+    return len(whole) > 1 and any(len(set(map(id, row))) < len(row) for row in zip(*whole, strict=True))
 
 
 def _pack_arrays(rows: list[np.ndarray], writer: Writer, *, owned: bool) -> tuple[Any, ...]:

@@ -33,6 +33,7 @@ from headrace.errors import ClosedError, RemoteTraceback, WorkerError
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
 GRACE_DROPPED_S = 0.1  # the same, where nobody asked to wait
+HAS_PIDFD = hasattr(os, "pidfd_open")
 BLIND_S = 0.2  # where the end of a process cannot be waited for, it is looked for so often
 FULL_S = 0.01  # where a worker has no room for a task, it is tried again so often
 INLINE_BYTES = 1 << 14 if sys.platform == "linux" else 1 << 10  # a longer task travels in its slot
@@ -106,7 +107,7 @@ class _Process:
             raise WorkerError(f"Worker process {index} of {pool.num_workers} could not be started: {e}.") from e
         finally:
             os.close(their_fd)
-        self.end_fd = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else -1
+        self.end_fd = os.pidfd_open(self.process.pid) if HAS_PIDFD else -1
 
     def set_up(self, pool: "Pool") -> None:
         """Tells the process what it needs to know before its first task."""
@@ -171,6 +172,7 @@ class Pool:
         parcel.num_users += 1
         self.slots = Slots(LEASED_SLOTS + num_workers)
         self.num_stages = 0  # streams that share the workers now
+        self.chunks: dict[Any, tuple[int, float]] = {}  # by kind of stage: the size of a chunk, bytes of a unit
         self.expected_bytes = 0  # of all tasks under way, as far as results so far tell
         self.interrupted = False
         self._closed = False
@@ -212,6 +214,11 @@ class Pool:
             self.close(wait=False)
             raise
 
+    @property
+    def num_open(self) -> int:
+        """How many tasks are under way."""
+        return sum(len(process.tickets) for process in self._processes)
+
     # ---- tasks
 
     def submit(
@@ -233,9 +240,10 @@ class Pool:
 
     def choose_worker(self) -> int:
         """A worker for a stream of its own."""
-        process = min(self._processes, key=lambda process: process.num_lanes)
-        process.num_lanes += 1
-        return process.index
+        with self.locked():
+            process = min(self._processes, key=lambda process: process.num_lanes)
+            process.num_lanes += 1
+            return process.index
 
     def forget_lane(self, worker: int, task: tuple[Any, ...]) -> None:
         """Tells a worker that a stream of its own is not needed any more."""
@@ -259,12 +267,17 @@ class Pool:
                 self._read_answers(0)
             return ticket.answer is not None
 
-    def result(self, ticket: Ticket) -> Any:
-        """The answer to a task, waited for; the error, where it is one."""
+    def wait(self, ticket: Ticket) -> bool:
+        """Waits until there is an answer to some task; whether there is one to this."""
         with self.locked():
-            while ticket.answer is None:
+            if ticket.answer is None:
                 self._check()
                 self._read_answers(None)
+            return ticket.answer is not None
+
+    def result(self, ticket: Ticket) -> Any:
+        """The answer to a task, which is there; the error, where it is one."""
+        with self.locked():
             return self._take(ticket)
 
     def peek(self, ticket: Ticket) -> Any:
@@ -331,12 +344,12 @@ class Pool:
             for fd in (process.socket.fileno(), process.end_fd):
                 if fd >= 0:
                     poll.register(fd, select.POLLIN)
-        if timeout_s is None and any(process.end_fd < 0 for process in self._processes):
+        if timeout_s is None and not HAS_PIDFD:
             timeout_s = BLIND_S
         found = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
         for process in list(self._processes):
-            if {process.socket.fileno(), process.end_fd} & found or process.end_fd < 0:
-                self._take_in(process)
+            if process in self._processes and ({process.socket.fileno(), process.end_fd} & found or not HAS_PIDFD):
+                self._take_in(process)  # which may replace others
 
     def _take_in(self, process: _Process) -> None:
         messages = process.messages()
@@ -387,8 +400,12 @@ class Pool:
                     f"Worker processes end while they start ({_ending(status)}). What they wrote to standard error may "
                     "say why; look at `worker_init_fn`, and at what the modules of the pipeline do when imported."
                 )
-        with ctrl_c_later():
-            new = self._processes[dead.index] = _Process(dead.index, self)
+        try:
+            with ctrl_c_later():
+                new = self._processes[dead.index] = _Process(dead.index, self)
+        except Exception:
+            self.close(wait=False)
+            raise
         new.set_up(self)
         new.num_lanes = dead.num_lanes
         if dead.tickets and dead.ready:
@@ -397,6 +414,8 @@ class Pool:
             if ticket.cancelled or ticket.answer is not None:
                 self._drop(ticket)
                 continue
+            if self._closed:
+                return
             try:
                 self._send(dead.index, ticket)
             except Exception as e:

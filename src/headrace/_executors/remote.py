@@ -10,8 +10,11 @@ from typing import Any
 
 from headrace._executors.freight import pack, unpack
 from headrace._executors.processes import Pool, Ticket
+from headrace._executors.ring import Sheet
 from headrace._ops.base import Op
+from headrace._plan.blocks import Block
 from headrace._plan.stages import (
+    ANY,
     BlockStage,
     IndexStage,
     LaneStage,
@@ -19,6 +22,7 @@ from headrace._plan.stages import (
     Stage,
     all_operations,
     base_position,
+    depth,
     index_in,
     is_lane,
     later,
@@ -34,6 +38,7 @@ from headrace.options import MultiprocessingOptions
 
 CHUNK_S = 0.004  # chunks grow while they take less than this
 CHUNK_BYTES = 1 << 20  # and have less than this
+LONGEST_CHUNK = 1 << 13
 MOST_CHUNKS = 16  # under way for each worker
 
 
@@ -51,36 +56,30 @@ class Plan:
     def enter(self, interleave: Op, number: int, part: Op) -> None:
         """Notes where workers find a dataset of an interleave."""
         at = self._places[interleave]
-        self._places.update(places_in_plan(part, (*at.path, number), lane=True, weight=at.weight))
+        path, family = (*at.path, number), (*at.family, ANY)
+        self._places.update(places_in_plan(part, path, family=family, lane=True, weight=at.weight))
 
     def elsewhere(self, op: Op, position: Position, context: Context) -> Stream | None:
         """The stream of an operation that is a stage."""
         place = self._places[op]
         stage = LaneStage(op, op) if place.lane and is_lane(op) else stage_at(op, gaps=self._gaps)
-        if stage is None:
-            return None
-        if position is None:
-            position = start_of(op)
-        return _STREAMS[type(stage)](stage, place, position, self, context)
-
-    def place(self, op: Op) -> Place:
-        """Where workers find an operation."""
-        return self._places[op]
+        return None if stage is None else _STREAMS[type(stage)](stage, place, position, self, context)
 
 
 class StageStream(Stream):
     """The outputs of a stage, in order."""
 
     def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
-        super().__init__(position)
+        super().__init__(start_of(stage.top) if position is None else position)
         self._stage, self._place, self._plan, self._pool = stage, place, plan, plan.pool
         self._context = context
         self._tickets: deque[Ticket] = deque()
-        self._chunk = 1
-        self._unit_bytes = 0.0  # of a chunk of one
+        # How much a chunk should hold, and how large a chunk of one is: as others like it found.
+        self._chunk, self._unit_bytes = (1, 0.0) if plan.careful else plan.pool.chunks.get(place.family, (1, 0.0))
         self._ended = self._closed = False
         self._watches: dict[int, Any] = {}
-        self._pool.num_stages += self._is_source
+        with self._pool.locked():
+            self._pool.num_stages += self._is_source
 
     _is_source = True  # not fed by another stage
 
@@ -88,18 +87,22 @@ class StageStream(Stream):
         with self._pool.locked():  # another thread may find that this stream's worker has died
             self._work_ahead()
             while self._tickets:
+                while not self._pool.wait(self._tickets[0]):
+                    self._learn_size()
+                    self._work_ahead()
                 result = self._pool.result(self._tickets[0])
                 ticket = self._tickets.popleft()
                 self._pool.expected_bytes -= ticket.num_bytes
                 run = self._finish(result)
                 if run is not None:
-                    self._adapt(ticket, run.block.num_bytes())
+                    self._adapt(ticket, run.block)
                     return run
             return None
 
     def start(self) -> None:
         with self._pool.locked():
-            self._work_ahead()
+            if self._pool.num_open < 2 * self._pool.num_workers:  # or the first that is asked for would have to wait
+                self._work_ahead()
 
     def _work_ahead(self) -> None:
         """Gives out tasks as long as there is room."""
@@ -108,7 +111,7 @@ class StageStream(Stream):
             if ticket is None:
                 self._ended = True
                 return
-            ticket.num_bytes = int(self._unit_bytes * self._chunk)
+            ticket.num_bytes = int(self._unit_bytes * ticket.chunk)
             self._pool.expected_bytes += ticket.num_bytes
             self._tickets.append(ticket)
 
@@ -119,12 +122,20 @@ class StageStream(Stream):
         if self._plan.careful:
             return False
         options, workers = self._plan.options, self._pool.num_workers
+        if not self._unit_bytes and under_way >= 2 * workers:
+            return False  # until it is known how large they are
         ready = -(-options.per_worker_buffer_size * self._place.weight // self._chunk)
         most = workers * (1 + min(ready, MOST_CHUNKS))
         # Two at least, or nothing would be under way while a result is used.
         if under_way >= max(2, most // max(1, self._pool.num_stages)):
             return False
         return self._pool.expected_bytes + self._unit_bytes * self._chunk <= options.buffer_bytes
+
+    def _learn_size(self) -> None:
+        """While the next result is waited for: how large results are, if others tell."""
+        if not self._unit_bytes:
+            sizes = [ticket.answer.total / ticket.chunk for ticket in self._tickets if isinstance(ticket.answer, Sheet)]
+            self._unit_bytes = max(sizes, default=0.0)
 
     def _next_task(self) -> Ticket | None:
         raise NotImplementedError
@@ -133,20 +144,32 @@ class StageStream(Stream):
         """The run that a result is; `None` where it says that there is no more."""
         raise NotImplementedError
 
-    def _adapt(self, ticket: Ticket, num_bytes: int) -> None:
-        """Chunks grow while they are cheap; one that is late halves them."""
+    def _adapt(self, ticket: Ticket, block: Block) -> None:
+        """Chunks grow while they are cheap, and as long as was asked; one that is late halves them."""
         if self._plan.careful:
             return
-        self._unit_bytes = max(self._unit_bytes * 0.9, num_bytes / ticket.chunk)
-        if ticket.took_s < CHUNK_S and 2 * num_bytes < CHUNK_BYTES:
-            self._chunk = max(self._chunk, 2 * ticket.chunk)
-        elif ticket.took_s > 4 * CHUNK_S:
-            self._chunk = max(1, ticket.chunk // 2)
+        size, num_bytes = max(1, self._size(ticket, block)), block.num_bytes()
+        self._unit_bytes = max(self._unit_bytes * 0.9, num_bytes / size)
+        if ticket.took_s > 4 * CHUNK_S:
+            self._chunk = max(1, size // 2)
+        elif ticket.took_s < CHUNK_S and 2 * num_bytes < CHUNK_BYTES and size >= self._chunk:
+            self._chunk = min(2 * self._chunk, LONGEST_CHUNK)
+        self._pool.chunks[self._place.family] = self._chunk, self._unit_bytes
 
-    def _submit(self, make: Any, describe: Any, worker: int | None = None) -> Ticket:
+    def _size(self, ticket: Ticket, block: Block) -> int:
+        """How much a chunk held."""
+        return ticket.chunk
+
+    def _submit(self, make: Any, describe: Any, worker: int | None = None, *, chunk: int | None = None) -> Ticket:
         ticket = self._pool.submit(make, describe, worker)
-        ticket.chunk = self._chunk
+        ticket.chunk = self._chunk if chunk is None else chunk
         return ticket
+
+    def _forget_tasks(self) -> None:
+        with self._pool.locked():
+            self._pool.expected_bytes -= sum(ticket.num_bytes for ticket in self._tickets)
+            self._pool.cancel(self._tickets)
+            self._tickets.clear()
 
     def _watch(self, counts: list[tuple[int, int, int]]) -> None:
         """Tells whoever watches filters what they saw and kept."""
@@ -159,10 +182,8 @@ class StageStream(Stream):
         if not self._closed and not self._pool.closed:
             with self._pool.locked():
                 self._pool.num_stages -= self._is_source
-                self._pool.expected_bytes -= sum(ticket.num_bytes for ticket in self._tickets)
-                self._pool.cancel(self._tickets)
+                self._forget_tasks()
         self._closed = True
-        self._tickets.clear()
 
 
 class IndexStageStream(StageStream):
@@ -170,7 +191,7 @@ class IndexStageStream(StageStream):
 
     def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
         super().__init__(stage, place, position, plan, context)
-        self._origin, self._first = position, base_position(stage, position)
+        self._origin, self._first = self.position, base_position(stage, self.position)
         self._next, self._length = self._first, stage.base.parents[0].length()
 
     def _next_task(self) -> Ticket | None:
@@ -201,8 +222,9 @@ class BlockStageStream(StageStream):
 
     def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
         super().__init__(stage, place, position, plan, context)
-        self._parent = open_stream(stage.base, base_position(stage, position), context)
-        self._origin, self._inputs = position, 0
+        # The start stays `None`: a cache is only filled, and only used, from there.
+        self._parent = open_stream(stage.base, None if position is None else base_position(stage, position), context)
+        self._origin, self._inputs = self.position, 0
         self._runs: deque[Run] = deque()  # what the tasks under way were given
 
     def _has_room(self) -> bool:
@@ -217,10 +239,10 @@ class BlockStageStream(StageStream):
             return None
         stage, block, first = self._stage, run.block, self._inputs
         position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
-        task = ("block", self._place.path, position, self._plan.place(stage.base).path, partial(pack, block))
+        task = ("block", self._place.path, position, depth(stage), partial(pack, block))
         self._inputs += len(block)
         self._runs.append(run)
-        return self._submit(lambda process: task, partial(self._describe, run))
+        return self._submit(lambda process: task, partial(self._describe, run), chunk=len(block))
 
     def _describe(self, run: Run) -> str:
         text = f"{len(run.block)} elements for {self._stage.top.label()}"
@@ -252,6 +274,7 @@ class LaneStream(StageStream):
 
     def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
         super().__init__(stage, place, position, plan, context)
+        self._known = position  # the last position to go on from; `None` is the start
         self._lane = next(LaneStream._lanes)
         self._worker = self._pool.choose_worker()
         self._process: int | None = None  # that has the stream open
@@ -274,16 +297,23 @@ class LaneStream(StageStream):
     def _position_before(self, number: int) -> tuple[Position]:
         """The last position known before a task, all before it having been answered."""
         before = [self._pool.peek(self._tickets[i]) for i in range(number - self._answered)]
-        return next(((result[1][-1],) for result in reversed(before) if result and result[1]), (self.position,))
+        return next(((result[1][-1],) for result in reversed(before) if result and result[1]), (self._known,))
+
+    def _size(self, ticket: Ticket, block: Block) -> int:
+        return len(block)
 
     def _finish(self, result: Any) -> Run | None:
         self._answered += 1
         if result is None:
             self._ended = True
+            self._forget_tasks()
             return None
         packed, positions, counts = result
         self._watch(counts)
-        return self._run(unpack(packed), lambda j: positions[j - 1])
+        run = self._run(unpack(packed), lambda j: positions[j - 1])
+        if positions:
+            self._known = self.position
+        return run
 
     def close(self, *, wait: bool = True) -> None:
         if not self._closed:

@@ -8,6 +8,7 @@ lease, and the slot is free. A fork of the consumer gets a copy of what is lease
 
 import ctypes
 import fcntl
+import functools
 import io
 import math
 import mmap
@@ -33,7 +34,6 @@ SLACK = 1 / 8  # a slot is made larger than the block it is needed for, since th
 CHECKED_BYTES = 64 << 20  # growing by more than this, it is first seen whether there is so much memory
 CLEANED_BYTES = 32 << 20  # a slot this large that was needed once gives its memory back
 SMALL_BYTES = 4096  # what is smaller is copied out at once
-_NO_DESCRIPTOR: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # a mapping needs none of its own
 
 
 def anonymous_file(num_slots: int) -> int:
@@ -63,6 +63,33 @@ class Sheet(NamedTuple):
     start: int
 
 
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
+
+
+class _Mapping:
+    """Memory of a file, without a descriptor of its own: the `mmap` module keeps one for each mapping."""
+
+    def __init__(self, fd: int, offset: int, size: int, flags: int):
+        found = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+        if found == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())} (mapping {size} bytes)")
+        self._place = found, size
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (found, False)}
+
+        self._munmap = _libc().munmap  # kept for the end of the interpreter, when there are no globals
+
+    def __del__(self):
+        if hasattr(self, "_munmap"):
+            self._munmap(*self._place)
+
+
 class Slot:
     """A part of an anonymous file, mapped as far as it is used."""
 
@@ -70,7 +97,6 @@ class Slot:
         self.number = number
         self._fd, self._private = fd, private
         self._reserved = 0
-        self._mapped: mmap.mmap | None = None
         self.whole = np.empty(0, np.uint8)
 
     def bytes(self, size: int) -> np.ndarray:
@@ -96,19 +122,16 @@ class Slot:
 
     def _map(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE if self._private else mmap.MAP_SHARED
-        self._mapped = mmap.mmap(
-            self._fd, _whole_pages(size), flags=flags, offset=self.number * STRIDE, **_NO_DESCRIPTOR
-        )
-        self.whole = np.frombuffer(self._mapped, np.uint8)
+        self.whole = np.asarray(_Mapping(self._fd, self.number * STRIDE, _whole_pages(size), flags))
 
     def unmap(self) -> None:
         """Lets go of the memory."""
-        self._mapped, self.whole = None, np.empty(0, np.uint8)
+        self.whole = np.empty(0, np.uint8)
 
     def clean(self) -> None:
         """Gives the memory back; the slot can be used again."""
-        if self._mapped is not None and hasattr(mmap, "MADV_REMOVE"):
-            self._mapped.madvise(mmap.MADV_REMOVE)
+        if len(self.whole) and hasattr(mmap, "MADV_REMOVE"):
+            _libc().madvise(self.whole.ctypes.data, len(self.whole), mmap.MADV_REMOVE)
 
 
 def _whole_pages(size: int) -> int:
@@ -269,14 +292,9 @@ class _Lease:
 
     def make_private(self, fd: int) -> None:
         """In a fork: what is written from here on is seen by nobody else."""
-        _libc_mmap()(
-            self._whole.ctypes.data,
-            _whole_pages(len(self._whole)),
-            mmap.PROT_READ | mmap.PROT_WRITE,
-            mmap.MAP_PRIVATE | MAP_FIXED,
-            fd,
-            self.number * STRIDE,
-        )
+        address, size = self._whole.ctypes.data, _whole_pages(len(self._whole))
+        flags = mmap.MAP_PRIVATE | MAP_FIXED
+        _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, self.number * STRIDE)
 
 
 class _LeaseEnd(weakref.ref):
@@ -292,13 +310,6 @@ class _LeaseEnd(weakref.ref):
 
 
 MAP_FIXED = 0x10
-
-
-def _libc_mmap() -> Any:
-    function = ctypes.CDLL(None).mmap
-    function.restype = ctypes.c_void_p
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
-    return function
 
 
 class Slots:

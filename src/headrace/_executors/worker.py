@@ -193,9 +193,9 @@ class _Worker:
         finally:
             stacked_in.clear()
 
-    def _block(self, op: Op, writer: Writer, position: Any, base: Path, packed: Any) -> "_Made":
-        """All outputs of a block of inputs."""
-        counts, given = _Counts(), self._find(base)
+    def _block(self, op: Op, writer: Writer, position: Any, depth: int, packed: Any) -> "_Made":
+        """All outputs of a block of inputs, which the operation `depth` before this one has made."""
+        counts, given = _Counts(), find(op, (0,) * depth)
 
         def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
             return _Given(unpack(packed)) if op is given else None
@@ -210,6 +210,9 @@ class _Worker:
                 raise WorkerError("A stream that failed was asked for more.")
             stream = open_stream(op, position[0], self._context(counts))
         run = stream.pull(n)
+        if run is None:  # a stream of the user's own may begin again when it is asked once more
+            stream.close()
+            stream = _Ended(None)
         self._lanes[lane] = stream, counts, number + 1
         return None if run is None else (run.block, _positions(run), counts)
 
@@ -269,6 +272,13 @@ class _Count:
         taken = self.seen, self.kept
         self.seen = self.kept = 0
         return taken
+
+
+class _Ended(Stream):
+    """A stream that has no more."""
+
+    def pull(self, n: int) -> Run | None:
+        return None
 
 
 class _Given(Stream):

@@ -15,6 +15,7 @@ from headrace._ops.base import Op
 from headrace._ops.buffer import Home, MpPrefetch, Prefetch
 from headrace._plan.stages import ready_for_workers
 from headrace._plan.streams import Context, Position, Stream, open_stream
+from headrace.errors import ClosedError
 
 if TYPE_CHECKING:
     from headrace._executors.parcel import Parcel
@@ -31,6 +32,7 @@ class Workers:
 
     def __init__(self, op: Op):
         self._found = _outermost(op)
+        self._interrupted = False
         self._pools: dict[Key, Pool] = {}
         self._homes: dict[Key, Home] = {}
 
@@ -42,6 +44,8 @@ class Workers:
             return _in_a_thread(op, position, context)
         from headrace._executors.remote import Plan, PrefetchedStream
 
+        if self._interrupted:
+            raise ClosedError("The iterator was closed while a thread of it opened a dataset.")
         group = self._group(op) if op in self._found else [op]
         pool = self._pool(group)
         number = 2 * group.index(op) + careful
@@ -71,14 +75,22 @@ class Workers:
             if pool is None or pool.closed:
                 num_workers = max(op.options.num_workers for op in group)
                 pool = Pool(_parcel(home, key, group), num_workers)
+            pool.go_on()
             self._pools[key] = pool
-        pool.go_on()
         return pool
 
     def interrupt(self) -> None:
-        """Makes whoever waits for a worker stop."""
-        for pool in self._pools.values():
+        """Makes whoever waits for a worker stop, and nobody start any."""
+        self._interrupted = True
+        for pool in list(self._pools.values()):
             pool.interrupt()
+
+    def go_on(self) -> None:
+        """Lets workers be used again."""
+        self._interrupted = False
+        for pool in list(self._pools.values()):
+            if not pool.closed:
+                pool.go_on()
 
     def rest(self) -> None:
         """At the end of an epoch: leaves the pools to whoever iterates next."""

@@ -204,19 +204,26 @@ class Place:
     """Where an operation is in the plan that workers have."""
 
     path: Path
+    family: Path  # the same for all datasets of an interleave
     lane: bool  # a part of several: see `is_lane`
     weight: int  # how many of its elements make one output of the whole
 
 
-def places_in_plan(op: Op, path: Path, *, lane: bool = False, weight: int = 1) -> Iterator[tuple[Op, Place]]:
+ANY = -1
+
+
+def places_in_plan(
+    op: Op, path: Path, *, family: Path | None = None, lane: bool = False, weight: int = 1
+) -> Iterator[tuple[Op, Place]]:
     """All stream operations of a plan but the datasets of an interleave, which are numbered as they are opened."""
-    yield op, Place(path, lane, weight)
+    family = path if family is None else family
+    yield op, Place(path, family, lane, weight)
     if isinstance(op, ToStream | UserDataset | Interleave):
         return
     weight *= getattr(op, "batch_size", 1)
     several = len(op.parents) > 1
     for i, parent in enumerate(op.parents):
-        yield from places_in_plan(parent, (*path, i), lane=several, weight=weight)
+        yield from places_in_plan(parent, (*path, i), family=(*family, i), lane=several, weight=weight)
 
 
 def find(root: Op, path: Path) -> Op:
@@ -287,6 +294,11 @@ def _rebuilt(
             else:
                 rebuilt = (number + inputs // unit, rebuilt)
     return rebuilt, position
+
+
+def depth(stage: Stage) -> int:
+    """How many operations stand above the base."""
+    return len(_chain(stage))
 
 
 def _chain(stage: Stage) -> list[Op]:

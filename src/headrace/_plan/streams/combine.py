@@ -1,5 +1,6 @@
 """Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
 
+import contextlib
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -31,8 +32,15 @@ class NaryStream(Stream):
 
 
 def _open_parts(parts: tuple[Op, ...], positions: Any, context: Context) -> list[Feed]:
-    positions = positions or (None,) * len(parts)
-    return [Feed(open_stream(part, at, context)) for part, at in zip(parts, positions, strict=True)]
+    feeds: list[Feed] = []
+    try:
+        for part, at in zip(parts, positions or (None,) * len(parts), strict=True):
+            feeds.append(Feed(open_stream(part, at, context)))
+    except BaseException:
+        for feed in feeds:
+            feed.stream.close(wait=False)
+        raise
+    return feeds
 
 
 class ZipStream(NaryStream):
@@ -136,11 +144,14 @@ class InterleaveStream(Stream):
         dataset = self._next
         stream = self._ahead.pop(dataset, None) or self._open(dataset, None)
         self._next += 1
+        return dataset, Feed(stream)
+
+    def _open_ahead(self) -> None:
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
-                self._ahead[later] = self._open(later, None)
-                self._ahead[later].start()
-        return dataset, Feed(stream)
+                with contextlib.suppress(Exception):  # it comes again when the dataset's turn comes
+                    self._ahead[later] = self._open(later, None)
+                    self._ahead[later].start()
 
     def pull(self, n: int) -> Run | None:
         waiting = self._next < self._op.num_datasets
@@ -186,6 +197,7 @@ class InterleaveStream(Stream):
                     idle += 1
                     continue
                 self._slots[here] = self._open_next()
+                self._open_ahead()
             _, feed = self._slots[here]  # type: ignore[misc]
             feed.fill(1, careful=careful)
             if feed.size:
