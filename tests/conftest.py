@@ -1,6 +1,7 @@
 """Settings that all tests share."""
 
 import os
+import sys
 import threading
 import time
 
@@ -20,19 +21,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def no_mistake_is_hidden(monkeypatch):
     """After any error an iterator walks carefully, which would hide a mistake of the library's own: it only is slow."""
     hidden = []
-    next_rows = _Walk._next_rows
+    stay_here = _Walk._stay_here
 
-    def watched(walk):
-        try:
-            return next_rows(walk)
-        except (HeadraceError, GapFound):
-            raise
-        except Exception as e:
-            if not hasattr(e, "__notes__"):  # which errors of users' functions have
-                hidden.append(e)
-            raise
+    def watched(walk):  # is called while the error is handled
+        error = sys.exc_info()[1]
+        expected = isinstance(error, HeadraceError | GapFound) or hasattr(
+            error, "__notes__"
+        )  # those of users' functions
+        if isinstance(error, Exception) and not expected:
+            hidden.append(error)
+        stay_here(walk)
 
-    monkeypatch.setattr(_Walk, "_next_rows", watched)
+    monkeypatch.setattr(_Walk, "_stay_here", watched)
     yield
     assert not hidden
 

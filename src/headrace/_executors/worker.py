@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -51,7 +52,7 @@ def main() -> None:
     try:
         trees, init = open_parcel(parcel_fd, plan)
         if init is not None:
-            init(index, count)
+            _begin(init, index, count)
         worker = _Worker(trees, ring_fd)
     except BaseException as e:
         _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + _packed_error(e, MESSAGE_BYTES // 2))
@@ -60,6 +61,14 @@ def main() -> None:
     while message := _receive(connection):
         _send(connection, worker.answer(message))
     _leave()
+
+
+def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
+    try:
+        init(index, count)
+    except BaseException as e:
+        e.add_note(f"in worker_init_fn({index}, {count})")
+        raise
 
 
 def _enter(world: dict[str, Any]) -> None:
