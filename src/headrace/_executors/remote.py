@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from headrace._executors.freight import pack, unpack
-from headrace._executors.processes import Pool, Ticket
+from headrace._executors.pool import Pool, Ticket
 from headrace._executors.ring import Sheet
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block

@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import pickle
-import sys
 import tempfile
 import threading
 import weakref
@@ -25,13 +24,13 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from headrace.errors import RingMemoryError, WorkerError
+from headrace._executors.memory import check_memory, too_little
+from headrace.errors import WorkerError
 
 ALIGNMENT = 64
 STRIDE = 1 << 38  # bytes of the file that belong to one slot; what is not written takes no memory
 NUM_SLOTS = 1 << 16
 SLACK = 1 / 8  # a slot is made larger than the block it is needed for, since the next may be a little larger
-CHECKED_BYTES = 64 << 20  # growing by more than this, it is first seen whether there is so much memory
 CLEANED_BYTES = 32 << 20  # a slot this large that was needed once gives its memory back
 SMALL_BYTES = 4096  # what is smaller is copied out at once
 
@@ -114,7 +113,7 @@ class Slot:
                 try:
                     os.posix_fallocate(self._fd, self.number * STRIDE, size)
                 except OSError as e:
-                    raise _too_little(size - self._reserved, str(e)) from e
+                    raise too_little(size - self._reserved, str(e)) from e
             self._reserved = size
             self._map(size)
         elif size > len(self.whole):
@@ -411,44 +410,3 @@ def _in_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_in_fork)
-
-
-# ------------------------------------------------------------------------------------------------ memory
-
-
-def check_memory(size: int) -> None:
-    """Raises where so many bytes more are not to be had."""
-    if size <= CHECKED_BYTES:
-        return
-    available = available_bytes()
-    if available is not None and size > available:
-        raise _too_little(size, f"{available / 2**20:,.0f} MiB are free")
-
-
-def _too_little(size: int, found: str) -> RingMemoryError:
-    return RingMemoryError(
-        f"The ring of the workers' blocks needs {size / 2**20:,.0f} MiB more, and {found}. Give MultiprocessingOptions "
-        "fewer num_workers or a smaller per_worker_buffer_size, or make elements or batches smaller."
-    )
-
-
-def available_bytes() -> int | None:
-    """How much memory this process may still take: what the machine has, and what its control group allows."""
-    try:
-        with open("/proc/meminfo") as f:
-            fields = dict(line.split(":", 1) for line in f)
-        found = [int(fields["MemAvailable"].split()[0]) << 10]
-    except (OSError, KeyError):
-        return None
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            with open(limit) as f, open(used) as g:
-                text = f.read().strip()
-                if text != "max" and int(text) < sys.maxsize // 2:
-                    found.append(int(text) - int(g.read()))
-        except (OSError, ValueError):
-            continue
-    return max(0, min(found))

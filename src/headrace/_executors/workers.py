@@ -19,7 +19,7 @@ from headrace.errors import ClosedError
 
 if TYPE_CHECKING:
     from headrace._executors.parcel import Parcel
-    from headrace._executors.processes import Pool
+    from headrace._executors.pool import Pool
 
 Key = tuple["weakref.ref[MpPrefetch]", ...]
 
@@ -65,7 +65,7 @@ class Workers:
             pool.close()
 
     def _pool(self, group: list[MpPrefetch]) -> "Pool":
-        from headrace._executors.processes import Pool
+        from headrace._executors.pool import Pool
 
         key = _key(group)
         pool = self._pools.get(key)

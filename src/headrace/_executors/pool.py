@@ -1,0 +1,403 @@
+"""The pool of worker processes: given tasks, waited for, replaced when they die.
+
+A pool belongs to one iterator at a time. It has no thread of its own: messages are read when a result is waited for.
+A task goes to the worker that has the least to do, and whatever happens to that worker, its answer or its error
+comes: a dead worker is replaced and its tasks are computed again, since they are pure; one that has killed two
+workers is an error.
+"""
+
+import atexit
+import contextlib
+import os
+import pickle
+import select
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from headrace._executors.parcel import Parcel
+from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
+from headrace._executors.ring import Sheet, Slot, Slots, Writer, read
+from headrace._executors.wire import ANSWER, FAILURE, NO_START, READY, SKIPPED, TASK
+from headrace.errors import ClosedError, RemoteTraceback, WorkerError
+
+GRACE_S = 1.0  # how long a worker may take to end by itself
+GRACE_DROPPED_S = 0.1  # the same, where nobody asked to wait
+BLIND_S = 0.2  # where the end of a process cannot be waited for, it is looked for so often
+FULL_S = 0.01  # where a worker has no room for a task, it is tried again so often
+INLINE_BYTES = 1 << 14 if sys.platform == "linux" else 1 << 10  # a longer task travels in its slot
+LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one for each worker
+
+
+class Ticket:
+    """A task under way; `make(process)` is what the process of that number gets, made when it is sent."""
+
+    __slots__ = (
+        "answer",
+        "attempts",
+        "cancelled",
+        "chunk",
+        "describe",
+        "make",
+        "num_bytes",
+        "number",
+        "slot",
+        "took_s",
+    )
+
+    def __init__(self, number: int, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str]):
+        self.number, self.make, self.describe = number, make, describe
+        self.attempts = 0
+        self.slot: Slot | None = None
+        self.answer: Sheet | BaseException | None = None
+        self.took_s = 0.0
+        self.chunk = 1
+        self.num_bytes = 0
+        self.cancelled = False
+
+
+class Pool:
+    """Worker processes with one plan."""
+
+    def __init__(self, parcel: Parcel, num_workers: int):
+        self.parcel, self.num_workers = parcel, num_workers
+        parcel.num_users += 1
+        self.slots = Slots(LEASED_SLOTS + num_workers)
+        self.num_stages = 0  # streams that share the workers now
+        self.chunks: dict[Any, tuple[int, float]] = {}  # by kind of stage: the size of a chunk, bytes of a unit
+        self.expected_bytes = 0  # of all tasks under way, as far as results so far tell
+        self.interrupted = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._next_number = 1
+        self._bad_starts = 0
+        self._wake_end, self._wake = os.pipe()
+        self._control = self.slots.take()  # in front, the number below which tasks are cancelled
+        world = {"path": sys.path, "argv": sys.argv, "pythonpath": os.environ.get("PYTHONPATH")}
+        self.world = Writer(self._control, start=8).dump(world)
+        self._processes: list[Process] = []
+        _pools.add(self)
+        try:
+            for index in range(num_workers):
+                with ctrl_c_later():
+                    self._processes.append(Process(index, self))
+            for process in self._processes:  # the plan is written while they start
+                process.set_up(self)
+        except BaseException:
+            self.close(wait=False)
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether it cannot be used any more; in a fork of its process, it never can."""
+        return self._closed or os.getpid() != self._pid
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One thread at a time; Ctrl-C may come at any point, and then nothing is known any more: start afresh."""
+        self._check(even_if_interrupted=True)
+        try:
+            with self._lock:
+                yield
+        except Exception:
+            raise
+        except BaseException:
+            self.close(wait=False)
+            raise
+
+    @property
+    def num_open(self) -> int:
+        """How many tasks are under way."""
+        return sum(len(process.tickets) for process in self._processes)
+
+    # ---- tasks
+
+    def submit(
+        self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str], worker: int | None = None
+    ) -> Ticket:
+        """Gives a task to a worker."""
+        with self.locked():
+            self._check()
+            if worker is None:
+                worker = min(self._processes, key=_load).index
+            ticket = self._new_ticket(make, describe)
+            self._send(worker, ticket)
+            return ticket
+
+    def _new_ticket(self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str]) -> Ticket:
+        ticket = Ticket(self._next_number, make, describe)
+        self._next_number += 1
+        return ticket
+
+    def choose_worker(self) -> int:
+        """A worker for a stream of its own."""
+        with self.locked():
+            process = min(self._processes, key=lambda process: process.num_lanes)
+            process.num_lanes += 1
+            return process.index
+
+    def forget_lane(self, worker: int, task: tuple[Any, ...]) -> None:
+        """Tells a worker that a stream of its own is not needed any more."""
+        if self.closed:
+            return
+        with self.locked():
+            process = self._processes[worker]
+            process.num_lanes -= 1
+            ticket = self._new_ticket(lambda process: task, str)
+            ticket.cancelled = True
+            ticket.slot = self.slots.take()
+            if process.send(_message(ticket, task)):
+                process.tickets.append(ticket)
+            else:  # nothing is waited for here: the worker keeps the stream until it ends
+                self._drop(ticket)
+
+    def ready(self, ticket: Ticket) -> bool:
+        """Whether the answer is there."""
+        with self.locked():
+            if ticket.answer is None:
+                self._read_answers(0)
+            return ticket.answer is not None
+
+    def wait(self, ticket: Ticket) -> bool:
+        """Waits until there is an answer to some task; whether there is one to this."""
+        with self.locked():
+            if ticket.answer is None:
+                self._check()
+                self._read_answers(None)
+            return ticket.answer is not None
+
+    def result(self, ticket: Ticket) -> Any:
+        """The answer to a task, which is there; the error, where it is one."""
+        with self.locked():
+            return self._take(ticket)
+
+    def peek(self, ticket: Ticket) -> Any:
+        """The answer to a task, if there is one, which stays where it is."""
+        if not isinstance(ticket.answer, Sheet) or ticket.slot is None:
+            return None
+        return read(ticket.slot.bytes(ticket.answer.total).copy(), ticket.answer)
+
+    def cancel(self, tickets: "deque[Ticket]") -> None:
+        """Forgets tasks; those not begun are not computed if nothing else is under way."""
+        if self.closed:
+            return
+        with self.locked():
+            for ticket in tickets:
+                ticket.cancelled = True
+                if ticket.answer is not None:
+                    self._drop(ticket)
+            if all(ticket.cancelled for process in self._processes for ticket in process.tickets):
+                self._control.bytes(8).view(np.int64)[0] = self._next_number
+
+    def _send(self, worker: int, ticket: Ticket) -> None:
+        ticket.slot = ticket.slot or self.slots.take()
+        try:
+            process = self._processes[worker]
+            message = _message(ticket, ticket.make(process.number))
+            while not process.send(message):
+                # A worker that has no room for tasks may be waiting for room for its answers.
+                self._read_answers(FULL_S)
+                self._check()
+                if process is not self._processes[worker]:  # it died meanwhile
+                    process = self._processes[worker]
+                    message = _message(ticket, ticket.make(process.number))
+            process.tickets.append(ticket)
+        except Exception:
+            self._drop(ticket)
+            raise
+
+    def _take(self, ticket: Ticket) -> Any:
+        answer, slot = ticket.answer, ticket.slot
+        if isinstance(answer, BaseException):
+            raise answer
+        assert answer is not None
+        assert slot is not None
+        ticket.slot = None
+        return self.slots.read(slot, answer)
+
+    def _drop(self, ticket: Ticket) -> None:
+        if ticket.slot is not None:
+            size = ticket.answer.total if isinstance(ticket.answer, Sheet) else 0
+            self.slots.give_back(ticket.slot, size)
+            ticket.slot = None
+
+    def _check(self, *, even_if_interrupted: bool = False) -> None:
+        if self.closed or (self.interrupted and not even_if_interrupted):
+            raise ClosedError("The workers of this iterator were closed while it waited for them.")
+
+    # ---- answers
+
+    def _read_answers(self, timeout_s: float | None) -> None:
+        """Waits until something comes, and takes in all that has."""
+        poll = select.poll()
+        poll.register(self._wake_end, select.POLLIN)
+        for process in self._processes:
+            for fd in (process.socket.fileno(), process.end_fd):
+                if fd >= 0:
+                    poll.register(fd, select.POLLIN)
+        if timeout_s is None and not HAS_PIDFD:
+            timeout_s = BLIND_S
+        found = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+        for process in list(self._processes):
+            if process in self._processes and ({process.socket.fileno(), process.end_fd} & found or not HAS_PIDFD):
+                self._take_in(process)  # which may replace others
+
+    def _take_in(self, process: Process) -> None:
+        messages = process.messages()
+        dead = b"" in messages or process.process.poll() is not None
+        if dead:
+            messages += process.messages()
+        for message in messages:
+            if message:
+                self._answered(process, message)
+        if dead and not self._closed and self._processes[process.index] is process:
+            self._replace(process)
+
+    def _answered(self, process: Process, message: bytes) -> None:
+        number, kind, total, start, took_s = ANSWER.unpack_from(message)
+        if kind == READY:
+            process.ready = True
+            self._bad_starts = 0
+            return
+        if kind == NO_START:
+            self.close(wait=False)
+            raise _remote_error(message[ANSWER.size :])
+        ticket = process.tickets.popleft()
+        assert ticket.number == number
+        ticket.took_s = took_s
+        ticket.answer = Sheet(total, start)
+        if kind == FAILURE:
+            ticket.answer = self._failure(ticket)
+        if ticket.cancelled or kind == SKIPPED:
+            self._drop(ticket)
+
+    def _failure(self, ticket: Ticket) -> BaseException:
+        assert ticket.slot is not None
+        assert isinstance(ticket.answer, Sheet)
+        slot, ticket.slot = ticket.slot, None
+        return _remote_error(self.slots.read_copy(slot, ticket.answer))
+
+    # ---- death
+
+    def _replace(self, dead: Process) -> None:
+        """Starts another worker in place of one that died, and gives it what the dead one had left."""
+        dead.ask_to_end()
+        status = dead.end(time.monotonic())
+        if not dead.ready:
+            self._bad_starts += 1
+            if self._bad_starts > 2:
+                self.close(wait=False)
+                raise WorkerError(
+                    f"Worker processes end while they start ({ending(status)}). What they wrote to standard error may "
+                    "say why; look at `worker_init_fn`, and at what the modules of the pipeline do when imported."
+                )
+        try:
+            with ctrl_c_later():
+                new = self._processes[dead.index] = Process(dead.index, self)
+        except Exception:
+            self.close(wait=False)
+            raise
+        new.set_up(self)
+        new.num_lanes = dead.num_lanes
+        if dead.tickets and dead.ready:
+            self._blame(dead.tickets[0], status)
+        for ticket in dead.tickets:
+            if ticket.cancelled or ticket.answer is not None:
+                self._drop(ticket)
+                continue
+            if self._closed:
+                return
+            try:
+                self._send(dead.index, ticket)
+            except Exception as e:
+                ticket.answer = e
+
+    def _blame(self, ticket: Ticket, status: int) -> None:
+        """Notes that a worker died over a task; the second time, that is the answer to it."""
+        ticket.attempts += 1
+        if ticket.attempts > 1:
+            ticket.answer = WorkerError(
+                f"A worker process ended ({ending(status)}) while it computed {ticket.describe()}, and so did the one "
+                "that tried again. If it was out of memory, give MultiprocessingOptions fewer num_workers; otherwise "
+                "look at what the functions of the pipeline do with these elements."
+            )
+
+    # ---- the end
+
+    def interrupt(self) -> None:
+        """Makes whoever waits for a result stop, in whatever thread."""
+        if not self.closed:
+            self.interrupted = True
+            os.write(self._wake, b"x")
+
+    def go_on(self) -> None:
+        """Lets results be waited for again."""
+        with self.locked():
+            if self.interrupted:
+                self.interrupted = False
+                os.read(self._wake_end, 4096)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the workers and gives back their memory, but for what somebody still looks at."""
+        if self.closed:
+            return
+        self.interrupt()
+        with ctrl_c_later(), self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            _pools.discard(self)
+            for process in self._processes:
+                process.ask_to_end()
+            deadline = time.monotonic() + (GRACE_S if wait else GRACE_DROPPED_S)
+            for process in self._processes:
+                process.end(deadline)
+            self._processes.clear()
+            self.slots.close()
+            self._control.unmap()
+            self.parcel.give_up()
+            os.close(self._wake)
+            os.close(self._wake_end)
+
+    def __del__(self):
+        if hasattr(self, "_control"):
+            self.close(wait=False)
+
+
+def _load(process: Process) -> int:
+    return len(process.tickets)
+
+
+def _message(ticket: Ticket, task: tuple[Any, ...]) -> bytes:
+    """A task as it is sent; one with a block, or a long one, is put into its slot."""
+    assert ticket.slot is not None
+    if task[0] != "block":
+        packed = pickle.dumps(task)
+        if len(packed) <= INLINE_BYTES:
+            return TASK.pack(ticket.number, ticket.slot.number, 0, -1) + packed
+    writer = Writer(ticket.slot)
+    sheet = writer.dump(tuple(part(writer) if callable(part) else part for part in task))
+    return TASK.pack(ticket.number, ticket.slot.number, *sheet)
+
+
+def _remote_error(packed: bytes) -> BaseException:
+    error, text = pickle.loads(packed)
+    if text:
+        error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+_pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
