@@ -219,9 +219,6 @@ class _Worker:
                 raise WorkerError("A stream that failed was asked for more.")
             stream = open_stream(op, position[0], self._context(counts))
         run = stream.pull(n)
-        if run is None:  # a stream of the user's own may begin again when it is asked once more
-            stream.close()
-            stream = _Ended(None)
         self._lanes[lane] = stream, counts, number + 1
         return None if run is None else (run.block, _positions(run), counts)
 
@@ -281,13 +278,6 @@ class _Count:
         taken = self.seen, self.kept
         self.seen = self.kept = 0
         return taken
-
-
-class _Ended(Stream):
-    """A stream that has no more."""
-
-    def pull(self, n: int) -> Run | None:
-        return None
 
 
 class _Given(Stream):

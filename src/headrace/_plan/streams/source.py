@@ -20,7 +20,7 @@ class UserStream(Stream):
 
     def __init__(self, op: UserDataset, position: Position):
         super().__init__(position or (None, 0))
-        self._op = op
+        self._op, self._ended = op, False
         self._iterator = op.dataset._own_iter()
         state, self._since = self.position
         if state is not None:
@@ -32,10 +32,11 @@ class UserStream(Stream):
         state, since = self.position
         rows: list[Any] = []
         states = [state]
-        for _ in range(max(n, 1)):
+        for _ in range(0 if self._ended else max(n, 1)):
             try:
                 rows.append(next(self._iterator))
             except StopIteration:
+                self._ended = True  # an iterator may begin again when it is asked once more
                 break
             except Exception as e:
                 add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
