@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 import threading
 import weakref
@@ -32,6 +33,7 @@ STRIDE = 1 << 38  # bytes of the file that belong to one slot; what is not writt
 NUM_SLOTS = 1 << 16
 SLACK = 1 / 8  # a slot is made larger than the block it is needed for, since the next may be a little larger
 CLEANED_BYTES = 32 << 20  # a slot this large that was needed once gives its memory back
+_NO_DESCRIPTOR: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # before, a mapping holds one
 SMALL_BYTES = 4096  # what is smaller is copied out at once
 
 
@@ -67,26 +69,8 @@ def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return libc
-
-
-class _Mapping:
-    """Memory of a file, without a descriptor of its own: the `mmap` module keeps one for each mapping."""
-
-    def __init__(self, fd: int, offset: int, size: int, flags: int):
-        found = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
-        if found == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())} (mapping {size} bytes)")
-        self._place = found, size
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (found, False)}
-
-        self._munmap = _libc().munmap  # kept for the end of the interpreter, when there are no globals
-
-    def __del__(self):
-        if hasattr(self, "_munmap"):
-            self._munmap(*self._place)
 
 
 class Slot:
@@ -121,7 +105,9 @@ class Slot:
 
     def _map(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE if self._private else mmap.MAP_SHARED
-        self.whole = np.asarray(_Mapping(self._fd, self.number * STRIDE, _whole_pages(size), flags))
+        # An object of C's, whose end runs no line of Python: Ctrl-C in one would leave the memory mapped.
+        mapped = mmap.mmap(self._fd, _whole_pages(size), flags=flags, offset=self.number * STRIDE, **_NO_DESCRIPTOR)
+        self.whole = np.frombuffer(mapped, np.uint8)
 
     def unmap(self) -> None:
         """Lets go of the memory."""
