@@ -131,8 +131,8 @@ class Few(IterDataset):
 
 def test_very_many_streams_in_one_worker():
     """More tasks and answers under way than the pipes between them hold."""
-    parts = [Few(i) for i in range(1200)]
-    for ds in (IterDataset.interleave(parts, cycle_length=1200), IterDataset.mix(parts)):
+    parts = [Few(i) for i in range(350)]
+    for ds in (IterDataset.interleave(parts, cycle_length=350), IterDataset.mix(parts)):
         with nothing_left(), iter(ds.mp_prefetch(workers(1))) as iterator:
             assert list(iterator) == list(ds)
             iterator.close()
