@@ -1,16 +1,36 @@
 """Feeds accelerators: reads, shuffles, transforms, mixes, batches and hands over records for training."""
 
+from typing import Any
+
+from headrace import checkpoint as checkpoint
 from headrace import constants as constants
 from headrace import experimental as experimental
 from headrace import multiprocessing as multiprocessing
+from headrace import python as python
+from headrace import samplers as samplers
+from headrace import sharding as sharding
 from headrace import sources as sources
 from headrace import transforms as transforms
+from headrace._as_grain import as_grain as as_grain
+from headrace._config import config as config
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
 from headrace.iterator import DatasetIterator as DatasetIterator
+from headrace.loader import DataLoader as DataLoader
+from headrace.loader import DataLoaderIterator as DataLoaderIterator
+from headrace.loader import load as load
 from headrace.options import AUTOTUNE as AUTOTUNE
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
 from headrace.options import ReadOptions as ReadOptions
+from headrace.records import Record as Record
+from headrace.records import RecordMetadata as RecordMetadata
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """The names of `headrace.python`, so that code written for it may import this package instead."""
+    if name.startswith("__") or not hasattr(python, name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(python, name)

@@ -9,10 +9,10 @@ import collections
 import itertools
 import operator
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, ClassVar, Generic, TypeVar
 
-from headrace import _state
+from headrace import _files, _state
 from headrace._executors import context
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
@@ -35,6 +35,7 @@ class DatasetIterator(abc.ABC, Generic[T]):
     """
 
     _parents: "tuple[DatasetIterator, ...]" = ()
+    _state_is_global: ClassVar[bool] = False  # whether all processes of a program have the same state
 
     def __init__(self, parents: Any = ()):
         self._parents = tuple(parents) if isinstance(parents, list | tuple) else (parents,)
@@ -59,6 +60,23 @@ class DatasetIterator(abc.ABC, Generic[T]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to where `get_state` was called."""
 
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
+        text = _files.dump(self.get_state())
+
+        async def write() -> None:
+            _files.write(await directory.await_creation(), text)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Goes to the state that `save` wrote to a folder."""
+
+        async def read() -> None:
+            _files.restore(self, directory)
+
+        return read()
+
     def start_prefetch(self) -> None:
         """Begins to compute ahead, before the first element is asked for."""
         for parent in self._parents:
@@ -80,6 +98,7 @@ class StreamIterator(itertools.chain, DatasetIterator[T]):  # type: ignore[misc]
     """An iterator over a pipeline."""
 
     _walk: "_Walk"
+    _restarted: "ClassVar[type[StreamIterator]]"  # what it becomes when it is moved back after its end
 
     @classmethod
     def of(cls, op: Op) -> "StreamIterator[T]":
@@ -94,7 +113,7 @@ class StreamIterator(itertools.chain, DatasetIterator[T]):  # type: ignore[misc]
     def set_state(self, state: dict[str, Any]) -> None:
         self._walk.go_to(_state.decode(self._walk.op, state))
         if self._walk.chain_ended:
-            self.__class__ = _RestartedIterator  # type: ignore[assignment]  # a chain that has ended stays ended
+            self.__class__ = self._restarted  # type: ignore[assignment]  # a chain that has ended stays ended
 
     def get_next_index(self) -> int:
         """The index of the next element, where the pipeline is a random-access chain."""
@@ -115,7 +134,7 @@ class StreamIterator(itertools.chain, DatasetIterator[T]):  # type: ignore[misc]
         return f"<iterator of {self._walk.op.label()} at {self.get_state()}>"
 
 
-class _RestartedIterator(StreamIterator[T]):
+class RestartedIterator(StreamIterator[T]):
     """An iterator that was moved back after its end."""
 
     def __next__(self) -> T:
@@ -124,6 +143,9 @@ class _RestartedIterator(StreamIterator[T]):
             for element in walk.current:
                 return element  # type: ignore[return-value]
             next(walk)
+
+
+StreamIterator._restarted = RestartedIterator
 
 
 class _Raise(Iterator):

@@ -1,5 +1,6 @@
 """Transformations as classes: subclass one, define its method, hand an instance to a dataset.
 
+`Map(fn)` and the like, with a function, do without a subclass.
 Each may also define `output_spec(input_spec)`, which lets `element_spec` be known without reading data.
 `Map` may define `map_batch(columns)` beside `map`: it gets a pytree whose leaves have one leading axis and
 returns one of the same length, row for row what `map` returns.
@@ -13,42 +14,61 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 
-class Map(abc.ABC):
+class _Transform(abc.ABC):
+    """A transform; `Map(fn)` is the one whose `map` is `fn`, and likewise for the others."""
+
+    _method: ClassVar[str]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made: Any = _OF_FUNCTION.get(cls, cls) if args or kwargs else cls
+        return super().__new__(made)
+
+
+class Map(_Transform):
     """One element in, one element out."""
+
+    _method = "map"
 
     @abc.abstractmethod
     def map(self, element: Any) -> Any:
         """Returns what `element` becomes."""
 
 
-class RandomMap(abc.ABC):
+class RandomMap(_Transform):
     """One element and a random number generator of its own in, one element out."""
+
+    _method = "random_map"
 
     @abc.abstractmethod
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         """Returns what `element` becomes; all randomness comes from `rng`."""
 
 
-class MapWithIndex(abc.ABC):
+class MapWithIndex(_Transform):
     """One index and its element in, one element out."""
+
+    _method = "map_with_index"
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any) -> Any:
         """Returns what the element at `index` becomes."""
 
 
-class Filter(abc.ABC):
+class Filter(_Transform):
     """One element in; whether it stays."""
+
+    _method = "filter"
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool:
         """Returns whether `element` stays."""
 
 
-class FlatMap(abc.ABC):
+class FlatMap(_Transform):
     """One element in, any number of elements out, up to `max_fan_out`."""
 
-    max_fan_out: ClassVar[int]
+    _method = "flat_map"
+    max_fan_out: int | None = None
 
     @abc.abstractmethod
     def flat_map(self, element: Any) -> Sequence[Any]:
@@ -82,6 +102,38 @@ class Batch:
     batch_size: int
     drop_remainder: bool = False
     batch_fn: Callable[[Sequence[Any]], Any] | None = None
+
+
+class _OfFunction:
+    """A transform that a function makes."""
+
+    _method: ClassVar[str]
+
+    def __init__(self, function: Callable[..., Any], max_fan_out: int | None = None):
+        if not callable(function):
+            raise TypeError(f"{self._kind.__name__} takes a function; got {type(function).__name__}: {function!r}.")
+        setattr(self, self._method, function)
+        self.max_fan_out = max_fan_out
+
+    @property
+    def _kind(self) -> type:
+        return type(self).__bases__[1]
+
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return getattr(self, self._method)
+
+    def __repr__(self) -> str:
+        return f"{self._kind.__name__}({getattr(self._function, '__name__', self._function)})"
+
+    def __reduce__(self) -> Any:
+        return self._kind, (self._function, self.max_fan_out)
+
+
+_OF_FUNCTION: dict[type, type] = {
+    kind: type(f"{kind.__name__}OfFunction", (_OfFunction, kind), {kind._method: None})
+    for kind in (Map, RandomMap, MapWithIndex, Filter, FlatMap)
+}
 
 
 @runtime_checkable

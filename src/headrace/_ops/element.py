@@ -35,6 +35,28 @@ class Map(Unary):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class PlacedMap(Map):
+    """`transform(place, element)` in a stream, the place being the index in the random-access chain it comes from.
+
+    Only maps and filters may stand between the two: what a filter drops does not change the places of the rest.
+    """
+
+    def __post_init__(self):
+        method_or_function(self.transform, "map_with_index", op="map_with_index")
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        return method_or_function(self.transform, "map_with_index", op="map_with_index")
+
+    @property
+    def batch_fn(self) -> None:
+        return None
+
+    def label(self) -> str:
+        return describe(self.transform)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class MapWithIndex(Unary):
     """`transform(index, element)`: the index in a random-access chain, the count so far in a stream."""
 

@@ -17,7 +17,7 @@ from headrace import _tree
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
@@ -218,9 +218,9 @@ def element_kernel(op: Op, *, holes: bool) -> Kernel:
 
     With `holes`, `None` is an index without an element, and no function sees it.
     """
-    if isinstance(op, Map):
+    if isinstance(op, Map) and not isinstance(op, PlacedMap):
         return _map_kernel(op, holes=holes)
-    if isinstance(op, MapWithIndex):
+    if isinstance(op, MapWithIndex | PlacedMap):
         return _map_with_index_kernel(op, holes=holes)
     assert isinstance(op, RandomMap)
     return _random_map_kernel(op, holes=holes)
@@ -275,7 +275,7 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
     return Columns(tree, len(block))
 
 
-def _map_with_index_kernel(op: MapWithIndex, *, holes: bool) -> Kernel:
+def _map_with_index_kernel(op: MapWithIndex | PlacedMap, *, holes: bool) -> Kernel:
     fn = op.fn
 
     def kernel(block: Block, idx: Any) -> Block:

@@ -10,7 +10,7 @@ its `state_fields`, and then its parent's position, or a tuple of its parents'.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, NamedTuple, Protocol
@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 
 class Places:
-    """The indices of a run's elements in a chain whose position is the next index: for error messages."""
+    """The indices of a run's elements in a chain whose position is the next index."""
 
     def __init__(self, run: Run):
         self._at, self._length = run.at, len(run.block)
@@ -48,6 +48,13 @@ class Places:
 
     def __getitem__(self, j: int) -> int:
         return self._at(j + 1) - 1
+
+    def numbers(self) -> Sequence[int]:
+        """All of them."""
+        first, last = self[0], self[self._length - 1]
+        if last - first == self._length - 1:
+            return range(first, last + 1)
+        return [self[j] for j in range(self._length)]
 
 
 def places(op: Op, run: Run) -> Places | None:

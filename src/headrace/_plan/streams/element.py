@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from headrace._ops.base import Op
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._plan.blocks import Rows
 from headrace._plan.kernels import blame, element_kernel
 from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, places, stream_of
@@ -31,6 +31,27 @@ class ElementStream(Unary):
 @stream_of.register
 def _(op: Map, position: Position, context: Context) -> Stream:
     return ElementStream(op, open_stream(op.parent, position, context))
+
+
+class PlacedStream(Unary):
+    """An operation on each element and its place; the position is the parent's."""
+
+    def __init__(self, op: PlacedMap, parent: Stream):
+        super().__init__(parent.position, parent)
+        self._op, self._kernel = op, element_kernel(op, holes=False)
+
+    def pull(self, n: int) -> Run | None:
+        run = self.parent.pull(n)
+        if run is None or not len(run.block):
+            return run
+        where = places(self._op, run)
+        assert where is not None
+        return self._run(self._kernel(run.block, where.numbers()), run.at)
+
+
+@stream_of.register
+def _(op: PlacedMap, position: Position, context: Context) -> Stream:
+    return PlacedStream(op, open_stream(op.parent, position, context))
 
 
 class CountedStream(Unary):

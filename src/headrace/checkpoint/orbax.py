@@ -1,0 +1,54 @@
+"""What Orbax needs to save and restore iterators, alone or beside a model.
+
+A state is small, so it is taken and written at once: in an asynchronous save, the iterator may go on as soon as
+`save` returns. Each process writes a file of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace import _files
+from headrace.errors import PipelineError, optional
+
+ocp: Any = optional("orbax.checkpoint", extra="orbax")
+
+
+class CheckpointHandler(ocp.CheckpointHandler):
+    """Writes and reads the state of an iterator."""
+
+    def save(self, directory: Any, item: Any = None, args: "CheckpointSave | None" = None) -> None:
+        """Writes the state of an iterator to a folder."""
+        _files.write(directory, _files.dump(_iterator(item, args).get_state()))
+
+    def restore(self, directory: Any, item: Any = None, args: "CheckpointRestore | None" = None) -> Any:
+        """Brings an iterator to the state in a folder, and returns it."""
+        iterator = _iterator(item, args)
+        _files.restore(iterator, directory)
+        return iterator
+
+
+def _iterator(item: Any, args: Any) -> Any:
+    iterator = item if args is None else args.item
+    if not hasattr(iterator, "get_state") or not hasattr(iterator, "set_state"):
+        hint = " Give `iter(...)` of it." if hasattr(iterator, "__iter__") else ""
+        raise PipelineError(
+            f"CheckpointSave and CheckpointRestore take an iterator of a dataset or loader; got "
+            f"{type(iterator).__name__}.{hint}"
+        )
+    return iterator
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_save=True)
+@dataclass
+class CheckpointSave(ocp.args.CheckpointArgs):
+    """An iterator to save."""
+
+    item: Any
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
+@dataclass
+class CheckpointRestore(ocp.args.CheckpointArgs):
+    """An iterator to bring to where it was saved."""
+
+    item: Any

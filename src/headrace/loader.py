@@ -1,0 +1,176 @@
+"""`DataLoader`: a source, a sampler and operations, in one object."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from headrace import _loader_state, transforms
+from headrace._loader_chain import Order, as_transforms, chain, identity
+from headrace.dataset import MapDataset
+from headrace.errors import PipelineError
+from headrace.iterator import RestartedIterator, StreamIterator
+from headrace.options import MultiprocessingOptions, ReadOptions, check_count
+from headrace.samplers import IndexSampler
+from headrace.sharding import NoSharding, ShardOptions
+
+T = TypeVar("T")
+
+
+class DataLoader:
+    """Reads the records that a sampler chooses and applies operations to them.
+
+    >>> from headrace.transforms import Batch
+    >>> loader = DataLoader(data_source=range(6), sampler=IndexSampler(6, num_epochs=1), operations=[Batch(4)])
+    >>> list(loader)
+    [array([0, 1, 2, 3]), array([4, 5])]
+
+    Args:
+        data_source: Anything with `__len__` and `__getitem__`, or NumPy arrays.
+        sampler: Which records come when: an `IndexSampler`, a `SequentialSampler`, or one of your own.
+        operations: Transforms and functions, applied one after the other.
+        worker_count: Worker processes; 0 computes in this process, `None` takes one for each core. Batches are the
+            same with any number.
+        worker_buffer_size: Outputs that each worker may have ready.
+        shard_options: The shard to read, where the sampler does not say: every `shard_count`-th record of its order.
+        read_options: Threads that read ahead, in each process.
+        enable_profiling: Kept for compatibility.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_source: Any,
+        sampler: Any,
+        operations: Sequence[Any] = (),
+        worker_count: int | None = 0,
+        worker_buffer_size: int = 1,
+        shard_options: ShardOptions | None = None,
+        read_options: ReadOptions | None = None,
+        enable_profiling: bool = False,
+    ):
+        if worker_count is not None:
+            check_count("worker_count", worker_count, least=0)
+        check_count("worker_buffer_size", worker_buffer_size, least=1)
+        self.source = data_source
+        self.order = Order(sampler, shard_options)
+        self.operations = as_transforms(operations)
+        self._workers = MultiprocessingOptions(
+            num_workers=(os.cpu_count() or 1) if worker_count is None else worker_count,
+            per_worker_buffer_size=worker_buffer_size,
+            enable_profiling=enable_profiling,
+        )
+        records = data_source if isinstance(data_source, MapDataset) else MapDataset.source(data_source)
+        self._num_records = len(records)
+        dataset = chain(records, self.order, self.operations, read_options)
+        self._dataset = dataset.mp_prefetch(self._workers) if self._workers.num_workers else dataset
+        self.identity = _loader_state.Identity(
+            sampler=_loader_state.describe(sampler),
+            data_source=_loader_state.describe(data_source),
+            shard_options=repr(self.order.shard),
+            operations=identity(self.operations),
+        )
+
+    @property
+    def multiprocessing_options(self) -> MultiprocessingOptions:
+        return self._workers
+
+    def explain(self) -> str:
+        """How the loader's pipeline will be computed, operation by operation."""
+        return self._dataset.explain()
+
+    def __iter__(self) -> "DataLoaderIterator":
+        return DataLoaderIterator(self)
+
+    def _check_source(self) -> None:
+        """Raises if the source has become shorter since the loader was made."""
+        if len(self.source) < self._num_records and not isinstance(self.source, dict):
+            raise PipelineError(
+                f"The data source had {self._num_records} records when the loader was made, and has {len(self.source)} "
+                "now. Make a new sampler and loader for it."
+            )
+
+    def __repr__(self) -> str:
+        named = {"worker_count": self._workers.num_workers, **vars(self.identity)}
+        return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
+
+
+class DataLoaderIterator(StreamIterator[T]):
+    """The outputs of a loader, from a state on; with `validate_state=False`, a state of any loader is taken."""
+
+    _loader: DataLoader
+
+    def __new__(cls, data_loader: DataLoader, state: bytes | None = None, validate_state: bool = True) -> Any:
+        data_loader._check_source()
+        self = cls.of(data_loader._dataset._op)
+        self._loader = data_loader  # type: ignore[attr-defined]
+        if state is not None:
+            self._go_to(state, validate=validate_state)  # type: ignore[attr-defined]
+        return self
+
+    def __init__(self, data_loader: DataLoader, state: bytes | None = None, validate_state: bool = True):
+        """All is done in `__new__`: an `itertools.chain` is made there."""
+
+    def get_state(self) -> bytes:  # type: ignore[override]
+        """Where the iterator is, as JSON in bytes; the same with any number of workers."""
+        return _loader_state.encode(self._loader.identity, super().get_state())
+
+    def set_state(self, state: bytes) -> None:  # type: ignore[override]
+        """Goes to where `get_state` was called."""
+        self._go_to(state, validate=True)
+
+    def _go_to(self, state: bytes, *, validate: bool) -> None:
+        super().set_state(_loader_state.decode(state, self._loader, validate=validate))
+
+    def __repr__(self) -> str:
+        return f"<iterator of {self._loader!r}>"
+
+
+class _RestartedLoaderIterator(RestartedIterator[T], DataLoaderIterator[T]):
+    """An iterator that was moved back after its end."""
+
+
+DataLoaderIterator._restarted = _RestartedLoaderIterator
+
+
+def load(
+    source: Any,
+    *,
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions = NoSharding(),  # noqa: B008  (frozen)
+    transformations: Sequence[Any] = (),
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> DataLoader:
+    """A loader in one call.
+
+    >>> list(load(range(6), num_epochs=1, shuffle=True, seed=3, batch_size=3))
+    [array([4, 3, 0]), array([1, 2, 5])]
+
+    Args:
+        source: Anything with `__len__` and `__getitem__`, or NumPy arrays.
+        num_epochs: How often all records come; without an end if not given.
+        shuffle: A new order in each epoch, from the seed.
+        seed: Needed to shuffle, and by random operations.
+        shard_options: The shard that this process reads.
+        transformations: Transforms and functions, applied one after the other.
+        batch_size: How many elements a batch has; no batches if not given.
+        drop_remainder: Leaves out a last batch that is smaller.
+        worker_count: Worker processes; 0 computes in this process.
+        read_options: Threads that read ahead, in each process.
+    """
+    records = source if isinstance(source, MapDataset) else MapDataset.source(source)
+    sampler = IndexSampler(len(records), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    operations = [*transformations]
+    if batch_size is not None:
+        operations.append(transforms.Batch(batch_size, drop_remainder=drop_remainder))
+    return DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=operations,
+        worker_count=worker_count,
+        read_options=read_options,
+    )

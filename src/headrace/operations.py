@@ -1,0 +1,99 @@
+"""The older way to write a `DataLoader`'s operations: each is called with an iterator of records and returns one.
+
+An operation of your own gives every record that it yields the metadata of the last record that it used. The loader
+restores it by calling it anew after that record, so it must hold nothing back when it yields.
+"""
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree, transforms
+from headrace.options import check_count
+from headrace.records import Record
+
+
+class Operation(abc.ABC):
+    """Turns an iterator of records into another."""
+
+    @abc.abstractmethod
+    def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
+        """Yields what the records become."""
+
+    def as_transform(self) -> Any:
+        """The transform that does the same, where there is one."""
+        return None
+
+
+@dataclass(frozen=True)
+class MapOperation(Operation):
+    """Applies a function to every element."""
+
+    map_function: Callable[[Any], Any]
+
+    def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
+        return (Record(record.metadata, self.map_function(record.data)) for record in input_iterator)
+
+    def as_transform(self) -> Any:
+        return transforms.Map(self.map_function)  # type: ignore[abstract]
+
+
+@dataclass(frozen=True)
+class RandomMapOperation(Operation):
+    """Applies a function to every element and its random number generator."""
+
+    random_map_function: Callable[[Any, np.random.Generator], Any]
+
+    def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
+        fn: Any = self.random_map_function
+        return (Record(record.metadata, fn(record.data, record.metadata.rng)) for record in input_iterator)
+
+    def as_transform(self) -> Any:
+        return transforms.RandomMap(self.random_map_function)  # type: ignore[abstract]
+
+
+@dataclass(frozen=True)
+class FilterOperation(Operation):
+    """Keeps the elements for which a function is true."""
+
+    condition_function: Callable[[Any], bool]
+
+    def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
+        return (record for record in input_iterator if self.condition_function(record.data))
+
+    def as_transform(self) -> Any:
+        return transforms.Filter(self.condition_function)  # type: ignore[abstract]
+
+
+@dataclass(frozen=True)
+class BatchOperation(Operation):
+    """Stacks `batch_size` elements into one."""
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: Callable[[Sequence[Any]], Any] | None = None
+
+    def __post_init__(self):
+        check_count("batch_size", self.batch_size, least=1)
+
+    def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
+        batch: list[Record] = []
+        for record in input_iterator:
+            batch.append(record)
+            if len(batch) == self.batch_size:
+                yield batched(batch, self.batch_fn)
+                batch = []
+        if batch and not self.drop_remainder:
+            yield batched(batch, self.batch_fn)
+
+    def as_transform(self) -> Any:
+        return transforms.Batch(self.batch_size, self.drop_remainder, self.batch_fn)
+
+
+def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] | None) -> Record:
+    """Records as one, with the metadata of the last."""
+    data = (batch_fn or _tree.stack)([record.data for record in records])
+    return Record(records[-1].metadata.remove_record_key(), data)

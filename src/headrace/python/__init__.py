@@ -1,0 +1,67 @@
+"""The older namespace: the same objects under the names that `grain.python` has, and more that its users write."""
+
+from typing import Any
+
+from headrace import checkpoint as _checkpoint
+from headrace import experimental as experimental
+from headrace import sharding as sharding
+from headrace._config import config as config
+from headrace.constants import DATASET_INDEX as DATASET_INDEX
+from headrace.constants import EPOCH as EPOCH
+from headrace.constants import INDEX as INDEX
+from headrace.constants import META_FEATURES as META_FEATURES
+from headrace.constants import RECORD as RECORD
+from headrace.constants import RECORD_KEY as RECORD_KEY
+from headrace.constants import SEED as SEED
+from headrace.dataset import IterDataset as IterDataset
+from headrace.dataset import MapDataset as MapDataset
+from headrace.iterator import DatasetIterator as DatasetIterator
+from headrace.loader import DataLoader as DataLoader
+from headrace.loader import DataLoaderIterator as DataLoaderIterator
+from headrace.loader import DataLoaderIterator as PyGrainDatasetIterator
+from headrace.loader import load as load
+from headrace.multiprocessing import SharedMemoryArray as SharedMemoryArray
+from headrace.operations import BatchOperation as BatchOperation
+from headrace.operations import FilterOperation as FilterOperation
+from headrace.operations import MapOperation as MapOperation
+from headrace.operations import Operation as Operation
+from headrace.operations import RandomMapOperation as RandomMapOperation
+from headrace.options import MultiprocessingOptions as MultiprocessingOptions
+from headrace.options import ReadOptions as ReadOptions
+from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
+from headrace.records import Record as Record
+from headrace.records import RecordMetadata as RecordMetadata
+from headrace.samplers import IndexSampler as IndexSampler
+from headrace.samplers import Sampler as Sampler
+from headrace.samplers import SequentialSampler as SequentialSampler
+from headrace.sharding import NoSharding as NoSharding
+from headrace.sharding import ShardByJaxProcess as ShardByJaxProcess
+from headrace.sharding import ShardOptions as ShardOptions
+from headrace.sources import InMemoryDataSource as InMemoryDataSource
+from headrace.sources import RangeDataSource as RangeDataSource
+from headrace.transforms import Batch as Batch
+from headrace.transforms import Batch as BatchTransform
+from headrace.transforms import DatasetSelectionMap as DatasetSelectionMap
+from headrace.transforms import Filter as FilterTransform
+from headrace.transforms import FlatMap as FlatMapTransform
+from headrace.transforms import Map as MapTransform
+from headrace.transforms import MapWithIndex as MapWithIndexTransform
+from headrace.transforms import RandomMap as RandomMapTransform
+from headrace.transforms import TfRandomMap as TfRandomMapTransform
+from headrace.transforms import Transformation as Transformation
+from headrace.transforms import Transformations as Transformations
+
+_PREFIXES = ("PyGrain", "Grain")
+
+
+def __getattr__(name: str) -> Any:
+    """Orbax's classes, imported when they are asked for: `PyGrainCheckpointSave`, `GrainCheckpointSave`, ..."""
+    for prefix in _PREFIXES:
+        if name.startswith(f"{prefix}Checkpoint"):
+            return getattr(_checkpoint, name.removeprefix(prefix))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    later = [f"{prefix}{name}" for prefix in _PREFIXES for name in _checkpoint.__all__]
+    return sorted([*globals(), *later])

@@ -1,0 +1,201 @@
+"""Samplers: which record comes when.
+
+A sampler answers `sampler[i]`, the metadata of the record at place `i` of the whole stream, and may have a length.
+With shards, places `shard_index`, `shard_index + shard_count`, ... belong to one shard.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from headrace._rng import KeyedRng, index_shuffle
+from headrace.errors import PipelineError
+from headrace.options import check_count
+from headrace.records import RecordMetadata
+from headrace.sharding import NoSharding, ShardOptions
+
+At = Callable[[int], RecordMetadata]
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Says which record is at a place of the stream; past the end it raises `IndexError`."""
+
+    def __getitem__(self, index: int) -> RecordMetadata: ...
+
+
+class BuiltInSampler:
+    """What the samplers here share: a number of records and of epochs, a seed, shards."""
+
+    def __init__(self, num_records: int, shard_options: ShardOptions, num_epochs: int | None, seed: int | None):
+        check_count("num_records", num_records, least=1)
+        if num_epochs is not None:
+            check_count("num_epochs", num_epochs, least=1)
+        if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
+            raise PipelineError(f"The seed of a sampler must be an int between 0 and 2**32 - 1; got {seed!r}.")
+        if not isinstance(shard_options, ShardOptions):
+            raise PipelineError(f"shard_options must be ShardOptions; got {type(shard_options).__name__}.")
+        self._num_records, self._shard_options, self._num_epochs = num_records, shard_options, num_epochs
+        self._seed = None if seed is None else int(seed)
+
+    @property
+    def num_records(self) -> int:
+        """How many of the source's records are read in an epoch, over all shards."""
+        return self._num_records
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        return self._shard_options
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def record_key(self, index: int) -> int:
+        """The index in the source of the record at a place."""
+        raise NotImplementedError
+
+    def read(self, records: Any) -> Any:
+        """The records of a `MapDataset` in the order of this sampler, those of its shard only."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        self._check(index)
+        key = None if self._seed is None else self._seed + index
+        rng = None if key is None else np.random.Generator(np.random.Philox(key=key))
+        return RecordMetadata(index=index, record_key=self.record_key(index), rng=rng)
+
+    def __iter__(self) -> Iterator[RecordMetadata]:
+        return map(self.__getitem__, range(len(self)))
+
+    def metadata(self) -> At:
+        """A function from places to metadata that uses one object and one generator again and again."""
+        if self._seed is None:
+            return lambda index: RecordMetadata(index)
+        at, seed = KeyedRng().at, self._seed
+        reused = RecordMetadata(0)
+
+        def metadata(index: int) -> RecordMetadata:
+            reused.index, reused.rng = index, at(seed + index)
+            return reused
+
+        return metadata
+
+    def _check(self, index: int) -> None:
+        if index < 0:
+            raise IndexError(f"Places of a sampler are numbered from 0 on; got {index}.")
+
+
+class IndexSampler(BuiltInSampler):
+    """Records in order or shuffled, for one epoch, several, or without an end.
+
+    With shards, each owns a consecutive piece of the records and shuffles within it.
+
+    >>> [metadata.record_key for metadata in IndexSampler(5, shuffle=True, seed=0, num_epochs=1)]
+    [0, 4, 1, 2, 3]
+
+    Args:
+        num_records: How many records the source has.
+        shard_options: The shard that this process reads.
+        shuffle: A new order in each epoch, from the seed.
+        num_epochs: How often all records come; without an end if not given.
+        seed: Needed to shuffle, and by random operations.
+    """
+
+    def __init__(
+        self,
+        num_records: int,
+        shard_options: ShardOptions = NoSharding(),  # noqa: B008  (frozen)
+        shuffle: bool = False,
+        num_epochs: int | None = None,
+        seed: int | None = None,
+    ):
+        super().__init__(num_records, shard_options, num_epochs, seed)
+        if shuffle and seed is None:
+            raise PipelineError("An IndexSampler that shuffles needs a seed: IndexSampler(..., shuffle=True, seed=42).")
+        self._shuffle = shuffle
+        self._start, self._size = shard_options.piece(num_records)
+        if not self._size:
+            raise PipelineError(
+                f"Shard {shard_options.shard_index} of {shard_options.shard_count} has none of the {num_records} "
+                "records. Use fewer shards."
+            )
+
+    def __len__(self) -> int:
+        """How many places there are, over all shards; `sys.maxsize` without an end."""
+        if self._num_epochs is None:
+            return sys.maxsize
+        count = self._shard_options.shard_count
+        per_epoch = self._size * count if self._shard_options.drop_remainder else self._num_records
+        return per_epoch * self._num_epochs
+
+    def _check(self, index: int) -> None:
+        super()._check(index)
+        if self._num_epochs is None:
+            return
+        # In shards of uneven size, the last place of the longest is past those that are counted.
+        places = max(len(self), self._num_epochs * self._size * self._shard_options.shard_count)
+        if index >= places:
+            raise IndexError(f"Place {index} is past the end: there are {places} places in {self._num_epochs} epochs.")
+
+    def record_key(self, index: int) -> int:
+        epoch, place = divmod(index // self._shard_options.shard_count, self._size)
+        if self._shuffle:
+            assert self._seed is not None
+            place = index_shuffle(place, self._size - 1, (self._seed + epoch) % 2**32)
+        return self._start + place
+
+    def read(self, records: Any) -> Any:
+        records = records[self._start : self._start + self._size]
+        if self._shuffle:
+            records = records.shuffle(seed=self._seed)
+        return records if self._num_epochs == 1 else records.repeat(self._num_epochs)
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexSampler(num_records={self._num_records}, shard_options={self._shard_options!r}, "
+            f"shuffle={self._shuffle}, num_epochs={self._num_epochs}, seed={self._seed})"
+        )
+
+
+class SequentialSampler(BuiltInSampler):
+    """Every record once, in order; with shards, every `shard_count`-th.
+
+    >>> [metadata.record_key for metadata in SequentialSampler(3)]
+    [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        num_records: int,
+        shard_options: ShardOptions = NoSharding(),  # noqa: B008  (frozen)
+        seed: int | None = None,
+    ):
+        super().__init__(num_records, shard_options, 1, seed)
+
+    def __len__(self) -> int:
+        """How many places there are, over all shards."""
+        shard = self._shard_options
+        return self._num_records // shard.shard_count * shard.shard_count if shard.drop_remainder else self._num_records
+
+    def _check(self, index: int) -> None:
+        super()._check(index)
+        if index >= len(self):
+            raise IndexError(f"Place {index} is past the end: there are {len(self)} places.")
+
+    def record_key(self, index: int) -> int:
+        return index
+
+    def read(self, records: Any) -> Any:
+        return strided(records[: self._num_records], self._shard_options)
+
+    def __repr__(self) -> str:
+        return f"SequentialSampler(num_records={self._num_records}, shard_options={self._shard_options!r})"
+
+
+def strided(records: Any, shard: ShardOptions) -> Any:
+    """Every `shard_count`-th element of a `MapDataset`."""
+    if shard.shard_count == 1:
+        return records
+    return records.shard(shard.shard_count, shard.shard_index, drop_remainder=shard.drop_remainder)

@@ -1,0 +1,58 @@
+"""Which part of the data a process reads."""
+
+from dataclasses import dataclass
+
+from headrace.errors import PipelineError, optional
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """One shard of several.
+
+    Args:
+        shard_index: Which shard, from 0 on.
+        shard_count: How many there are.
+        drop_remainder: All shards get the same number of records; what is left over is read by none.
+    """
+
+    shard_index: int
+    shard_count: int
+    drop_remainder: bool = False
+
+    def __post_init__(self):
+        for name, value in (("shard_index", self.shard_index), ("shard_count", self.shard_count)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise PipelineError(f"{name} must be an int; got {value!r}.")
+        if self.shard_count < 1:
+            raise PipelineError(f"shard_count must be positive; got {self.shard_count}.")
+        if not 0 <= self.shard_index < self.shard_count:
+            raise PipelineError(
+                f"shard_index must lie between 0 and {self.shard_count - 1}, as shard_count is {self.shard_count}; "
+                f"got {self.shard_index}."
+            )
+
+    def piece(self, num_records: int) -> tuple[int, int]:
+        """Where this shard's consecutive piece of `num_records` begins, and how many it has.
+
+        >>> [ShardOptions(i, 3).piece(10) for i in range(3)]
+        [(0, 4), (4, 3), (7, 3)]
+        """
+        size, left_over = divmod(num_records, self.shard_count)
+        if self.drop_remainder:
+            return self.shard_index * size, size
+        return self.shard_index * size + min(self.shard_index, left_over), size + (self.shard_index < left_over)
+
+
+class NoSharding(ShardOptions):
+    """Everything in one shard."""
+
+    def __init__(self):
+        super().__init__(shard_index=0, shard_count=1, drop_remainder=False)
+
+
+class ShardByJaxProcess(ShardOptions):
+    """One shard for each process of a distributed JAX program."""
+
+    def __init__(self, drop_remainder: bool = False):
+        jax = optional("jax", extra="jax")
+        super().__init__(jax.process_index(), jax.process_count(), drop_remainder)
