@@ -2,8 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
+DEMO := .venv-demo
 
-.PHONY: test soak check bench clean
+.PHONY: demo test soak check bench clean
+
+demo: $(DEMO)/installed
+	$(DEMO)/bin/python examples/digits.py
 
 $(VENV)/installed: pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -17,6 +21,12 @@ $(BENCH)/installed: pyproject.toml
 	$(BENCH)/bin/python -m pip install -q -e . --group bench
 	touch $@
 
+$(DEMO)/installed: pyproject.toml
+	test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install -q -U "pip>=25.1"
+	$(DEMO)/bin/python -m pip install -q -e . --group demo
+	touch $@
+
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest
 
@@ -25,8 +35,8 @@ soak: $(VENV)/installed
 	  $(VENV)/bin/python -m pytest tests/test_faults.py tests/test_processes.py
 
 check: $(VENV)/installed
-	$(VENV)/bin/ruff check src tests benchmarks
-	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/ruff check src tests benchmarks examples
+	$(VENV)/bin/ruff format --check src tests benchmarks examples
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
 
@@ -34,4 +44,4 @@ bench: $(BENCH)/installed
 	$(BENCH)/bin/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(BENCH) dist build
+	rm -rf $(VENV) $(BENCH) $(DEMO) dist build

@@ -7,14 +7,14 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("absl").setLevel(logging.ERROR)
 
-from benchmarks import core, workers  # noqa: E402
+from benchmarks import core, loader, workers  # noqa: E402
 from benchmarks.measure import print_table  # noqa: E402
 
 
 def main() -> None:
     chosen = set(sys.argv[1:])
     rows = []
-    for make in [*core.ROWS, *workers.ROWS]:
+    for make in [*core.ROWS, *workers.ROWS, *loader.ROWS]:
         if not chosen or make.__name__ in chosen:
             print(f"{make.__name__} ...", file=sys.stderr, flush=True)
             made = make()

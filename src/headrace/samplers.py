@@ -147,7 +147,7 @@ class IndexSampler(BuiltInSampler):
         return self._start + place
 
     def read(self, records: Any) -> Any:
-        records = records[self._start : self._start + self._size]
+        records = piece(records, self._start, self._size)
         if self._shuffle:
             records = records.shuffle(seed=self._seed)
         return records if self._num_epochs == 1 else records.repeat(self._num_epochs)
@@ -188,10 +188,15 @@ class SequentialSampler(BuiltInSampler):
         return index
 
     def read(self, records: Any) -> Any:
-        return strided(records[: self._num_records], self._shard_options)
+        return strided(piece(records, 0, self._num_records), self._shard_options)
 
     def __repr__(self) -> str:
         return f"SequentialSampler(num_records={self._num_records}, shard_options={self._shard_options!r})"
+
+
+def piece(records: Any, start: int, size: int) -> Any:
+    """Consecutive elements of a `MapDataset`."""
+    return records if size == len(records) else records[start : start + size]
 
 
 def strided(records: Any, shard: ShardOptions) -> Any:
