@@ -1,0 +1,228 @@
+"""Elements on JAX's devices, ahead of whoever computes with them.
+
+What is on its way is bounded by count: elements are moved one at a time, however many of them came together, and
+only while fewer than `device_buffer_size` wait to be taken. The memory that a transfer reads, or that an array on
+the CPU shares, is kept by JAX for as long as it needs it, so nothing is copied for safety.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from headrace._ops.base import Unary
+from headrace._ops.buffer import Prefetch
+from headrace._plan.blocks import Rows
+from headrace._plan.kernels import blame
+from headrace._plan.streams import Context, Position, Run, Stream, open_stream, stream_of
+from headrace._plan.streams import Unary as UnaryStream
+from headrace._plan.streams.base import places
+from headrace.dataset import IterDataset
+from headrace.errors import PipelineError, optional
+from headrace.options import check_count
+
+
+def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset:
+    """Moves elements to a device while earlier ones are computed with; the order and the states are those of `ds`.
+
+    It comes last: after batches, and after `mp_prefetch`. Arrays get the dtypes that JAX gives them, so without
+    `jax_enable_x64` an int64 array becomes an int32 one.
+
+    >>> import jax
+    >>> from headrace import MapDataset
+    >>> ds = device_put(MapDataset.range(4).batch(2).to_iter_dataset(), jax.devices()[0])
+    >>> [type(batch).__name__ for batch in ds]
+    ['ArrayImpl', 'ArrayImpl']
+
+    Args:
+        ds: What gives the elements.
+        device: A `jax.Device`; a `jax.sharding.Sharding`, which makes global arrays, each process giving its own part
+            where there are several; or a tree of these, such as one sharding for each key.
+        cpu_buffer_size: Elements that are computed ahead, in a thread; with 0, none but those to be moved.
+        device_buffer_size: Elements that are moved ahead, in a thread; with 0, one is moved when it is asked for.
+    """
+    if not isinstance(ds, IterDataset):
+        hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
+        raise PipelineError(f"`device_put` takes an IterDataset; got {type(ds).__name__}.{hint}")
+    return ds._then(DevicePut(ds._op, device, cpu_buffer_size, device_buffer_size))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DevicePut(Unary):
+    """The same elements, on a device."""
+
+    name = "device_put"
+    device: Any
+    cpu_buffer_size: int = 4
+    device_buffer_size: int = 2
+    move: Callable[[Any], Any] = field(init=False, repr=False)
+
+    def __post_init__(self):
+        check_count("cpu_buffer_size", self.cpu_buffer_size, least=0)
+        check_count("device_buffer_size", self.device_buffer_size, least=0)
+        object.__setattr__(self, "move", _mover(self.device))
+
+    def __reduce__(self) -> Any:
+        raise PipelineError(
+            "`device_put` cannot run in a worker process, which has no devices. Put `mp_prefetch` before it."
+        )
+
+
+# ----------------------------------------------------------------------------------------------- streams
+
+
+class _OneByOne(UnaryStream):
+    """The parent's outputs in runs of one; what came with one waits here, on the host."""
+
+    def __init__(self, parent: Stream):
+        super().__init__(parent.position, parent)
+        self._rest: Run | None = None
+        self._taken = 0
+
+    def pull(self, n: int) -> Run | None:
+        if self._rest is None:
+            run = self.parent.pull(min(n, 1))
+            if run is None or len(run.block) <= 1:
+                return run if run is None else self._run(*run)
+            self._rest, self._taken = run, 0
+        (block, at), first = self._rest, self._taken
+        self._taken += 1
+        if self._taken == len(block):
+            self._rest = None
+        return self._run(block.cut(first, first + 1), lambda j: at(first + j))
+
+
+class _OnDevice(Rows):
+    """Elements that take nothing of the memory that buffers on the host are bounded by."""
+
+    def num_bytes(self) -> int:
+        return 0
+
+
+class _MoveStream(UnaryStream):
+    """The parent's outputs, sent to a device as they are pulled."""
+
+    def __init__(self, op: DevicePut, parent: Stream):
+        super().__init__(parent.position, parent)
+        self._op = op
+
+    def pull(self, n: int) -> Run | None:
+        run = self.parent.pull(n)
+        if run is None:
+            return None
+        feed = iter(run.block.own_rows())
+        try:
+            moved = [self._op.move(element) for element in feed]
+        except Exception as e:
+            blame(e, self._op, feed, places(self._op, run))
+            raise
+        return self._run(_OnDevice(moved, owned=True), run.at)
+
+
+@stream_of.register
+def _(op: DevicePut, position: Position, context: Context) -> Stream:
+    one_by_one = _OneByOne(open_stream(op.parent, position, context))
+    computed = context.ahead(one_by_one, Prefetch(op.parent, op.cpu_buffer_size))
+    return context.ahead(_MoveStream(op, computed), Prefetch(op, op.device_buffer_size))
+
+
+# ------------------------------------------------------------------------------------------------ moving
+
+
+def _mover(device: Any) -> Callable[[Any], Any]:
+    """The function that moves one element, for a device that has been checked."""
+    jax = optional("jax", extra="jax")
+    targets = jax.tree.leaves(device)
+    for target in targets:
+        if not isinstance(target, jax.Device | jax.sharding.Sharding):
+            raise PipelineError(
+                f"`device_put` takes a jax.Device, a jax.sharding.Sharding or a tree of these; got "
+                f"{type(target).__name__}: {target!r}. Devices are in `jax.devices()`."
+            )
+    if not targets:
+        raise PipelineError(f"`device_put` needs a jax.Device or a jax.sharding.Sharding; got {device!r}.")
+    is_local = all(_is_addressable(target) for target in targets)
+    return partial(_move, _move_all if is_local else _move_own_part, device)
+
+
+def _is_addressable(target: Any) -> bool:
+    """Whether this process reaches all the devices that a target stands for."""
+    return getattr(target, "is_fully_addressable", True)
+
+
+def _move_all(device: Any, element: Any) -> Any:
+    return optional("jax", extra="jax").device_put(element, device)
+
+
+def _move_own_part(device: Any, element: Any) -> Any:
+    """Global arrays, of which this process gives the part that its devices hold."""
+    jax = optional("jax", extra="jax")
+
+    def move(target: Any, leaf: Any) -> Any:
+        if _is_addressable(target):
+            return jax.device_put(leaf, target)
+        return jax.make_array_from_process_local_data(target, leaf)
+
+    return jax.tree.map(move, jax.tree.broadcast(device, element), element)
+
+
+def _move(put: Callable[[Any, Any], Any], device: Any, element: Any) -> Any:
+    try:
+        return put(device, element)
+    except Exception as e:
+        raise _cannot_be_moved(put, device, element, e) from e
+
+
+def _cannot_be_moved(put: Callable[[Any, Any], Any], device: Any, element: Any, error: Exception) -> PipelineError:
+    """The error that names the first leaf which cannot be moved alone, and why."""
+    jax = optional("jax", extra="jax")
+    try:
+        targets = jax.tree.leaves(jax.tree.broadcast(device, element))
+    except ValueError as e:
+        return PipelineError(
+            f"`device_put` was given a tree of devices that does not fit the elements: {_first_line(e)}. Give one "
+            "device or sharding for all leaves, or a tree with the elements' keys."
+        )
+    for (path, leaf), target in zip(jax.tree_util.tree_leaves_with_path(element), targets, strict=True):
+        name = jax.tree_util.keystr(path)
+        what = f"leaf {name}" if name else "an element"
+        if not _is_numeric(leaf):
+            return PipelineError(
+                f"`device_put` cannot move {what}: it is {_kind(leaf)}, of which JAX has no arrays. Drop the key in a "
+                "`map` before `device_put`, turn it into numbers there, or move it out of the element, with an index "
+                "in its place to find it by."
+            )
+        try:
+            put(target, leaf)
+        except Exception as e:
+            reason = f"{what}, {_kind(leaf)}, to {target}: {_first_line(e)}"
+            return PipelineError(f"`device_put` cannot move {reason}. {_ADVICE[isinstance(target, jax.Device)]}")
+    return PipelineError(f"`device_put` cannot move an element to {device}: {_first_line(error)}.")
+
+
+_ADVICE = {
+    True: "Make an array of a dtype that JAX has, in a `map` before `device_put`.",
+    False: "A sharding must divide the axes of every leaf: batch with `drop_remainder=True` to a multiple of its "
+    "devices, or give a tree with a sharding for each key.",
+}
+"""What to do about a leaf that cannot be moved, by whether the target is a single device."""
+
+
+def _is_numeric(leaf: Any) -> bool:
+    """Whether JAX has arrays of such values."""
+    if isinstance(leaf, str | bytes):  # which JAX would take for the name of a dtype
+        return False
+    try:
+        optional("jax", extra="jax").numpy.result_type(leaf)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _kind(leaf: Any) -> str:
+    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
+    return type(leaf).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:; ")
