@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from headrace import IterDataset, MapDataset, ReadOptions
+from headrace import DatasetOptions, IterDataset, MapDataset, ReadOptions
 from headrace.errors import ClosedError, StateError
 from headrace.experimental import get_next_index, set_next_index
 
@@ -316,3 +316,13 @@ def test_importing_loads_numpy_and_little_else():
         assert not heavy & set(sys.modules), heavy & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+def test_a_prefetch_of_a_prefetch_closes_while_nothing_comes():
+    def nothing(ds):
+        return ds.filter(lambda x: False).with_options(DatasetOptions(filter_warn_threshold_ratio=None))
+
+    iterator = iter(nothing(MapDataset.range(10).repeat().to_iter_dataset()).prefetch(1).prefetch(1))
+    iterator.start_prefetch()
+    time.sleep(0.05)
+    iterator.close()

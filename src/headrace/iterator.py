@@ -317,6 +317,7 @@ class _Walk:
         stream, self._stream = self._stream, None
         if stream is not None and self._context is not None:
             self._workers.interrupt()
+            self._context.interrupt()
             stream.close(wait=wait)
             self._context.close(wait=wait)
 

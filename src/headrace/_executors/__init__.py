@@ -4,15 +4,14 @@ from functools import partial
 from typing import Any
 
 from headrace._executors import memory as memory
-from headrace._executors.ahead import AheadStream
+from headrace._executors.ahead import Aheads
 from headrace._executors.choice import ChoosingExecutor
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
-from headrace._ops.buffer import Prefetch
 from headrace._ops.order import gather_options
-from headrace._plan.streams import Context, FilterWatch, Stream
+from headrace._plan.streams import Context, FilterWatch
 from headrace.options import AUTOTUNE, ReadOptions
 from headrace.protocols import Executor
 
@@ -20,12 +19,13 @@ from headrace.protocols import Executor
 def context(op: Op, workers: Workers, *, careful: bool = False) -> Context:
     """What a pipeline's streams run on; carefully, nothing runs ahead of the consumer."""
     options = gather_options(op)
-    threads = Threads()
+    threads, aheads = Threads(), Aheads()
     return Context(
         executor=(lambda _: InlineExecutor()) if careful else partial(_executor, threads),
-        ahead=(lambda stream, _: stream) if careful else _ahead,
+        ahead=(lambda stream, _: stream) if careful else aheads.open,
         processes=partial(workers.open, careful=careful),
         watch=lambda op: FilterWatch(op, options),
+        interrupt=aheads.interrupt,
         close=threads.close,
     )
 
@@ -48,7 +48,3 @@ def thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) ->
     if size is AUTOTUNE:
         size = _DEFAULTS.prefetch_buffer_size
     return ThreadExecutor(threads, num_threads, size, options.prefetch_buffer_bytes)
-
-
-def _ahead(stream: Stream, op: Prefetch) -> Stream:
-    return stream if op.buffer_size == 0 else AheadStream(stream, op)

@@ -8,6 +8,7 @@ are, with whatever lock they hold, and whoever needs that lock then would wait f
 import atexit
 import os
 import threading
+import weakref
 from collections import deque
 from typing import Any
 
@@ -107,36 +108,56 @@ def _end_all() -> None:
         thread.join(EXIT_S)
 
 
+class Aheads:
+    """The streams of one pipeline that threads compute."""
+
+    def __init__(self):
+        self._buffers: weakref.WeakSet[_Buffer] = weakref.WeakSet()
+
+    def open(self, parent: Stream, op: Prefetch) -> Stream:
+        """A stream that is computed ahead in a thread."""
+        if op.buffer_size == 0:
+            return parent
+        stream = AheadStream(parent, op)
+        self._buffers.add(stream.buffer)
+        return stream
+
+    def interrupt(self) -> None:
+        """All are about to be closed: a thread that waits for another one's buffer gives up."""
+        for buffer in list(self._buffers):
+            buffer.close()
+
+
 class AheadStream(Unary):
     """The parent's runs, made in a thread."""
 
     def __init__(self, parent: Stream, op: Prefetch):
         super().__init__(parent.position, parent)
         size = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
-        self._buffer = _Buffer(size)  # type: ignore[arg-type]
+        self.buffer = _Buffer(size)  # type: ignore[arg-type]
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
     def pull(self, n: int) -> Run | None:
         self.start()
-        run = self._buffer.get()
+        run = self.buffer.get()
         return None if run is None else self._run(*run)
 
     def start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
-                target=_work, args=(self.parent, self._buffer), name="headrace-prefetch", daemon=True
+                target=_work, args=(self.parent, self.buffer), name="headrace-prefetch", daemon=True
             )
-            _at_work[self._thread] = self._buffer
+            _at_work[self._thread] = self.buffer
             self._thread.start()
 
     def close(self, *, wait: bool = True) -> None:
         if os.getpid() == self._pid:  # in a fork there is no thread, and its locks stay as they were
-            self._buffer.close()
+            self.buffer.close()
             if self._thread is not None and wait:
                 self._thread.join()
         self.parent.close(wait=wait)
 
     def __del__(self):
         if os.getpid() == self._pid:
-            self._buffer.close()
+            self.buffer.close()

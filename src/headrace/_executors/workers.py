@@ -10,7 +10,6 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace._executors.ahead import AheadStream
 from headrace._ops.base import Op
 from headrace._ops.buffer import Home, MpPrefetch, Prefetch
 from headrace._plan.stages import ready_for_workers
@@ -138,4 +137,4 @@ def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream
         "Worker processes need a POSIX system: `mp_prefetch` computes ahead in a thread here.", RuntimeWarning, 2
     )
     size = op.options.num_workers * op.options.per_worker_buffer_size
-    return AheadStream(open_stream(op.parent, position, context), Prefetch(op.parent, size))
+    return context.ahead(open_stream(op.parent, position, context), Prefetch(op.parent, size))
