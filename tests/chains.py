@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headrace import DatasetIterator, DatasetOptions, IterDataset, MapDataset
+from headrace.packing import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
 from headrace.testing import FakeSource
 from headrace.transforms import Map
 
@@ -63,6 +64,12 @@ def is_kept(x: Any) -> bool:
 
 def split(x: Any) -> list[Any]:
     return [_tree_add(x, j) for j in range(number_of(x) % 4)]
+
+
+def tokens(x: Any) -> dict[str, np.ndarray]:
+    """Sequences whose lengths depend on the element."""
+    n = number_of(x) % 1000
+    return {"x": np.arange(n, n + n % 6), "y": np.full(n % 4, n / 2)}
 
 
 class BlockSource:
@@ -230,6 +237,19 @@ STREAM_OPS = ELEMENT | {
     "batch and rebatch": lambda ds, k: ds.map(number_of).batch(k % 4 + 1).rebatch(k % 3 + 1, drop_remainder=k % 2 == 0),
     "padded": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).padded_batch(
         k % 3 + 1, boundaries=(2, 4), length_fn=len, window_size=7, drop_remainder=k % 2 == 0
+    ),
+    "first fit": lambda ds, k: FirstFitPackIterDataset(
+        ds.map(tokens), length_struct={"x": 6}, num_packing_bins=k % 4 + 1, seed=k, shuffle_bins=k % 3 > 0
+    ),
+    "best fit": lambda ds, k: BestFitPackIterDataset(
+        ds.map(tokens),
+        length_struct={"x": 7, "y": 5},
+        num_packing_bins=k % 5 + 1,
+        seed=k,
+        max_sequences_per_bin=k % 3 + 1 if k % 2 else None,
+    ),
+    "concat then split": lambda ds, k: ConcatThenSplitIterDataset(
+        ds.map(tokens), length_struct={"x": k % 4 + 2, "y": 3}, split_full_length_features=k % 2 == 0
     ),
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from headrace import _tree
-from headrace._ops import buffer, combine, element, group, order, source
+from headrace._ops import buffer, combine, element, group, order, pack, source
 from headrace._ops.base import Op
 from headrace._rng import index_shuffle
 
@@ -130,6 +130,10 @@ def stream(op: Op) -> Iterator[Any]:
             for rows in _chunks(stream(op.parent), op.window_size):
                 for chosen, length in op.groups(rows):
                     yield op.pad([rows[i] for i in chosen], length)
+        case pack.FirstFitPack():
+            yield from _pack_into_bins(op)
+        case pack.ConcatThenSplit():
+            yield from _concat_then_split(op)
         case combine.Mix():
             parts = [stream(part) for part in op.parts]
             for k in range(10**6):
@@ -160,6 +164,75 @@ def _buffer_shuffle(op: group.BufferShuffle) -> Iterator[Any]:
         stretch, offset = divmod(i, size)
         keyed.append((stretch * size + op.landing(stretch, offset + 1)[offset], i, x))
     return iter([x for _, _, x in sorted(keyed, key=lambda entry: entry[:2])])
+
+
+def _pack_into_bins(op: pack.FirstFitPack) -> Iterator[Any]:
+    """Features that are plain arrays, neither aligned nor grouped."""
+
+    def fits(sequences: list[Any]) -> bool:
+        enough = op.max_sequences_per_bin is None or len(sequences) <= op.max_sequences_per_bin
+        return enough and all(sum(len(x[key]) for x in sequences) <= n for key, n in op.length_struct.items())
+
+    def fill(sequences: list[Any]) -> int:
+        return sum(len(x[key]) for x in sequences for key in op.length_struct)
+
+    def rows() -> list[Any]:
+        used = [_row(sequences, op) for sequences in bins if sequences]
+        order = np.random.default_rng(op.seed + before).permuted(range(len(used)))
+        return [used[i] for i in order] if op.shuffle_bins else used
+
+    before, bins = 0, [[] for _ in range(op.num_packing_bins)]
+    for x in stream(op.parent):
+        open_bins = [sequences for sequences in bins if fits([*sequences, x])]
+        if not open_bins:
+            done = rows()
+            yield from done
+            before += len(done)
+            bins = open_bins = [[] for _ in range(op.num_packing_bins)]
+        (max(open_bins, key=fill) if isinstance(op, pack.BestFitPack) else open_bins[0]).append(x)
+    yield from rows()
+
+
+def _concat_then_split(op: pack.ConcatThenSplit) -> Iterator[Any]:
+    """Features that are plain arrays, none of them meta."""
+    lengths = op.length_struct
+    row: list[Any] = []
+    aside: list[Any] = []
+    for x in stream(op.parent):
+        is_full = max(len(x[key]) - lengths[key] for key in lengths) == 0
+        if is_full and not op.split_full_length_features:
+            aside.append(_row([x], op))
+            continue
+        rest = {key: x[key] for key in lengths}
+        while True:
+            room = {key: lengths[key] - sum(len(piece[key]) for piece in row) for key in lengths}
+            piece, rest = (
+                {key: rest[key][: room[key]] for key in lengths},
+                {key: rest[key][room[key] :] for key in lengths},
+            )
+            is_whole = not any(map(len, rest.values()))
+            if is_whole or any(map(len, piece.values())):
+                row.append(piece)
+            if is_whole:
+                break
+            yield _row(row, op)
+            yield from aside
+            row, aside = [], []
+    yield from ([_row(row, op)] if row else []) + aside
+
+
+def _row(sequences: list[Any], op: pack.Packer) -> dict[str, Any]:
+    row = {}
+    for key, length in op.length_struct.items():
+        row[key] = np.zeros(length, sequences[0][key].dtype)
+        ids, positions = np.zeros((2, length), np.int32)
+        start = 0
+        for number, x in enumerate(sequences):
+            stop = start + len(x[key])
+            row[key][start:stop], ids[start:stop], positions[start:stop] = x[key], number + 1, range(stop - start)
+            start = stop
+        row |= {f"{key}_segment_ids": ids, f"{key}_positions": positions}
+    return row
 
 
 def _interleave(op: combine.Interleave) -> Iterator[Any]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import grain.experimental
 import grain.python
 import numpy as np
 import pytest
@@ -285,6 +286,27 @@ def test_an_operation_that_yields_no_records_is_told_so():
 
     with pytest.raises(PipelineError, match="Bare yielded a int: an Operation yields Records"):
         list(hp.DataLoader(data_source=range(3), sampler=hp.SequentialSampler(3), operations=[Bare()]))
+
+
+def test_records_packed_into_batches_are_grains():
+    def make(package, experimental, worker_count=0):
+        return package.DataLoader(
+            data_source=[{"x": np.arange(1 + i * 7 % 11)} for i in range(40)],
+            sampler=package.IndexSampler(40, shuffle=True, num_epochs=1, seed=1),
+            operations=[experimental.PackAndBatchOperation(length_struct={"x": 16}, batch_size=3)],
+            worker_count=worker_count,
+        )
+
+    ours, states = walk(iter(make(hp, headrace.experimental)))
+    assert ours == walk(iter(make(grain.python, grain.experimental)))[0]
+    assert len(ours) > 3
+    for k, state in enumerate(states):
+        iterator = iter(make(hp, headrace.experimental))
+        iterator.set_state(state)
+        assert walk(iterator) == (ours[k + 1 :], states[k + 1 :])
+    iterator = iter(make(hp, headrace.experimental, worker_count=2))
+    assert walk(iterator) == (ours, states)
+    iterator.close()
 
 
 class Doubled:

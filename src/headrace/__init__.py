@@ -4,6 +4,7 @@ from typing import Any
 
 from headrace import checkpoint as checkpoint
 from headrace import constants as constants
+from headrace import device as device
 from headrace import experimental as experimental
 from headrace import multiprocessing as multiprocessing
 from headrace import python as python

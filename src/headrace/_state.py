@@ -26,7 +26,7 @@ def encode(op: Op, position: Any) -> Json:
     if op.state_fields is None:
         return encode(op.parents[0], position)
     state = {"op": op.name} | {name: _plain(getattr(op, name)) for name in op.state_params}
-    state |= dict(zip(op.state_fields, position, strict=False))
+    state |= dict(zip(op.state_fields, map(_plain, position), strict=False))
     if isinstance(op, UserDataset):
         return state
     if isinstance(op, Interleave):
@@ -69,7 +69,7 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
     return (*numbers, decode(op.parents[0], state["parent"], reread=reread))
 
 
-_REREAD = ("taken_of_group", "rows_taken", "group")
+_REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
 """Fields that are not zero where a restored stream reads again what it has read before."""
 
 

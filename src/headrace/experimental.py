@@ -9,12 +9,23 @@ from headrace._rng import RngPool as RngPool
 from headrace._rng import index_shuffle as index_shuffle
 from headrace._spec import ShapeDtypeStruct as ShapeDtypeStruct
 from headrace._spec import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
+from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
 from headrace.dataset import IterDataset, MapDataset
+from headrace.device.jax import device_put as device_put
 from headrace.iterator import DatasetIterator
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ExecutionTrackingMode as ExecutionTrackingMode
+from headrace.packing import BestFitPackIterDataset as BestFitPackIterDataset
+from headrace.packing import BOSHandling as BOSHandling
+from headrace.packing import ConcatThenSplitIterDataset as ConcatThenSplitIterDataset
+from headrace.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
+from headrace.packing import PackAndBatchOperation as PackAndBatchOperation
+from headrace.performance import PerformanceConfig as PerformanceConfig
+from headrace.performance import pick_performance_config as pick_performance_config
 from headrace.protocols import CheckpointableIterator
+from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
+from headrace.sources.tfrecord import TFRecordIterDataset as TFRecordIterDataset
 from headrace.testing import assert_resumable
 from headrace.transforms import FlatMap as FlatMapTransform
 from headrace.transforms import MapWithIndex

@@ -37,6 +37,7 @@ from headrace.samplers import SequentialSampler as SequentialSampler
 from headrace.sharding import NoSharding as NoSharding
 from headrace.sharding import ShardByJaxProcess as ShardByJaxProcess
 from headrace.sharding import ShardOptions as ShardOptions
+from headrace.sources import ArrayRecordDataSource as ArrayRecordDataSource
 from headrace.sources import InMemoryDataSource as InMemoryDataSource
 from headrace.sources import RangeDataSource as RangeDataSource
 from headrace.transforms import Batch as Batch

@@ -1,0 +1,210 @@
+"""Sequences of different lengths packed into rows of a fixed length."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._ops.pack import BestFitPack, Bins, ConcatThenSplit, FirstFitBins, FirstFitPack, Layout
+from headrace._ops.pack import BOSHandling as BOSHandling
+from headrace._plan.streams.pack import check_lengths, columns_of, write
+from headrace.dataset import IterDataset
+from headrace.errors import PipelineError
+from headrace.operations import Operation
+from headrace.options import check_count
+from headrace.records import Record, RecordMetadata
+
+
+def FirstFitPackIterDataset(
+    parent: IterDataset,
+    *,
+    length_struct: Any,
+    num_packing_bins: int,
+    seed: int = 0,
+    shuffle_bins: bool = True,
+    shuffle_bins_group_by_feature: str | None = None,
+    meta_features: Sequence[str] = (),
+    pack_alignment_struct: Any = None,
+    padding_struct: Any = None,
+    max_sequences_per_bin: int | None = None,
+) -> IterDataset:
+    """Packs each sequence into the first of several bins that has room for it.
+
+    A row has, beside each feature, `{feature}_segment_ids` (which sequence of the row, from 1; 0 is padding) and
+    `{feature}_positions` (which token of its sequence).
+
+    >>> from headrace import MapDataset
+    >>> ds = MapDataset.source([{"x": np.array([1, 2, 3])}, {"x": np.array([4, 5])}, {"x": np.array([6])}])
+    >>> for row in FirstFitPackIterDataset(ds.to_iter_dataset(), length_struct={"x": 4}, num_packing_bins=2):
+    ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
+    [1 2 3 6] [1 1 1 2] [0 1 2 0]
+    [4 5 0 0] [1 1 0 0] [0 1 0 0]
+
+    Args:
+        parent: Elements that are dicts of arrays.
+        length_struct: The length of a row for each feature; features without one are left out.
+        num_packing_bins: How many bins are filled at a time. They come out together when a sequence fits into none.
+        seed: The seed of the order in which the bins of a set come out.
+        shuffle_bins: Whether that order is random.
+        shuffle_bins_group_by_feature: A feature that the rows of a set are sorted by (the mean of its different
+            values); rows where it is equal are shuffled.
+        meta_features: Features that get no segment ids and positions. Those without a length come as lists of one
+            value for each sequence; those with one may be trees of arrays.
+        pack_alignment_struct: A number, or one for each feature, of which every sequence's start is a multiple.
+        padding_struct: What padding is made of, for each feature; 0 by default.
+        max_sequences_per_bin: How many sequences a row has at most.
+    """
+    op = FirstFitPack(
+        _stream_op(parent, "FirstFitPackIterDataset"),
+        _plain_ints(length_struct),
+        num_packing_bins=num_packing_bins,
+        seed=seed,
+        shuffle_bins=shuffle_bins,
+        shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
+        meta_features=tuple(meta_features),
+        pack_alignment_struct=_plain_ints(pack_alignment_struct),
+        padding_struct=padding_struct,
+        max_sequences_per_bin=max_sequences_per_bin,
+    )
+    return parent._then(op)
+
+
+def BestFitPackIterDataset(
+    parent: IterDataset,
+    *,
+    length_struct: Any,
+    num_packing_bins: int,
+    seed: int = 0,
+    shuffle_bins: bool = True,
+    shuffle_bins_group_by_feature: str | None = None,
+    meta_features: Sequence[str] = (),
+    pack_alignment_struct: Any = None,
+    padding_struct: Any = None,
+    max_sequences_per_bin: int | None = None,
+) -> IterDataset:
+    """Packs each sequence into the fullest of several bins that has room for it.
+
+    The fullest bin is the one with the most tokens, summed over all features that have a length. The arguments and
+    the rows are those of `FirstFitPackIterDataset`.
+    """
+    op = BestFitPack(
+        _stream_op(parent, "BestFitPackIterDataset"),
+        _plain_ints(length_struct),
+        num_packing_bins=num_packing_bins,
+        seed=seed,
+        shuffle_bins=shuffle_bins,
+        shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
+        meta_features=tuple(meta_features),
+        pack_alignment_struct=_plain_ints(pack_alignment_struct),
+        padding_struct=padding_struct,
+        max_sequences_per_bin=max_sequences_per_bin,
+    )
+    return parent._then(op)
+
+
+def ConcatThenSplitIterDataset(
+    parent: IterDataset,
+    *,
+    length_struct: Mapping[str, int],
+    meta_features: Collection[str] = (),
+    split_full_length_features: bool = True,
+    bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
+    bos_features: Collection[str] = (),
+    bos_token_id: int | None = None,
+) -> IterDataset:
+    """Packs sequences one after the other, and cuts them where a row is full.
+
+    >>> from headrace import MapDataset
+    >>> ds = MapDataset.source([{"x": np.array([1, 2, 3])}, {"x": np.array([4, 5, 6])}]).to_iter_dataset()
+    >>> for row in ConcatThenSplitIterDataset(ds, length_struct={"x": 4}):
+    ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
+    [1 2 3 4] [1 1 1 2] [0 1 2 0]
+    [5 6 0 0] [1 1 0 0] [0 1 0 0]
+
+    Args:
+        parent: Elements that are dicts of arrays.
+        length_struct: The length of a row for each feature that elements have.
+        meta_features: Features that are not cut and get no segment ids and positions: every row with a piece of a
+            sequence has all of them.
+        split_full_length_features: Whether a sequence that is exactly as long as a row is cut like any other. If not,
+            it is a row of its own, which comes after the row that is open; all such sequences wait for that.
+        bos_handling: Whether the first token of every piece is replaced with `bos_token_id`.
+        bos_features: The features for which it is.
+        bos_token_id: The token at the beginning of a sequence.
+    """
+    op = ConcatThenSplit(
+        _stream_op(parent, "ConcatThenSplitIterDataset"),
+        _plain_ints(length_struct),
+        meta_features=tuple(meta_features),
+        split_full_length_features=split_full_length_features,
+        bos_handling=bos_handling,
+        bos_features=tuple(bos_features),
+        bos_token_id=bos_token_id,
+    )
+    return parent._then(op)
+
+
+def _stream_op(parent: Any, name: str) -> Any:
+    if not isinstance(parent, IterDataset):
+        raise PipelineError(
+            f"`{name}` packs a stream; got {type(parent).__name__}. Call `to_iter_dataset()` on a MapDataset first."
+        )
+    return parent._op
+
+
+def _plain_ints(struct: Any) -> Any:
+    """A tree of numbers with those of NumPy as plain ints."""
+    return _tree.tree_map(lambda n: int(n) if isinstance(n, np.integer) else n, struct)
+
+
+@dataclass
+class PackAndBatchOperation(Operation):
+    """An operation of a `DataLoader` that packs records by first fit into batches of `batch_size` rows.
+
+    What comes out has the values, the segment ids and the positions, as three trees like `length_struct`.
+
+    Args:
+        length_struct: A tree like that of the records, with the length of a row for each array.
+        batch_size: How many rows a batch has.
+        max_sequences_per_bin: How many records a row has at most.
+    """
+
+    length_struct: Any
+    batch_size: int
+    max_sequences_per_bin: int | None = None
+
+    def __post_init__(self):
+        check_count("batch_size", self.batch_size, least=1)
+        if self.max_sequences_per_bin is not None:
+            check_count("max_sequences_per_bin", self.max_sequences_per_bin, least=1)
+        # Packing knows features by name, and only meta features as trees: the whole record is one.
+        self._layout = Layout({"record": _plain_ints(self.length_struct)}, ["record"])
+
+    def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
+        records, bins, index = [], self._open_bins(), 0
+        for record in input_iterator:
+            arrays = [array for (array,) in columns_of(self._layout, [{"record": record.data}])]
+            lengths = tuple(map(len, arrays))
+            check_lengths(self._layout.leaves, [[length] for length in lengths], split=False)
+            if not bins.place(len(records), lengths):
+                yield Record(RecordMetadata(index), self._batch(records, bins))
+                records, bins = [], self._open_bins()
+                bins.place(0, lengths)
+            records.append(arrays)
+            index = record.metadata.index
+        if records:
+            yield Record(RecordMetadata(index), self._batch(records, bins))
+
+    def _open_bins(self) -> Bins:
+        return FirstFitBins(self._layout.leaves, self.batch_size, max_sequences=self.max_sequences_per_bin)
+
+    def _batch(self, records: list[list[np.ndarray]], bins: Bins) -> tuple[Any, Any, Any]:
+        sizes = np.array([len(content) for content in bins.contents])
+        columns = zip(*(records[i] for content in bins.contents for i in content), strict=True)
+        written = [write(leaf, list(column), sizes) for leaf, column in zip(self._layout.leaves, columns, strict=True)]
+        values, segment_ids, positions = (
+            self._layout.put_together(leaves, (), ())["record"] for leaves in zip(*written, strict=True)
+        )
+        return values, segment_ids, positions
