@@ -252,7 +252,7 @@ def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, h
         out: list[Any] = []
         for i, row in enumerate(block.items):
             alone = Rows([row], owned=True)
-            place = None if idx is None else idx[i : i + 1]
+            place = None if idx is None else [idx[i]]
             out += [None] if holes and row is None else _call_columns(op, fn, alone, place).rows()
         return Rows(out, owned=True)
     if holes and isinstance(block, Rows) and block.items[0] is None:
