@@ -160,9 +160,9 @@ def _as_transform(operation: Any) -> Any:
     methods = [name for name in _METHODS if callable(getattr(operation, name, None))]
     if len(methods) == 1:
         kind = transforms.RandomMap if methods == ["np_random_map"] else _METHODS[methods[0]]
-        return kind(getattr(operation, methods[0]))  # type: ignore[abstract]
+        return kind(getattr(operation, methods[0]))
     if callable(operation):
-        return transforms.Map(operation)  # type: ignore[abstract]
+        return transforms.Map(operation)
     raise PipelineError(
         f"operations has a {type(operation).__name__}, {operation!r}, which is no transform. Accepted are "
         "MapTransform, RandomMapTransform, MapWithIndexTransform, FilterTransform, FlatMapTransform, Batch, "

@@ -38,7 +38,7 @@ class MapOperation(Operation):
         return (Record(record.metadata, self.map_function(record.data)) for record in input_iterator)
 
     def as_transform(self) -> Any:
-        return transforms.Map(self.map_function)  # type: ignore[abstract]
+        return transforms.Map(self.map_function)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RandomMapOperation(Operation):
         return (Record(record.metadata, fn(record.data, record.metadata.rng)) for record in input_iterator)
 
     def as_transform(self) -> Any:
-        return transforms.RandomMap(self.random_map_function)  # type: ignore[abstract]
+        return transforms.RandomMap(self.random_map_function)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class FilterOperation(Operation):
         return (record for record in input_iterator if self.condition_function(record.data))
 
     def as_transform(self) -> Any:
-        return transforms.Filter(self.condition_function)  # type: ignore[abstract]
+        return transforms.Filter(self.condition_function)
 
 
 @dataclass(frozen=True)

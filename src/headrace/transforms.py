@@ -9,9 +9,20 @@ returns one of the same length, row for row what `map` returns.
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
+
+_F = TypeVar("_F")
+
+if TYPE_CHECKING:
+
+    def _abstract(method: _F) -> _F:
+        """To type checkers `Map(fn)` is no abstract class."""
+        return method
+
+else:
+    _abstract = abc.abstractmethod
 
 
 class _Transform(abc.ABC):
@@ -29,7 +40,7 @@ class Map(_Transform):
 
     _method = "map"
 
-    @abc.abstractmethod
+    @_abstract
     def map(self, element: Any) -> Any:
         """Returns what `element` becomes."""
 
@@ -39,7 +50,7 @@ class RandomMap(_Transform):
 
     _method = "random_map"
 
-    @abc.abstractmethod
+    @_abstract
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         """Returns what `element` becomes; all randomness comes from `rng`."""
 
@@ -49,7 +60,7 @@ class MapWithIndex(_Transform):
 
     _method = "map_with_index"
 
-    @abc.abstractmethod
+    @_abstract
     def map_with_index(self, index: int, element: Any) -> Any:
         """Returns what the element at `index` becomes."""
 
@@ -59,8 +70,8 @@ class Filter(_Transform):
 
     _method = "filter"
 
-    @abc.abstractmethod
-    def filter(self, element: Any) -> bool:
+    @_abstract
+    def filter(self, element: Any) -> Any:
         """Returns whether `element` stays."""
 
 
@@ -70,9 +81,9 @@ class FlatMap(_Transform):
     _method = "flat_map"
     max_fan_out: int | None = None
 
-    @abc.abstractmethod
-    def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns what `element` is split into."""
+    @_abstract
+    def flat_map(self, element: Any) -> Any:
+        """Returns what `element` is split into, as a sequence."""
 
 
 class TfRandomMap(abc.ABC):

@@ -1,0 +1,74 @@
+"""The examples run as they stand, without a warning, and show what they say."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run(name, *, needs=()):
+    """What an example prints; it runs in a process of its own, where what it imports cannot touch other tests."""
+    missing = [module for module in needs if find_spec(module) is None]
+    if missing:
+        pytest.skip(f"{name} needs {', '.join(missing)}")
+    command = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr
+    return done.stdout
+
+
+def test_strategies():
+    out = run("strategies.py")
+    assert "split: 1500 to train, 297 to test" in out
+    assert "training: 46 batches of (64, 8, 8) and (64, 10)" in out
+    assert "the same numbers whenever asked: True" in out
+    assert "testing: batches of [128, 128, 41]" in out
+    assert "second epoch, 1500 examples" in out
+    assert "topics of Python's documentation" in out
+    assert "the same from 2 workers: True" in out
+
+
+def test_data_loader():
+    out = run("data_loader.py", needs=["jax", "orbax"])
+    assert out.count("place ") == 6
+    assert "shards of 10 records: [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]" in out
+    assert "5 batches of (32, 12, 12); the same from 2 workers: True" in out
+    assert "the same state: True" in out
+    assert "restored, it goes on exactly: True" in out
+    (words,) = [line for line in out.splitlines() if line.startswith("from shared memory: ")]
+    assert sorted(words.split()[3:]) == ["drives", "the", "the", "water", "wheel"]
+
+
+def test_from_pytorch():
+    out = run("from_pytorch.py", needs=["torch"])
+    assert "a batch: image float32[64, 64], label int64[64]" in out
+    assert "batches for each of two processes: [140, 140]" in out
+    assert "280 steps from 2 workers, training accuracy 9" in out
+    assert "restored at step 100, it goes on exactly: True" in out
+
+
+def test_train_on_cpu():
+    out = run("train_on_cpu.py", needs=["jax"])
+    for source in ("arrays", "records", "memory map"):
+        assert f"{source}: test accuracy 9" in out
+    assert "on cpu, the same weights from all three: True" in out
+
+
+def test_advanced_datasets():
+    out = run("advanced_datasets.py", needs=["jax"])
+    assert "mix 1:3, of 400 elements: {'small': 100, 'large': 300}" in out
+    assert "mix of filtered streams, 1:1: [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]" in out
+    assert "every line of 6 files once: True" in out
+    assert "the same by threads, workers and what was chosen: True" in out
+    assert 'state after 10: {"next_index": 10}' in out
+    assert "restored, it goes on exactly: True" in out
+
+
+def test_every_example_is_tested():
+    text = Path(__file__).read_text() + (EXAMPLES.parent / "tests" / "test_demo.py").read_text()
+    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in text] == []
