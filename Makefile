@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
 DEMO := .venv-demo
+JOBS ?= 2
 
 .PHONY: demo test soak check bench clean
 
@@ -28,7 +29,7 @@ $(DEMO)/installed: pyproject.toml
 	touch $@
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup
 
 soak: $(VENV)/installed
 	HEADRACE_FAULT_RUNS=$(or $(RUNS),200) HYPOTHESIS_PROFILE=thorough \

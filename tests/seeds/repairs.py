@@ -34,6 +34,7 @@ _SHARDED_LOADER = (
     "data_loader_sharded = grain.DataLoader("
     "data_source=source, operations=transformations, sampler=sampler_sharded, worker_count=0)"
 )
+_TORCHVISION = "from tests.seeds.given import torchvision_without_its_operators; torchvision_without_its_operators()"
 
 REPAIRS = (
     Repair("000", 3, "", "import tensorflow as tf", "the import comes one block later"),
@@ -60,6 +61,7 @@ REPAIRS = (
     Repair("002", 10, "\n   if", "\n    if", "the slide lost an indent"),
     Repair("002", 10, "\\{step\\}", "{step}", "the slide put backslashes before brackets"),
     Repair("003", 4, "/tmp", "HERE", "a folder of its own, with the stand-ins in it"),
+    Repair("003", 8, "", _TORCHVISION, "its wheel wants CUDA's torch"),
     Repair("003", 32, '["image"]', '["image"][:]', "columns are lazy since datasets 4"),
     Repair("003", 32, '["label"]', '["label"][:]', "columns are lazy since datasets 4"),
     Repair("004", 5, "/tmp/orbax", "HERE/orbax", "a folder of its own"),

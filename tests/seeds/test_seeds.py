@@ -14,7 +14,12 @@ from tests.seeds import claims, repairs, run
 from tests.seeds.documents import DOCUMENTS, FOLDER, Document, blocks
 
 BLOCKS = [
-    pytest.param(document, block.number, id=f"{document.name}-{block.number:02}")
+    pytest.param(
+        document,
+        block.number,
+        id=f"{document.name}-{block.number:02}",
+        marks=pytest.mark.xdist_group(document.name),  # a document runs once, and all at once
+    )
     for document in (DOCUMENTS if FOLDER.is_dir() else ())
     for block in blocks(document.name)
 ]
