@@ -92,7 +92,7 @@ def test_an_iterator_beside_a_model(tmp_path, is_async):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_orbaxs_own_protocol_for_checkpointable_objects(tmp_path, source):
-    v1 = pytest.importorskip("orbax.checkpoint.v1" if hasattr(ocp, "v1") else "orbax.checkpoint.experimental.v1")
+    v1 = pytest.importorskip("orbax.checkpoint.experimental.v1")
     iterator = SOURCES[source]()
     texts(iterator, 2)
     v1.save_checkpointables(tmp_path / "c", {"data": iterator, "model": {"a": np.arange(3)}})
@@ -231,6 +231,7 @@ def test_an_elastic_iterator_with_workers_and_past_its_end():
     [
         (lambda ds: ElasticIterator(ds.to_iter_dataset(), 4, hp.NoSharding()), "reads a MapDataset; got IterDataset"),
         (lambda ds: ElasticIterator(ds, 4, hp.ShardOptions(0, 3)), "shared out evenly among 3 shards"),
+        (lambda ds: ElasticIterator(ds, 4, (0, 1)), "must be ShardOptions; got tuple"),
         (lambda ds: ElasticIterator(ds, 0, hp.NoSharding()), "global_batch_size must be a positive int"),
         (lambda ds: ElasticIterator(ds.filter(bool).map(str), 4, hp.NoSharding()), "filter.*leaves gaps"),
     ],
@@ -240,7 +241,17 @@ def test_wrong_arguments_of_an_elastic_iterator(make, says):
         make(headrace.MapDataset.range(10))
 
 
-@pytest.mark.parametrize("state", [{"next_index": 4}, {"global_next_index": 5}, b"x"])
+@pytest.mark.parametrize("state", [{"next_index": 4}, {"global_next_index": 5}, {"global_next_index": "4"}, b"x"])
 def test_a_state_that_does_not_fit_an_elastic_iterator(state):
     with pytest.raises(StateError, match="global_next_index"):
         ElasticIterator(headrace.MapDataset.range(10), 4, hp.NoSharding()).set_state(state)
+
+
+def test_iterators_are_not_copied_but_made_anew():
+    import copy
+    import pickle
+
+    for make_one in (SOURCES["dataset"], SOURCES["loader"], SOURCES["elastic"]):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="keep its `get_state\\(\\)`"):
+                copied(make_one())

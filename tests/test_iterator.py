@@ -326,3 +326,18 @@ def test_a_prefetch_of_a_prefetch_closes_while_nothing_comes():
     iterator.start_prefetch()
     time.sleep(0.05)
     iterator.close()
+
+
+@pytest.mark.parametrize("how", ["prefetch(2)", "batch(2)", "map(abs)"])
+def test_an_iterator_that_is_left_at_the_programs_end_says_nothing(how):
+    script = f"""
+    import jax
+    from headrace import MapDataset, ReadOptions
+    iterator = iter(MapDataset.range(10**6).to_iter_dataset(ReadOptions(4, 16)).{how})
+    next(iterator)
+    """
+    pytest.importorskip("jax")
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grain.experimental
 import grain.python
+import grain.sources
 import numpy as np
 import pytest
 
@@ -170,7 +171,103 @@ def test_any_number_of_workers_and_none_for_one_a_core():
     assert "source" in loader.explain()
 
 
+@pytest.mark.parametrize("worker_count", [0, 2])
+def test_a_generator_that_is_kept_stays_that_of_its_record(worker_count):
+    def outputs(package, **options):
+        class Keep(package.RandomMapTransform):
+            def random_map(self, element, rng):
+                return {"rng": rng}
+
+        class Draw(package.MapTransform):
+            def map(self, element):
+                return int(element["rng"].integers(1000))
+
+        sampler = package.IndexSampler(20, num_epochs=1, seed=3)
+        return list(package.DataLoader(data_source=range(20), sampler=sampler, operations=[Keep(), Draw()], **options))
+
+    assert outputs(hp, worker_count=worker_count) == outputs(grain.python)
+
+
+def test_a_map_dataset_as_a_source_has_one_epoch_only():
+    def outputs(package, num_records):
+        source = package.MapDataset.range(6).shuffle(seed=1).map_with_index(lambda i, x: (i, x))
+        sampler = package.IndexSampler(num_records, shuffle=True, num_epochs=3, seed=2)
+        return list(package.DataLoader(data_source=source, sampler=sampler))
+
+    for num_records in (6, 4):
+        assert outputs(hp, num_records) == outputs(grain.python, num_records)
+
+
+def test_a_transform_of_two_kinds_is_the_first():
+    class Both(hp.MapTransform, hp.RandomMapTransform):
+        def map(self, element):
+            return "mapped", element
+
+        def random_map(self, element, rng):
+            return "drawn", element
+
+    loader = hp.DataLoader(data_source=range(2), sampler=hp.IndexSampler(2, num_epochs=1, seed=1), operations=[Both()])
+    assert list(loader) == [("mapped", 0), ("mapped", 1)]
+
+
+def test_sizes_may_be_numpy_ints():
+    n = np.int64
+    loader = hp.DataLoader(
+        data_source=range(10),
+        sampler=hp.IndexSampler(n(10), hp.ShardOptions(n(0), n(2)), num_epochs=n(1)),
+        operations=[hp.Batch(n(2))],
+        worker_count=n(0),
+        worker_buffer_size=n(1),
+        read_options=hp.ReadOptions(n(0), n(1)),
+    )
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+    assert b"np." not in iter(loader).get_state()
+    assert list(headrace.MapDataset.range(5).repeat(n(2)).take(n(7)).batch(n(5)))[1].tolist() == [0, 1]
+
+
+def test_a_loaders_pipeline_goes_on_as_a_dataset():
+    assert [x.tolist() for x in make(hp, "batch3", shuffle=False, num_epochs=1).dataset.rebatch(10).take(1)] == [
+        list(range(10))
+    ]
+
+
 # ------------------------------------------------------------------------------------ samplers of the user's own
+
+
+class Mirrored(hp.IndexSampler):
+    """A subclass that changes the order."""
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return hp.RecordMetadata(found.index, 4 - found.record_key, found.rng)
+
+
+class Renamed(hp.IndexSampler):
+    """A subclass that changes nothing."""
+
+
+def test_a_subclass_of_a_sampler_is_asked_where_it_differs():
+    def records(sampler):
+        return list(hp.DataLoader(data_source=range(5), sampler=sampler))
+
+    assert records(Mirrored(5, num_epochs=1)) == [4, 3, 2, 1, 0]
+    assert records(Renamed(5, num_epochs=1)) == [0, 1, 2, 3, 4]
+    assert not Mirrored(5).is_as_written
+    assert Renamed(5).is_as_written
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.SFC64])
+def test_a_sampler_that_keeps_its_metadata_gives_the_same_again(bits):
+    kept = [hp.RecordMetadata(i, np.int64(9 - i), np.random.Generator(bits(i))) for i in range(10)]
+    for operations in (
+        [loaders.OURS["draw"]()],
+        [loaders.OURS["draw"](), hp.Batch(2), loaders.OURS["draw"]()],
+        [hp.FlatMapTransform(lambda x: [x, x]), loaders.OURS["draw"]()],
+    ):
+        loader = hp.DataLoader(data_source=range(10), sampler=kept, operations=operations)
+        first = list(map(repr, loader))
+        assert list(map(repr, loader)) == first
+        assert len(set(first)) == len(first)
 
 
 class Backwards:
@@ -325,6 +422,48 @@ def test_functions_and_anything_with_the_method_are_transforms(operation):
 # --------------------------------------------------------------------------------------------------- states
 
 
+def _data_source(loader):
+    return json.loads(iter(loader).get_state())["data_source"]
+
+
+@dataclass
+class Cached:
+    folder: str
+    cache: dict
+    fn: object = len
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.cache[index] = index
+        return index
+
+
+def test_what_a_source_is_known_by():
+    def known(source, n=3):
+        return _data_source(hp.DataLoader(data_source=source, sampler=hp.SequentialSampler(n)))
+
+    assert known([1, 2, 3]) == "list of 3 records"
+    assert known({"a": np.arange(3), "b": np.arange(3)}) == "dict of 3 records"
+    assert known(np.arange(3)) == "ndarray of 3 records"
+    assert known(range(3)) == "range(0, 3)"
+    assert known(headrace.MapDataset.range(3).map(lambda x: x)) == "MapDataset of 3 records"
+    assert known(Cached("/data", {})) == known(Cached("/data", {1: 2})) == "Cached(folder='/data')"
+    assert "at 0x" not in known(headrace.sources.SharedMemoryDataSource([1, 2, 3]))
+
+
+def test_a_shard_is_known_by_its_numbers():
+    states = {
+        iter(hp.DataLoader(data_source=range(4), sampler=hp.SequentialSampler(4, shard))).get_state()
+        for shard in (hp.NoSharding(), hp.ShardOptions(0, 1), hp.ShardOptions(0, 1, drop_remainder=True))
+    }
+    assert len(states) == 1
+    seeds = [hp.DataLoader(data_source=range(4), sampler=hp.SequentialSampler(4, seed=seed)) for seed in (1, 2)]
+    with pytest.raises(StateError, match="sampler differs"):
+        iter(seeds[0]).set_state(iter(seeds[1]).get_state())
+
+
 def test_a_state_is_short_json_that_says_what_it_is_of():
     class Source:
         def __len__(self):
@@ -398,6 +537,8 @@ def test_a_state_of_another_loader_is_refused_by_field(changes, field):
         (b'{"a": 1}', r"fields \['a'\]"),
         ({"next_index": 3}, "looks like the state of a dataset's iterator"),
         (None, "got NoneType"),
+        (b'{"version": 2}', "is damaged"),
+        (b'{"parent": 3, "next_index_in_buffer": 0}', "is damaged"),
     ],
 )
 def test_what_is_no_state_is_told(state, says):
@@ -464,6 +605,19 @@ def test_what_grain_wrote_with_workers_is_restored_or_refused_with_the_reason(tm
             assert [x.replace("SharedMemoryArray", "array") for x in theirs[k + 1 :]] == walk(iterator)[0]
 
 
+@pytest.mark.parametrize("source", [[3, 1, 2], np.arange(3), grain.sources.RangeDataSource(0, 3, 1)], ids=repr)
+def test_sources_that_grain_knows_by_their_class_are_known_here(source):
+    def loader(package, data_source):
+        return package.DataLoader(data_source=data_source, sampler=package.SequentialSampler(3))
+
+    theirs = iter(loader(grain.python, source))
+    next(theirs)
+    mine = source if not hasattr(source, "_start") else headrace.sources.RangeDataSource(0, 3, 1)
+    ours = iter(loader(hp, mine))
+    ours.set_state(theirs.get_state())
+    assert list(ours) == list(theirs)
+
+
 def test_a_state_of_grains_for_another_loader_is_refused():
     theirs = iter(make(grain.python, "batch3", num_records=20)).get_state()
     with pytest.raises(StateError, match="written by Grain, is of another loader; sampler differs"):
@@ -503,7 +657,7 @@ def _loader(**options):
         ({"worker_count": 1.5}, "worker_count"),
         ({"worker_buffer_size": 0}, "worker_buffer_size must be a positive int"),
         ({"operations": ["resize"]}, "has a str, 'resize', which is no transform. Accepted are MapTransform"),
-        ({"operations": [Doubled]}, "the class Doubled where it needs an object"),
+        ({"operations": [Doubled]}, "the class Doubled. Give an object of it"),
         ({"operations": hp.Batch(2)}, "must be a sequence of transforms; got Batch"),
         ({"operations": [hp.Batch(0)]}, "batch_size must be a positive int"),
         ({"shard_options": 3}, "must be ShardOptions; got int"),
@@ -513,6 +667,10 @@ def _loader(**options):
             {"sampler": hp.IndexSampler(10), "operations": [hp.RandomMapTransform(lambda x, rng: x)]},
             "the sampler has no seed",
         ),
+        ({"sampler": range(3)}, r"range is no sampler: `sampler\[0\]` must be a RecordMetadata"),
+        ({"sampler": "abc"}, "str is no sampler"),
+        ({"read_options": 4}, "read_options must be ReadOptions; got int"),
+        ({"operations": [hp.Batch(2, batch_fn=5)]}, "batch_fn must be a function"),
         ({"data_source": 3}, "A source needs `__len__`"),
         ({"data_source": {"a": [1, 2]}}, "only if its values are NumPy arrays"),
     ],
@@ -520,6 +678,14 @@ def _loader(**options):
 def test_wrong_arguments_are_told(options, says):
     with pytest.raises(PipelineError, match=says):
         _loader(**options)
+
+
+@pytest.mark.parametrize("operations", [[], [loaders.OURS["draw"]()]])
+def test_a_shard_without_records_gives_none(operations):
+    for shards in ({"shard_options": hp.ShardOptions(2, 3)}, {}):
+        sampler = hp.SequentialSampler(2, seed=1) if shards else hp.SequentialSampler(2, hp.ShardOptions(2, 3), seed=1)
+        assert list(_loader(sampler=sampler, operations=operations, **shards)) == []
+    assert list(_loader(sampler=[], operations=operations)) == []
 
 
 def test_a_source_that_shrank_is_told():
@@ -555,3 +721,42 @@ def test_an_error_of_the_users_says_which_operation_and_element():
     assert "Scale" in caught.value.__notes__[0]
     assert "element 3" in caught.value.__notes__[0]
     assert "test_loader.py" in caught.value.__notes__[0]
+
+
+def test_where_elements_travel_as_records_errors_name_the_users_operations():
+    class Fail(hp.RandomMapTransform):
+        def random_map(self, element, rng):
+            raise KeyError("no")
+
+    def note(*operations):
+        with pytest.raises(KeyError) as caught:
+            list(_loader(operations=list(operations)))
+        return caught.value.__notes__[0]
+
+    late = [hp.Batch(2), loaders.OURS["draw"]()]
+    assert "Fail" in note(hp.Batch(2), Fail())
+    assert "fails at test_loader.py" in note(fails, *late)
+    assert "fails at test_loader.py" in note(hp.FilterTransform(fails), *late)
+    assert "batch(2, batch_fn=fails at test_loader.py" in note(hp.Batch(2, batch_fn=fails), late[1])
+    assert "batch(2, batch_fn=stack)" in _loader(operations=late).explain()
+    assert "Failing" in note(Failing())
+
+
+def fails(*_):
+    raise KeyError("no")
+
+
+class Failing(hp.Operation):
+    def __call__(self, input_iterator):
+        for record in input_iterator:
+            fails()
+            yield record
+
+
+def test_an_operation_that_returns_nothing_is_told_so():
+    class Nothing(hp.Operation):
+        def __call__(self, input_iterator):
+            return None
+
+    with pytest.raises(PipelineError, match="Nothing returned a NoneType"):
+        list(_loader(operations=[Nothing()]))

@@ -163,3 +163,44 @@ def test_importing_loads_no_optional_dependency():
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout == "[]\n"
+
+
+MY_PIPELINE = """
+import grain.python as grain
+
+class Draw(grain.RandomMapTransform):
+    def random_map(self, element, rng):
+        return element, int(rng.integers(1000))
+
+def make(worker_count):
+    return grain.DataLoader(data_source=range(8), sampler=grain.IndexSampler(8, num_epochs=1, seed=3),
+                            operations=[Draw()], worker_count=worker_count)
+"""
+
+
+@pytest.mark.parametrize(
+    "way", ["headrace.as_grain(); import my_pipeline", "with headrace.as_grain(): import my_pipeline"]
+)
+def test_workers_import_as_grain_what_was_imported_so(tmp_path, way):
+    (tmp_path / "my_pipeline.py").write_text(MY_PIPELINE)
+    script = f"import headrace\n{way}\nprint(list(my_pipeline.make(2)) == list(my_pipeline.make(0)))"
+    (tmp_path / "script.py").write_text(script)
+    run = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert run.stdout == "True\n", run.stderr[-2000:]
+
+
+def test_any_module_of_grain_is_headraces():
+    spec = headrace.loader.__spec__
+    with headrace.as_grain():
+        import grain.loader
+        import grain.python.experimental as nested
+
+        assert nested is headrace.experimental
+        assert grain.loader is headrace.loader
+        with pytest.raises(ModuleNotFoundError, match="Headrace stands for it"):
+            import grain.nothing
+    assert headrace.loader.__name__ == "headrace.loader"
+    assert headrace.loader.__spec__ is spec
+    assert "MapTransform" in dir(headrace)

@@ -82,8 +82,8 @@ def test_samplers_are_samplers_and_can_be_pickled():
         (lambda: IndexSampler(2, shard_options=3), "must be ShardOptions; got int"),
         (lambda: ShardOptions(3, 3), "between 0 and 2.*got 3"),
         (lambda: ShardOptions(-1, 3), "got -1"),
-        (lambda: ShardOptions(0, 0), "shard_count must be positive"),
-        (lambda: ShardOptions(0.0, 1), "must be an int"),
+        (lambda: ShardOptions(0, 0), "shard_count must be a positive int"),
+        (lambda: ShardOptions(0.0, 1), "shard_index must be an int"),
     ],
 )
 def test_wrong_arguments_are_named(make, says):

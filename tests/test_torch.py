@@ -8,19 +8,22 @@ import subprocess
 import sys
 import textwrap
 
-import ml_dtypes
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, loader
-from headrace.device.torch import TorchDataset, as_tensors
 from headrace.errors import PipelineError, StateError
 from headrace.samplers import IndexSampler
 from headrace.transforms import Batch
 from tests.proc import nothing_left
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+torch = pytest.importorskip("torch")
+StatefulDataLoader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from headrace.device.torch import TorchDataset, as_tensors  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 
@@ -351,3 +354,17 @@ def test_without_torch_the_error_says_what_to_install():
             print(e)
     """)
     assert found == "`torch` is not installed. Install it with: pip install 'headrace[torch]'"
+
+
+class WithMore(TorchDataset):
+    """A subclass with an argument of its own."""
+
+    def __init__(self, ds, extra):
+        super().__init__(ds)
+        self.extra = extra
+
+
+def test_a_subclass_keeps_its_attributes_when_it_is_pickled():
+    again = pickle.loads(pickle.dumps(WithMore(MapDataset.range(3), extra=5)))
+    assert again.extra == 5
+    assert list(again) == [0, 1, 2]

@@ -1,6 +1,6 @@
 """Feeds accelerators: reads, shuffles, transforms, mixes, batches and hands over records for training."""
 
-from typing import Any
+from typing import Any as _Any
 
 from headrace import checkpoint as checkpoint
 from headrace import constants as constants
@@ -30,8 +30,12 @@ from headrace.records import RecordMetadata as RecordMetadata
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     """The names of `headrace.python`, so that code written for it may import this package instead."""
     if name.startswith("__") or not hasattr(python, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(python, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(python)})

@@ -1,26 +1,20 @@
 """Lets code that says `import grain` get Headrace."""
 
 import importlib
+import importlib.abc
+import importlib.machinery
 import sys
 from types import ModuleType, TracebackType
+from typing import Any
 
-_SUBMODULES = (
-    "checkpoint",
-    "constants",
-    "experimental",
-    "multiprocessing",
-    "python",
-    "samplers",
-    "sharding",
-    "sources",
-    "transforms",
-)
+ALIAS, PACKAGE = "grain", "headrace"
 
 
 class as_grain:
-    """Puts Headrace in the place of `grain` among the imported modules.
+    """Puts Headrace in the place of `grain`, whatever of it is imported.
 
-    Called as a function, for good; in a `with` statement, until its end, when what was there comes back.
+    Called as a function, for good; in a `with` statement, until its end, when what was there comes back. Worker
+    processes import what was imported so in the same way.
 
     >>> with as_grain():
     ...     import grain.python
@@ -29,22 +23,84 @@ class as_grain:
     """
 
     def __init__(self):
-        self._before = {name: module for name, module in sys.modules.items() if _is_grain(name)}
-        for name in self._before:
-            del sys.modules[name]
-        self._headrace = importlib.import_module("headrace")
-        sys.modules["grain"] = self._headrace
-        for name in _SUBMODULES:
-            sys.modules[f"grain.{name}"] = importlib.import_module(f"headrace.{name}")
+        self._finder = _Finder()
+        self._hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_alias(name)}
+        self._known = set(sys.modules)
+        sys.meta_path.insert(0, self._finder)
 
     def __enter__(self) -> ModuleType:
-        return self._headrace
+        return importlib.import_module(PACKAGE)
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        for name in [name for name in sys.modules if _is_grain(name)]:
+        _imported_so.update(name for name in sys.modules if name not in self._known and _is_user(sys.modules[name]))
+        sys.meta_path.remove(self._finder)
+        for name in [name for name in sys.modules if _is_alias(name)]:
             del sys.modules[name]
-        sys.modules.update(self._before)
+        sys.modules.update(self._hidden)
 
 
-def _is_grain(name: str) -> bool:
-    return name == "grain" or name.startswith("grain.")
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `headrace.x` where `grain.x` is asked for."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(fullname, self) if _is_alias(fullname) else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        name = PACKAGE + spec.name.removeprefix(ALIAS)
+        parent, _, last = name.rpartition(".")
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            module = getattr(sys.modules.get(parent), last, None)
+        if not isinstance(module, ModuleType):
+            raise ModuleNotFoundError(f"No module named {spec.name!r}: Headrace stands for it here.", name=spec.name)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own_spec  # the import system has replaced it
+
+
+def _is_alias(name: str) -> bool:
+    return name == ALIAS or name.startswith(f"{ALIAS}.")
+
+
+def _is_user(module: ModuleType) -> bool:
+    """Whether a module has something of Headrace's, and is not part of it."""
+    if module.__name__.startswith(PACKAGE):
+        return False
+    return any(_home(value).startswith(PACKAGE) for value in list(getattr(module, "__dict__", {}).values()))
+
+
+def _home(value: Any) -> str:
+    """The module that a value is, or comes from."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    try:
+        home = getattr(value, "__module__", None)
+    except Exception:  # of a value that makes its attributes up
+        return ""
+    return home if isinstance(home, str) else ""
+
+
+# ------------------------------------------------------------------------------------------- for worker processes
+
+_imported_so: set[str] = set()  # modules that were imported while Headrace was `grain`, and see it as that
+
+
+def in_force() -> tuple[bool, list[str]]:
+    """Whether Headrace is `grain` now, and which modules were imported when it was."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path), sorted(_imported_so)
+
+
+def enforce(always: bool, modules: list[str]) -> None:
+    """Makes this process see as `grain` what another one sees."""
+    if always:
+        as_grain()
+    elif modules:
+        with as_grain():
+            for name in modules:
+                try:
+                    importlib.import_module(name)
+                except ImportError:  # of the other process's own, such as its main module
+                    continue

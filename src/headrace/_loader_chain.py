@@ -5,13 +5,16 @@ operation after a batch, or one that goes on with the generator of another behin
 """
 
 import copy
+import operator
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
+
+import numpy as np
 
 from headrace import transforms
 from headrace._dataset import Dataset
+from headrace._ops.base import describe
 from headrace._ops.element import PlacedMap
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
@@ -43,13 +46,15 @@ class Order:
                 "A sampler answers `sampler[i]` with the RecordMetadata of the record at place i of the stream; got "
                 f"{sampler!r}. See IndexSampler and SequentialSampler."
             )
-        self.sampler = sampler
+        self.sampler: Any = sampler
         self.shard = _shard(sampler, shard_options)
+        self.is_known = isinstance(sampler, BuiltInSampler) and sampler.is_as_written
+        self.first = None if self.is_known else _first_metadata(sampler)
 
     def read(self, records: MapDataset) -> MapDataset:
         """The records of this shard, in order."""
         sampler, count = self.sampler, len(records)
-        if not isinstance(sampler, BuiltInSampler):
+        if not self.is_known:
             return MapDataset.select_from_datasets([records], _Selection(self, count))  # type: ignore[arg-type]
         if sampler.num_records > count:
             raise PipelineError(
@@ -64,19 +69,54 @@ class Order:
         return self.shard.shard_index + nth * self.shard.shard_count
 
     def metadata_of(self, nth: int) -> RecordMetadata:
-        """The metadata of the n-th record of this shard."""
-        return self.sampler[self.place(nth)]
+        """The metadata of the n-th record of this shard, with a generator that nobody else has."""
+        metadata = self.sampler[self.place(nth)]
+        if self.is_known or metadata.rng is None:
+            return metadata
+        return RecordMetadata(metadata.index, metadata.record_key, copy.deepcopy(metadata.rng))
 
-    def metadata(self) -> At:
-        """The same, but each call may change what the one before returned."""
-        place = self.place
-        at = self.sampler.metadata() if isinstance(self.sampler, BuiltInSampler) else self.sampler.__getitem__
-        return lambda nth: at(place(nth))
+    def metadata(self) -> "Lent":
+        """The same to be lent again and again: see `Lent`."""
+        return Lent(self)
 
     @property
     def has_rng(self) -> bool:
         """Whether records have random number generators, as far as the first one tells."""
-        return self.metadata_of(0).rng is not None
+        if self.is_known:
+            return self.sampler.has_rng
+        return self.first is None or self.first.rng is not None
+
+
+def _first_metadata(sampler: Any) -> RecordMetadata | None:
+    """What a user's sampler says of its first place, checked; `None` where it has no places."""
+    try:
+        first = sampler[0]
+    except IndexError:
+        return None
+    if not all(hasattr(first, name) for name in ("index", "record_key", "rng")):
+        raise PipelineError(
+            f"{type(sampler).__name__} is no sampler: `sampler[0]` must be a RecordMetadata(index, record_key, rng), "
+            f"and is {first!r}. See IndexSampler and SequentialSampler."
+        )
+    return first
+
+
+class Lent:
+    """Metadata of one record at a time: making a generator for each costs ten times as much as using one again."""
+
+    def __init__(self, order: Order):
+        self._order = order
+        self._at: At | None = order.sampler.metadata() if order.is_known else None
+        self._references = None if self._at is None else sys.getrefcount(self._at(0).rng)
+
+    def of(self, nth: int) -> RecordMetadata:
+        """The metadata of the n-th record of the shard."""
+        return self._order.metadata_of(nth) if self._at is None else self._at(self._order.place(nth))
+
+    def is_back(self, metadata: RecordMetadata) -> bool:
+        """Whether nobody has kept the generator, so that it can be used for another record."""
+        rng = metadata.rng
+        return rng is None or self._references is None or sys.getrefcount(rng) <= self._references + 1
 
 
 def _shard(sampler: Any, given: ShardOptions | None) -> ShardOptions:
@@ -109,12 +149,16 @@ class _Selection(transforms.DatasetSelectionMap):
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         key = self._order.metadata_of(index).record_key
-        if not isinstance(key, int) or not 0 <= key < self._num_records:
+        try:
+            place = operator.index(key)  # type: ignore[arg-type]
+        except TypeError:
+            place = -1
+        if not 0 <= place < self._num_records:
             raise PipelineError(
                 f"{type(self._order.sampler).__name__} gives record_key={key!r} at place {self._order.place(index)}; "
                 f"keys are ints from 0 to {self._num_records - 1}, as the data source has {self._num_records} records."
             )
-        return 0, key
+        return 0, place
 
 
 def _num_places(sampler: Any) -> int:
@@ -152,14 +196,20 @@ def as_transforms(operations: Any) -> list[Any]:
 
 def _as_transform(operation: Any) -> Any:
     if isinstance(operation, type):
-        raise PipelineError(f"operations has the class {operation.__name__} where it needs an object of it.")
+        raise PipelineError(
+            f"operations has the class {operation.__name__}. Give an object of it, or, where the class itself is the "
+            f"function to call, MapTransform({operation.__name__})."
+        )
     if isinstance(operation, Operation):
         return operation.as_transform() or operation
-    if isinstance(operation, (transforms.Batch, *_METHODS.values())):
+    if isinstance(operation, transforms.Batch):
         return operation
-    methods = [name for name in _METHODS if callable(getattr(operation, name, None))]
-    if len(methods) == 1:
-        kind = transforms.RandomMap if methods == ["np_random_map"] else _METHODS[methods[0]]
+    kinds = [name for name, kind in _METHODS.items() if isinstance(operation, kind)]
+    if len(kinds) == 1:
+        return operation
+    methods = kinds or [name for name in _METHODS if callable(getattr(operation, name, None))]
+    if kinds or len(methods) == 1:  # of several kinds at once, it is the first
+        kind = transforms.RandomMap if methods[0] == "np_random_map" else _METHODS[methods[0]]
         return kind(getattr(operation, methods[0]))
     if callable(operation):
         return transforms.Map(operation)
@@ -185,8 +235,12 @@ def _kind(transform: Any) -> str:
 
 
 def _function(transform: Any) -> Callable[..., Any]:
-    name = next(name for name, kind in _METHODS.items() if isinstance(transform, kind))
-    return getattr(transform, name)
+    for name, kind in _METHODS.items():
+        if isinstance(transform, kind):
+            return getattr(transform, name)
+    raise TypeError(
+        f"{describe(transform)} is no transform of Headrace's in this process; its class was imported anew."
+    )
 
 
 RANDOM = transforms.RandomMap | transforms.TfRandomMap
@@ -244,11 +298,11 @@ class _Steps(transforms.MapWithIndex):
     def __init__(self, operations: Sequence[Any], order: Order):
         self._operations, self._order = operations, order
         self._steps = [(_function(op), isinstance(op, RANDOM), isinstance(op, PLACED)) for op in operations]
-        self._free: list[At] = []  # one for each thread that is at work
+        self._free: list[Lent] = []  # one for each thread that is at work
 
     def map_with_index(self, index: int, element: Any) -> Any:
-        at = self._free.pop() if self._free else self._order.metadata()
-        metadata = at(index)
+        lent = self._free.pop() if self._free else self._order.metadata()
+        metadata = lent.of(index)
         for function, is_random, is_placed in self._steps:
             if is_random:
                 element = function(element, metadata.rng)
@@ -256,7 +310,8 @@ class _Steps(transforms.MapWithIndex):
                 element = function(metadata.index, element)
             else:
                 element = function(element)
-        self._free.append(at)
+        if lent.is_back(metadata):
+            self._free.append(lent)
         return element
 
     def __getstate__(self) -> Any:
@@ -266,7 +321,7 @@ class _Steps(transforms.MapWithIndex):
         self.__init__(*state)
 
     def __repr__(self) -> str:
-        return " → ".join(type(op).__name__ if not hasattr(op, "_function") else repr(op) for op in self._operations)
+        return " → ".join(map(describe, self._operations))
 
 
 # ---------------------------------------------------------------------------------------- elements as records
@@ -283,18 +338,52 @@ def _on_records(dataset: Any, op: Any) -> Any:
     if isinstance(op, Operation):
         return _Operated(dataset, op)
     if isinstance(op, transforms.Batch):
-        batch_fn = partial(batched, batch_fn=op.batch_fn)
-        return dataset.batch(op.batch_size, drop_remainder=op.drop_remainder, batch_fn=batch_fn)
-    function = _function(op)
+        return dataset.batch(op.batch_size, drop_remainder=op.drop_remainder, batch_fn=_Batched(op))
     if isinstance(op, transforms.Filter):
-        return dataset.filter(lambda record: function(record.data))
+        return dataset.filter(_OnRecord(op, lambda function, record: function(record.data)))
     if isinstance(op, transforms.FlatMap):
-        return dataset.flat_map(lambda record: _children(record, function))
+        return dataset.flat_map(_OnRecord(op, _children))
     if isinstance(op, RANDOM):
-        return dataset.map(lambda record: Record(record.metadata, function(record.data, record.metadata.rng)))
-    if isinstance(op, transforms.MapWithIndex):
-        return dataset.map(lambda record: Record(record.metadata, function(record.metadata.index, record.data)))
-    return dataset.map(lambda record: Record(record.metadata, function(record.data)))
+        return dataset.map(_OnRecord(op, _draw))
+    return dataset.map(_OnRecord(op, _map_with_index if isinstance(op, transforms.MapWithIndex) else _map))
+
+
+class _OnRecord:
+    """A user's operation as a function of records; it is shown as what the user wrote."""
+
+    def __init__(self, op: Any, apply: Callable[[Callable[..., Any], Record], Any]):
+        self._op, self._function, self._apply = op, _function(op), apply
+
+    def __call__(self, record: Record) -> Any:
+        return self._apply(self._function, record)
+
+    def __repr__(self) -> str:
+        return describe(self._op)
+
+
+class _Batched:
+    """Stacks records; the batch has the metadata of the last."""
+
+    def __init__(self, op: transforms.Batch):
+        self._batch_fn = op.batch_fn
+
+    def __call__(self, records: Sequence[Record]) -> Record:
+        return batched(records, self._batch_fn)
+
+    def __repr__(self) -> str:
+        return "stack" if self._batch_fn is None else describe(self._batch_fn)
+
+
+def _map(function: Callable[..., Any], record: Record) -> Record:
+    return Record(record.metadata, function(record.data))
+
+
+def _map_with_index(function: Callable[..., Any], record: Record) -> Record:
+    return Record(record.metadata, function(record.metadata.index, record.data))
+
+
+def _draw(function: Callable[..., Any], record: Record) -> Record:
+    return Record(record.metadata, function(record.data, record.metadata.rng))
 
 
 class _AsRecord(transforms.MapWithIndex):
@@ -311,7 +400,7 @@ def _data(record: Record) -> Any:
     return record.data
 
 
-def _children(record: Record, function: Callable[[Any], Any]) -> list[Record]:
+def _children(function: Callable[..., Any], record: Record) -> list[Record]:
     """The children of a record; each draws random numbers of its own, whoever computes it."""
     return [Record(_nth_child(record.metadata, i), child) for i, child in enumerate(function(record.data))]
 
@@ -321,8 +410,11 @@ def _nth_child(metadata: RecordMetadata, n: int) -> RecordMetadata:
     if rng is None:
         return metadata
     bits: Any = rng.bit_generator
-    moved = bits.jumped(n) if n and hasattr(bits, "jumped") else copy.deepcopy(bits)
-    return RecordMetadata(metadata.index, metadata.record_key, type(rng)(moved))
+    if not n or hasattr(bits, "jumped"):
+        child = type(rng)(bits.jumped(n) if n else copy.deepcopy(bits))
+    else:
+        child = np.random.default_rng([n, *copy.deepcopy(rng).integers(0, 2**32, 4).tolist()])
+    return RecordMetadata(metadata.index, metadata.record_key, child)
 
 
 class _Operated(IterDataset):
@@ -331,6 +423,10 @@ class _Operated(IterDataset):
     def __init__(self, parent: Dataset, operation: Operation):
         super().__init__(parent)
         self._operation = operation
+
+    @property
+    def _label(self) -> str:
+        return describe(self._operation)
 
     def __iter__(self) -> Any:
         return _OperatedIterator(iter(self._parent), self._operation)  # type: ignore[arg-type]
@@ -347,7 +443,13 @@ class _OperatedIterator(DatasetIterator):
     def _restart(self, state: Any) -> None:
         self._state = state
         self._read: list[tuple[int, Any]] = []  # since the last output: indices, and states after them
-        self._records = iter(self._operation(self._feed()))
+        records: Any = self._operation(self._feed())
+        if not hasattr(records, "__iter__"):
+            raise PipelineError(
+                f"{type(self._operation).__name__} returned a {type(records).__name__}: an Operation returns an "
+                "iterator of Records."
+            )
+        self._records = iter(records)
 
     def _feed(self) -> Any:
         for record in self._parent:

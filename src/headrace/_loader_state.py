@@ -3,15 +3,22 @@
 States that Grain wrote are read as well, where its stream and this one go on with the same records.
 """
 
+import dataclasses
 import hashlib
+import inspect
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from headrace._dataset import Dataset
 from headrace._loader_chain import ELEMENTWISE, Order, identity
 from headrace.errors import StateError
+from headrace.samplers import BuiltInSampler
+from headrace.sharding import ShardOptions
+from headrace.sources import ArrayRecordDataSource
 
 FORMAT = "headrace.DataLoader/1"
 LONGEST = 200
@@ -38,16 +45,41 @@ class Loader(Protocol):
     identity: Identity
 
 
-def describe(thing: Any) -> str:
-    """A sampler or source in one short line that is the same in every run."""
+def describe(thing: Any, length: int | None = None) -> str:
+    """A sampler, source or shard in one short line that is the same in every run.
+
+    Its `repr`, but for what is in memory alone: of that, the class and the length.
+    """
+    if isinstance(thing, BuiltInSampler):
+        return thing.identity
+    if isinstance(thing, ShardOptions):
+        remainder = ", drop_remainder" if thing.drop_remainder and thing.shard_count > 1 else ""
+        return f"{thing.shard_index} of {thing.shard_count}{remainder}"
     kind = type(thing)
-    length = f" of {len(thing)} records" if hasattr(thing, "__len__") else ""
-    if kind.__repr__ is object.__repr__ or isinstance(thing, _CONTAINERS) or kind.__module__ == "numpy":
-        return f"{kind.__qualname__}{length}"
-    text = _ADDRESS.sub("", repr(thing))
+    records = "" if length is None else f" of {length} records"
+    fields = _simple_fields(thing)
+    text = _ADDRESS.sub("", repr(thing)) if _has_a_word_of_its_own(kind) else ""
+    if fields is not None:
+        text = f"{kind.__qualname__}({fields})"
+    if not text or "<function" in text or "<lambda>" in text:
+        return f"{kind.__qualname__}{records}"
     if len(text) <= LONGEST:
         return text
-    return f"{kind.__qualname__}{length}, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{kind.__qualname__}{records}, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _has_a_word_of_its_own(kind: type) -> bool:
+    in_memory = issubclass(kind, (*_CONTAINERS, Dataset)) or kind.__module__ == "numpy"
+    return not in_memory and kind.__repr__ is not object.__repr__
+
+
+def _simple_fields(thing: Any) -> str | None:
+    """The numbers and texts among the fields of a dataclass without a `repr` of its own; others may be caches."""
+    code = getattr(inspect.unwrap(type(thing).__repr__), "__code__", None)
+    if not dataclasses.is_dataclass(thing) or code is None or code.co_filename != "<string>":  # not made by it
+        return None
+    values = {f.name: getattr(thing, f.name, None) for f in dataclasses.fields(thing) if f.repr}
+    return ", ".join(f"{k}={v!r}" for k, v in values.items() if isinstance(v, str | int | float | os.PathLike))
 
 
 def encode(identity: Identity, position: dict[str, Any]) -> bytes:
@@ -58,15 +90,19 @@ def encode(identity: Identity, position: dict[str, Any]) -> bytes:
 def decode(state: Any, loader: Loader, *, validate: bool = True) -> dict[str, Any]:
     """The position in a state."""
     fields = _parse(state)
-    if fields.get("format") == FORMAT:
-        if validate:
-            _check(fields, loader.identity)
-        return fields["position"]
-    if fields.get("version") == 2:
-        return _from_grain(fields, loader, validate=validate)
-    if fields.keys() == {"parent", "next_index_in_buffer"} and fields["parent"].keys() == {"next_index"}:
-        # What Grain's loader writes with a flat map among its operations.
-        return {"op": "flat_map", "taken_of_group": fields["next_index_in_buffer"], "parent": fields["parent"]}
+    try:
+        if fields.get("format") == FORMAT:
+            if validate:
+                _check(fields, loader.identity)
+            return fields["position"]
+        if fields.get("version") == 2:
+            return _from_grain(fields, loader, validate=validate)
+        if "next_index_in_buffer" in fields or "iterators_in_use_states" in fields:
+            return _from_grains_flat_map(fields, loader.operations)
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        if isinstance(e, StateError):
+            raise
+        raise StateError(f"This state of a DataLoader is damaged ({e!r}): {state[:200]!r}.") from e
     raise StateError(
         f"This is no state of a DataLoader that is known here: it has the fields {sorted(fields)}. "
         f"States of this version say format={FORMAT!r}."
@@ -116,9 +152,25 @@ def _from_grain(fields: dict[str, Any], loader: Loader, *, validate: bool) -> di
 
 
 def _is_repr_of(thing: Any, text: str) -> bool:
-    if type(thing).__module__.startswith("headrace.sources"):  # its repr is its own
-        return text.startswith(type(thing).__name__)
-    return _ADDRESS.sub("", text) == _ADDRESS.sub("", repr(thing))
+    """Whether Grain may have written this of a sampler or source; sequences it knows by their class alone."""
+    if isinstance(thing, ArrayRecordDataSource):  # each library has a hash of its own for the paths
+        return text.startswith("ArrayRecordDataSource")
+    if isinstance(thing, Dataset):
+        return "MapDataset" in text
+    return _ADDRESS.sub("", text) in (_ADDRESS.sub("", repr(thing)), str(type(thing)))
+
+
+def _from_grains_flat_map(fields: dict[str, Any], operations: Sequence[Any]) -> dict[str, Any]:
+    """The position in what Grain's loader writes with a flat map among its operations."""
+    workers = fields.get("iterators_in_use_states")
+    if workers is not None:
+        if len(workers) > 1:
+            _check_element_by_element(len(workers), operations)
+        (fields,) = workers
+    if fields.keys() == {"next_index"}:
+        return fields
+    parent = _from_grains_flat_map(fields["parent"], operations)
+    return {"op": "flat_map", "taken_of_group": fields["next_index_in_buffer"], "parent": parent}
 
 
 def _check_element_by_element(worker_count: int, operations: Sequence[Any]) -> None:

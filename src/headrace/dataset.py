@@ -25,7 +25,7 @@ from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
 from headrace.errors import PipelineError
 from headrace.iterator import StreamIterator
-from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions
+from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
 from headrace.sources import ArrayDataSource, RangeDataSource
 from headrace.sources.arrays import is_array_like
 
@@ -434,6 +434,7 @@ def _stream_ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
 
 
 def _non_negative(name: str, count: int) -> int:
-    if not isinstance(count, int) or count < 0 or count > ENDLESS:
-        raise PipelineError(f"`{name}` needs a count of 0 or more; got {count!r}.")
+    count = check_count(f"The count of `{name}`", count, least=0)
+    if count > ENDLESS:
+        raise PipelineError(f"The count of `{name}` must be below 2**63; got {count}.")
     return count

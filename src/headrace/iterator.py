@@ -8,6 +8,7 @@ import abc
 import collections
 import itertools
 import operator
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
@@ -129,6 +130,9 @@ class StreamIterator(itertools.chain, DatasetIterator[T]):  # type: ignore[misc]
 
     def close(self) -> None:
         self._walk.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("An iterator cannot be copied or pickled: keep its `get_state()`, and make a new one there.")
 
     def __repr__(self) -> str:
         return f"<iterator of {self._walk.op.label()} at {self.get_state()}>"
@@ -329,7 +333,9 @@ class _Walk:
         self._discard_stream()
         self._workers.close()
 
-    def __del__(self):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
+        if is_finalizing():  # all is closed already, and modules may be gone
+            return
         try:
             self._discard_stream(wait=False)
         finally:

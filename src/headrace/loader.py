@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from headrace import _loader_state, transforms
 from headrace._loader_chain import Order, as_transforms, chain, identity
-from headrace.dataset import MapDataset
+from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
 from headrace.iterator import RestartedIterator, StreamIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
@@ -49,8 +49,10 @@ class DataLoader:
         enable_profiling: bool = False,
     ):
         if worker_count is not None:
-            check_count("worker_count", worker_count, least=0)
-        check_count("worker_buffer_size", worker_buffer_size, least=1)
+            worker_count = check_count("worker_count", worker_count, least=0)
+        worker_buffer_size = check_count("worker_buffer_size", worker_buffer_size, least=1)
+        if read_options is not None and not isinstance(read_options, ReadOptions):
+            raise PipelineError(f"read_options must be ReadOptions; got {type(read_options).__name__}.")
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
@@ -59,16 +61,23 @@ class DataLoader:
             per_worker_buffer_size=worker_buffer_size,
             enable_profiling=enable_profiling,
         )
-        records = data_source if isinstance(data_source, MapDataset) else MapDataset.source(data_source)
+        records = MapDataset.source(data_source)
+        if isinstance(data_source, MapDataset):  # its epochs are its own affair: a sampler's are all of the first
+            records = data_source.repeat(1, reseed_each_epoch=False)
         self._num_records = len(records)
         dataset = chain(records, self.order, self.operations, read_options)
         self._dataset = dataset.mp_prefetch(self._workers) if self._workers.num_workers else dataset
         self.identity = _loader_state.Identity(
             sampler=_loader_state.describe(sampler),
-            data_source=_loader_state.describe(data_source),
-            shard_options=repr(self.order.shard),
+            data_source=_loader_state.describe(data_source, self._num_records),
+            shard_options=_loader_state.describe(self.order.shard),
             operations=identity(self.operations),
         )
+
+    @property
+    def dataset(self) -> IterDataset:
+        """The loader's pipeline, to go on with: `loader.dataset.map(...)`, `device_put(loader.dataset, ...)`."""
+        return self._dataset
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
@@ -83,9 +92,10 @@ class DataLoader:
 
     def _check_source(self) -> None:
         """Raises if the source has become shorter since the loader was made."""
-        if len(self.source) < self._num_records and not isinstance(self.source, dict):
+        length = self._num_records if isinstance(self.source, dict) else len(self.source)
+        if length < self._num_records:
             raise PipelineError(
-                f"The data source had {self._num_records} records when the loader was made, and has {len(self.source)} "
+                f"The data source had {self._num_records} records when the loader was made, and has {length} "
                 "now. Make a new sampler and loader for it."
             )
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from headrace import _tree, transforms
-from headrace.options import check_count
+from headrace.options import check_counts
 from headrace.records import Record
 
 
@@ -77,7 +77,7 @@ class BatchOperation(Operation):
     batch_fn: Callable[[Sequence[Any]], Any] | None = None
 
     def __post_init__(self):
-        check_count("batch_size", self.batch_size, least=1)
+        check_counts(self, "batch_size", least=1)
 
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
         batch: list[Record] = []

@@ -1,6 +1,7 @@
 """The knobs: none of them changes a value that comes out."""
 
 import enum
+import operator
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -24,14 +25,25 @@ AUTOTUNE = _Autotune.AUTOTUNE
 AutotuneParameter = _Autotune
 
 
-def check_count(name: str, value: Any, *, least: int, autotune: bool = False) -> None:
-    """Raises unless `value` is an int of at least `least` (or AUTOTUNE, where that is allowed)."""
+def check_count(name: str, value: Any, *, least: int, autotune: bool = False) -> Any:
+    """A count as an int of at least `least` (or AUTOTUNE, where that is allowed); raises for anything else."""
     if autotune and value is AUTOTUNE:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        return value
+    try:
+        count = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = least - 1
+    if count < least:
         kind = "a positive int" if least == 1 else f"an int of at least {least}"
         extra = " or AUTOTUNE" if autotune else ""
         raise PipelineError(f"{name} must be {kind}{extra}; got {value!r}.")
+    return count
+
+
+def check_counts(thing: Any, *names: str, least: int, autotune: bool = False) -> None:
+    """Makes ints of counts among the fields of a frozen dataclass."""
+    for name in names:
+        object.__setattr__(thing, name, check_count(name, getattr(thing, name), least=least, autotune=autotune))
 
 
 @dataclass(frozen=True)
@@ -49,9 +61,8 @@ class ReadOptions:
     prefetch_buffer_bytes: int = 256 << 20
 
     def __post_init__(self):
-        check_count("num_threads", self.num_threads, least=0, autotune=True)
-        check_count("prefetch_buffer_size", self.prefetch_buffer_size, least=0, autotune=True)
-        check_count("prefetch_buffer_bytes", self.prefetch_buffer_bytes, least=1)
+        check_counts(self, "num_threads", "prefetch_buffer_size", least=0, autotune=True)
+        check_counts(self, "prefetch_buffer_bytes", least=1)
         if self.num_threads not in (0, AUTOTUNE) and self.prefetch_buffer_size == 0:
             raise PipelineError(
                 f"prefetch_buffer_size must be positive where there are threads to fill it; got 0 with "
@@ -76,9 +87,8 @@ class MultiprocessingOptions:
     buffer_bytes: int = 1 << 30
 
     def __post_init__(self):
-        check_count("num_workers", self.num_workers, least=0)
-        check_count("per_worker_buffer_size", self.per_worker_buffer_size, least=1)
-        check_count("buffer_bytes", self.buffer_bytes, least=1)
+        check_counts(self, "num_workers", least=0)
+        check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
         most = max(MOST_WORKERS, MOST_WORKERS_PER_CORE * (os.cpu_count() or 1))
         if self.num_workers > most:
             raise PipelineError(

@@ -13,7 +13,7 @@ from headrace._plan.streams.pack import check_lengths, columns_of, write
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
 from headrace.operations import Operation
-from headrace.options import check_count
+from headrace.options import check_counts
 from headrace.records import Record, RecordMetadata
 
 
@@ -176,9 +176,9 @@ class PackAndBatchOperation(Operation):
     max_sequences_per_bin: int | None = None
 
     def __post_init__(self):
-        check_count("batch_size", self.batch_size, least=1)
+        check_counts(self, "batch_size", least=1)
         if self.max_sequences_per_bin is not None:
-            check_count("max_sequences_per_bin", self.max_sequences_per_bin, least=1)
+            check_counts(self, "max_sequences_per_bin", least=1)
         # Packing knows features by name, and only meta features as trees: the whole record is one.
         self._layout = Layout({"record": _plain_ints(self.length_struct)}, ["record"])
 

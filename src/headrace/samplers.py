@@ -30,9 +30,9 @@ class BuiltInSampler:
     """What the samplers here share: a number of records and of epochs, a seed, shards."""
 
     def __init__(self, num_records: int, shard_options: ShardOptions, num_epochs: int | None, seed: int | None):
-        check_count("num_records", num_records, least=1)
+        num_records = check_count("num_records", num_records, least=1)
         if num_epochs is not None:
-            check_count("num_epochs", num_epochs, least=1)
+            num_epochs = check_count("num_epochs", num_epochs, least=1)
         if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
             raise PipelineError(f"The seed of a sampler must be an int between 0 and 2**32 - 1; got {seed!r}.")
         if not isinstance(shard_options, ShardOptions):
@@ -46,8 +46,26 @@ class BuiltInSampler:
         return self._num_records
 
     @property
+    def is_as_written(self) -> bool:
+        """Whether a subclass has left the order and the metadata as they are here."""
+        own = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return all(getattr(type(self), name) is getattr(own, name) for name in ("__getitem__", "__len__", "record_key"))
+
+    @property
+    def has_rng(self) -> bool:
+        """Whether records have random number generators."""
+        return self._seed is not None
+
+    @property
     def shard_options(self) -> ShardOptions:
         return self._shard_options
+
+    @property
+    def identity(self) -> str:
+        """The sampler in one line, but for the shard that it reads."""
+        facts = {"num_records": self._num_records, "num_epochs": self._num_epochs, "seed": self._seed}
+        facts |= {"in_pieces": True} if self._shard_options.shard_count > 1 else {}
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in facts.items())})"
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -115,7 +133,7 @@ class IndexSampler(BuiltInSampler):
         if shuffle and seed is None:
             raise PipelineError("An IndexSampler that shuffles needs a seed: IndexSampler(..., shuffle=True, seed=42).")
         self._shuffle = shuffle
-        self._start, self._size = shard_options.piece(num_records)
+        self._start, self._size = shard_options.piece(self._num_records)
         if not self._size:
             raise PipelineError(
                 f"Shard {shard_options.shard_index} of {shard_options.shard_count} has none of the {num_records} "
@@ -151,6 +169,10 @@ class IndexSampler(BuiltInSampler):
         if self._shuffle:
             records = records.shuffle(seed=self._seed)
         return records if self._num_epochs == 1 else records.repeat(self._num_epochs)
+
+    @property
+    def identity(self) -> str:
+        return f"{super().identity}{', shuffled' * self._shuffle}"
 
     def __repr__(self) -> str:
         return (

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.errors import PipelineError, optional
+from headrace.options import check_counts
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,13 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self):
-        for name, value in (("shard_index", self.shard_index), ("shard_count", self.shard_count)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise PipelineError(f"{name} must be an int; got {value!r}.")
-        if self.shard_count < 1:
-            raise PipelineError(f"shard_count must be positive; got {self.shard_count}.")
+        check_counts(self, "shard_count", least=1)
         if not 0 <= self.shard_index < self.shard_count:
             raise PipelineError(
                 f"shard_index must lie between 0 and {self.shard_count - 1}, as shard_count is {self.shard_count}; "
                 f"got {self.shard_index}."
             )
+        check_counts(self, "shard_index", least=0)
 
     def piece(self, num_records: int) -> tuple[int, int]:
         """Where this shard's consecutive piece of `num_records` begins, and how many it has.

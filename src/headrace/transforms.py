@@ -7,6 +7,7 @@ returns one of the same length, row for row what `map` returns.
 """
 
 import abc
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -120,11 +121,13 @@ class _OfFunction:
 
     _method: ClassVar[str]
 
-    def __init__(self, function: Callable[..., Any], max_fan_out: int | None = None):
+    def __init__(self, function: Callable[..., Any], **max_fan_out: int | None):
         if not callable(function):
             raise TypeError(f"{self._kind.__name__} takes a function; got {type(function).__name__}: {function!r}.")
         setattr(self, self._method, function)
-        self.max_fan_out = max_fan_out
+        if max_fan_out.keys() - (["max_fan_out"] if self._kind is FlatMap else []):
+            raise TypeError(f"{self._kind.__name__} takes a function, and not {', '.join(max_fan_out)}.")
+        self.__dict__.update(max_fan_out)
 
     @property
     def _kind(self) -> type:
@@ -135,10 +138,21 @@ class _OfFunction:
         return getattr(self, self._method)
 
     def __repr__(self) -> str:
-        return f"{self._kind.__name__}({getattr(self._function, '__name__', self._function)})"
+        return f"{self._kind.__name__}({_show(self._function)})"
 
     def __reduce__(self) -> Any:
-        return self._kind, (self._function, self.max_fan_out)
+        return _made_again, (self._kind, self._function, {k: v for k, v in vars(self).items() if k == "max_fan_out"})
+
+
+def _made_again(kind: type, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    return kind(function, **options)
+
+
+def _show(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return getattr(function, "__name__", repr(function))
+    return f"{function.__name__} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
 _OF_FUNCTION: dict[type, type] = {

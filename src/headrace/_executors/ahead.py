@@ -7,9 +7,11 @@ are, with whatever lock they hold, and whoever needs that lock then would wait f
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from headrace._ops.buffer import Prefetch
@@ -158,6 +160,6 @@ class AheadStream(Unary):
                 self._thread.join()
         self.parent.close(wait=wait)
 
-    def __del__(self):
-        if os.getpid() == self._pid:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
+        if not is_finalizing() and os.getpid() == self._pid:  # else it is closed, and modules may be gone
             self.buffer.close()

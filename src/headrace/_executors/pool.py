@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace import _as_grain
 from headrace._executors.parcel import Parcel
 from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
 from headrace._executors.ring import Sheet, Slot, Slots, Writer, read
@@ -80,7 +81,12 @@ class Pool:
         self._bad_starts = 0
         self._wake_end, self._wake = os.pipe()
         self._control = self.slots.take()  # in front, the number below which tasks are cancelled
-        world = {"path": sys.path, "argv": sys.argv, "pythonpath": os.environ.get("PYTHONPATH")}
+        world = {
+            "path": sys.path,
+            "argv": sys.argv,
+            "pythonpath": os.environ.get("PYTHONPATH"),
+            "as_grain": _as_grain.in_force(),
+        }
         self.world = Writer(self._control, start=8).dump(world)
         self._processes: list[Process] = []
         _pools.add(self)

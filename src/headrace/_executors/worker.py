@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from headrace import _as_grain
 from headrace._executors import thread_executor, workers
 from headrace._executors.freight import pack, unpack
 from headrace._executors.inline import InlineExecutor
@@ -77,6 +78,7 @@ def _enter(world: dict[str, Any]) -> None:
     os.environ.pop("PYTHONPATH", None)
     if world["pythonpath"] is not None:
         os.environ["PYTHONPATH"] = world["pythonpath"]
+    _as_grain.enforce(*world["as_grain"])
 
 
 def _receive(connection: socket.socket) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 from headrace._ops.base import ENDLESS, Unary, describe
 from headrace._ops.order import IndexOp
 from headrace.errors import PipelineError
-from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
+from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,7 +40,7 @@ class Limit(Unary):
     count: int
 
     def __post_init__(self):
-        check_count("count", self.count, least=0)
+        check_counts(self, "count", least=0)
 
     @property
     def endless(self) -> bool:
@@ -56,7 +56,7 @@ class Skip(Unary):
     count: int
 
     def __post_init__(self):
-        check_count("count", self.count, least=0)
+        check_counts(self, "count", least=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,7 +67,7 @@ class Prefetch(Unary):
     buffer_size: int | AutotuneParameter
 
     def __post_init__(self):
-        check_count("buffer_size", self.buffer_size, least=0, autotune=True)
+        check_counts(self, "buffer_size", least=0, autotune=True)
 
 
 class Home:

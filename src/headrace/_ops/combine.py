@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace._ops.base import ENDLESS, Op
 from headrace.errors import PipelineError
-from headrace.options import check_count
+from headrace.options import check_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -233,7 +233,7 @@ class Interleave(Op):
     made: dict[int, Op] = field(default_factory=dict, repr=False)  # datasets that are open, by number
 
     def __post_init__(self):
-        check_count("cycle_length", self.cycle_length, least=1)
+        check_counts(self, "cycle_length", least=1)
         if not isinstance(self.datasets, Op) and not self.datasets:
             raise PipelineError("`interleave` needs at least one dataset; got none.")
 

@@ -10,7 +10,7 @@ from headrace import _tree
 from headrace._ops.base import Unary, resolve_seed
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
-from headrace.options import check_count
+from headrace.options import check_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,7 +23,9 @@ class Batch(Unary):
     batch_fn: Callable[[Sequence[Any]], Any] | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        check_count("batch_size", self.batch_size, least=1)
+        check_counts(self, "batch_size", least=1)
+        if self.batch_fn is not None and not callable(self.batch_fn):
+            raise PipelineError(f"batch_fn must be a function of a list of elements; got {self.batch_fn!r}.")
         if not self.is_stream and self.parent.has_holes:
             raise PipelineError(
                 "`batch` cannot follow `filter` or `flat_map` on a MapDataset, whose indices may have no element: "
@@ -75,7 +77,7 @@ class Rebatch(Unary):
     drop_remainder: bool = field(default=False, kw_only=True)
 
     def __post_init__(self):
-        check_count("batch_size", self.batch_size, least=1)
+        check_counts(self, "batch_size", least=1)
 
     def spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
@@ -98,7 +100,7 @@ class BufferShuffle(Unary):
     seed: int | None = None
 
     def __post_init__(self):
-        check_count("buffer_size", self.buffer_size, least=1)
+        check_counts(self, "buffer_size", least=1)
         object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle", bits=None))
 
     def landing(self, stretch: int, count: int) -> np.ndarray:
@@ -128,7 +130,7 @@ class PaddedBatch(Unary):
     drop_remainder: bool = field(default=False, kw_only=True)
 
     def __post_init__(self):
-        check_count("batch_size", self.batch_size, least=1)
+        check_counts(self, "batch_size", least=1)
         if list(self.boundaries) != sorted(set(self.boundaries)) or any(b < 1 for b in self.boundaries):
             raise PipelineError(f"boundaries must be positive and increasing; got {self.boundaries}.")
         if self.boundaries and self.length_fn is None:
@@ -136,7 +138,7 @@ class PaddedBatch(Unary):
         if self.window_size is None:
             buckets = len(self.boundaries) + 1
             object.__setattr__(self, "window_size", self.batch_size * (16 * buckets if buckets > 1 else 1))
-        check_count("window_size", self.window_size, least=self.batch_size)
+        check_counts(self, "window_size", least=self.batch_size)
 
     def groups(self, elements: Sequence[Any]) -> list[tuple[list[int], int | None]]:
         """The batches of one window: which of its elements each holds, and the length to pad to, if fixed."""

@@ -13,7 +13,7 @@ import numpy as np
 from headrace._ops.base import ENDLESS, Op, Unary, check_seed, resolve_seed
 from headrace._rng import permutation, shuffled_indices
 from headrace.errors import PipelineError
-from headrace.options import DatasetOptions, check_count
+from headrace.options import DatasetOptions, check_counts
 
 
 def epoch_length(op: Op) -> int:
@@ -77,7 +77,7 @@ class WindowShuffle(IndexOp):
     seed: int | None = None
 
     def __post_init__(self):
-        check_count("window_size", self.window_size, least=1)
+        check_counts(self, "window_size", least=1)
         object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="window_shuffle"))
 
     def window_seed(self, window: int) -> int:
@@ -159,7 +159,7 @@ class Repeat(IndexOp):
 
     def __post_init__(self):
         if self.num_epochs is not None:
-            check_count("num_epochs", self.num_epochs, least=1)
+            check_counts(self, "num_epochs", least=1)
         if self.parent.endless:
             raise PipelineError(
                 f"`repeat` of a dataset that is endless already does nothing: {self.parent.label()} never ends. "

@@ -17,7 +17,7 @@ from headrace import _tree
 from headrace._ops.base import Unary, check_seed
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
-from headrace.options import check_count
+from headrace.options import check_count, check_counts
 
 Lengths = tuple[int, ...]
 Piece = int | tuple[int, Lengths, Lengths]
@@ -279,10 +279,10 @@ class FirstFitPack(Packer):
     max_sequences_per_bin: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
-        check_count("num_packing_bins", self.num_packing_bins, least=1)
+        check_counts(self, "num_packing_bins", least=1)
         object.__setattr__(self, "seed", check_seed(self.seed, op=self.name, bits=None))
         if self.max_sequences_per_bin is not None:
-            check_count("max_sequences_per_bin", self.max_sequences_per_bin, least=1)
+            check_counts(self, "max_sequences_per_bin", least=1)
         self.layout()
         group = self.shuffle_bins_group_by_feature
         if group is not None and group not in (*self.length_struct, *self.meta_features):

@@ -70,4 +70,4 @@ class UserDataset(Op):
         return self.dataset.element_spec
 
     def label(self) -> str:
-        return describe(type(self.dataset))
+        return getattr(self.dataset, "_label", None) or describe(type(self.dataset))

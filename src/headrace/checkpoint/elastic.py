@@ -47,6 +47,7 @@ class ElasticIterator(StreamIterator):
         read_options: ReadOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> Any:
+        global_batch_size = check_count("global_batch_size", global_batch_size, least=1)
         _check(ds, global_batch_size, shard_options)
         count = shard_options.shard_count
         rows = ds.shard(count, shard_options.shard_index) if count > 1 else ds
@@ -65,8 +66,8 @@ class ElasticIterator(StreamIterator):
         return {FIELD: self.get_next_index() * self._global_batch_size}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if not isinstance(state, dict) or state.keys() != {FIELD}:
-            raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}; got {state!r}.")
+        if not isinstance(state, dict) or state.keys() != {FIELD} or not isinstance(state[FIELD], int):
+            raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
         step, left_over = divmod(state[FIELD], self._global_batch_size)
         if left_over:
             raise StateError(
@@ -86,7 +87,8 @@ ElasticIterator._restarted = _RestartedElasticIterator
 def _check(ds: Any, global_batch_size: int, shard_options: ShardOptions) -> None:
     if not isinstance(ds, MapDataset):
         raise PipelineError(f"An ElasticIterator reads a MapDataset; got {type(ds).__name__}.")
-    check_count("global_batch_size", global_batch_size, least=1)
+    if not isinstance(shard_options, ShardOptions):
+        raise PipelineError(f"shard_options must be ShardOptions; got {type(shard_options).__name__}.")
     if global_batch_size % shard_options.shard_count:
         raise PipelineError(
             f"global_batch_size={global_batch_size} cannot be shared out evenly among "

@@ -19,7 +19,7 @@ from headrace._plan.streams import Unary as UnaryStream
 from headrace._plan.streams.base import places
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, optional
-from headrace.options import check_count
+from headrace.options import check_counts
 
 
 def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset:
@@ -43,6 +43,7 @@ def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device
     """
     if not isinstance(ds, IterDataset):
         hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
+        hint = " Give `loader.dataset`." if hasattr(ds, "dataset") else hint
         raise PipelineError(f"`device_put` takes an IterDataset; got {type(ds).__name__}.{hint}")
     return ds._then(DevicePut(ds._op, device, cpu_buffer_size, device_buffer_size))
 
@@ -58,8 +59,8 @@ class DevicePut(Unary):
     move: Callable[[Any], Any] = field(init=False, repr=False)
 
     def __post_init__(self):
-        check_count("cpu_buffer_size", self.cpu_buffer_size, least=0)
-        check_count("device_buffer_size", self.device_buffer_size, least=0)
+        check_counts(self, "cpu_buffer_size", least=0)
+        check_counts(self, "device_buffer_size", least=0)
         object.__setattr__(self, "move", _mover(self.device))
 
     def __reduce__(self) -> Any:

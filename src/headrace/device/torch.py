@@ -138,11 +138,11 @@ class TorchDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # With cloudpickle, since torch's spawned workers would not take lambdas and classes of notebooks.
-        return {"ds": cloudpickle.dumps(self._ds), "loaded": self._loaded}
+        return self.__dict__ | {"_ds": cloudpickle.dumps(self._ds), "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(cloudpickle.loads(state["ds"]))
-        self._loaded = state["loaded"]
+        self.__dict__.update(state)
+        self._ds = cloudpickle.loads(state["_ds"])
 
 
 _STATE_KEYS = {"state", "skip", "worker", "num_workers"}
