@@ -295,3 +295,12 @@ def test_a_config_is_frozen_and_empty_by_default():
     assert (config.multiprocessing_options, config.read_options) == (None, None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.read_options = ReadOptions()  # type: ignore[misc]
+
+
+def test_what_cannot_leave_the_process_gets_no_workers():
+    jax = pytest.importorskip("jax")
+    from headrace.experimental import device_put
+
+    slow = MapDataset.range(1000).to_iter_dataset().map(spin)
+    config = pick_performance_config(device_put(slow.batch(2), jax.devices()[0]), max_workers=2)
+    assert config.multiprocessing_options.num_workers == 0

@@ -1,7 +1,7 @@
 """Chooses threads, workers and buffers for a pipeline, from a short trial of it.
 
 The trial computes elements in the caller's own thread, with nothing ahead, and for a second at most: where an element
-takes longer, it is the only one. What is random access is then tried in two threads, which tells whether threads
+takes longer, it is the only one (it cannot be stopped half-way). What is random access is then tried in two threads, which tells whether threads
 pay; nothing else ever runs in threads. The choice changes only what things cost, never a value.
 """
 
@@ -22,6 +22,7 @@ from headrace._ops.buffer import ToStream
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block
 from headrace._plan.kernels import fetcher
+from headrace._plan.stages import all_operations
 from headrace._plan.streams import Context, Position, Run, Stream, Unary, open_stream, stream_of
 from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
@@ -89,6 +90,8 @@ def pick_performance_config(
     budget = _free_share() if ram_budget_mb is None else ram_budget_mb << 20
     cores = num_cores()
     most_workers = cores if max_workers is None else min(cores, max_workers)
+    if any(op.stays_here for op in all_operations(ds._op)):
+        most_workers = 0
 
     begin = time.perf_counter()
     sample = _sampled(ds._stream_op, samples_to_check, begin + SAMPLING_S)

@@ -40,6 +40,7 @@ class Op:
     name: ClassVar[str]
     state_fields: ClassVar[tuple[str, ...] | None] = None
     state_params: ClassVar[tuple[str, ...]] = ()
+    stays_here: ClassVar[bool] = False  # whether only the consumer's own process can compute it
     site: str = field(default_factory=call_site, kw_only=True)
 
     @property

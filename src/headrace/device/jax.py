@@ -53,6 +53,7 @@ class DevicePut(Unary):
     """The same elements, on a device."""
 
     name = "device_put"
+    stays_here = True
     device: Any
     cpu_buffer_size: int = 4
     device_buffer_size: int = 2
