@@ -1,9 +1,9 @@
 """Chooses threads, workers and buffers for a pipeline, from a short trial of it.
 
 The trial computes elements in the caller's own thread, with nothing ahead, and for a second at most: where an element
-takes longer, it is the only one, since nothing can stop it half-way. What is random access is then tried in two threads,
-which tells whether threads pay; nothing else ever runs in threads. The choice changes only what things cost, never a
-value.
+takes longer, it is the only one, since nothing can stop it half-way. What is random access is then tried in two
+threads, which tells whether threads pay; nothing else ever runs in threads. The choice changes only what things cost,
+never a value.
 """
 
 import itertools
