@@ -4,8 +4,11 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from headrace import _loader_state, transforms
-from headrace._loader_chain import Order, as_transforms, chain, identity
+from headrace import transforms
+from headrace._loader import state as states
+from headrace._loader.chain import chain
+from headrace._loader.kinds import as_transforms, identity
+from headrace._loader.order import Order
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
 from headrace.iterator import RestartedIterator, StreamIterator
@@ -67,10 +70,10 @@ class DataLoader:
         self._num_records = len(records)
         dataset = chain(records, self.order, self.operations, read_options)
         self._dataset = dataset.mp_prefetch(self._workers) if self._workers.num_workers else dataset
-        self.identity = _loader_state.Identity(
-            sampler=_loader_state.describe(sampler),
-            data_source=_loader_state.describe(data_source, self._num_records),
-            shard_options=_loader_state.describe(self.order.shard),
+        self.identity = states.Identity(
+            sampler=states.describe(sampler),
+            data_source=states.describe(data_source, self._num_records),
+            shard_options=states.describe(self.order.shard),
             operations=identity(self.operations),
         )
 
@@ -122,14 +125,14 @@ class DataLoaderIterator(StreamIterator[T]):
 
     def get_state(self) -> bytes:  # type: ignore[override]
         """Where the iterator is, as JSON in bytes; the same with any number of workers."""
-        return _loader_state.encode(self._loader.identity, super().get_state())
+        return states.encode(self._loader.identity, super().get_state())
 
     def set_state(self, state: bytes) -> None:  # type: ignore[override]
         """Goes to where `get_state` was called."""
         self._go_to(state, validate=True)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:
-        super().set_state(_loader_state.decode(state, self._loader, validate=validate))
+        super().set_state(states.decode(state, self._loader, validate=validate))
 
     def __repr__(self) -> str:
         return f"<iterator of {self._loader!r}>"

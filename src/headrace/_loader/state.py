@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace._dataset import Dataset
-from headrace._loader_chain import ELEMENTWISE, Order, identity
+from headrace._loader.kinds import ELEMENTWISE, identity
+from headrace._loader.order import Order
 from headrace.errors import StateError
 from headrace.samplers import BuiltInSampler
 from headrace.sharding import ShardOptions

@@ -1,0 +1,1 @@
+"""How a `DataLoader` becomes a dataset, and what its states hold."""

@@ -1,0 +1,78 @@
+"""What may stand among a loader's operations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace import transforms
+from headrace._ops.base import describe
+from headrace.errors import PipelineError
+from headrace.operations import Operation
+
+_METHODS: dict[str, type] = {
+    "map": transforms.Map,
+    "random_map": transforms.RandomMap,
+    "np_random_map": transforms.TfRandomMap,
+    "map_with_index": transforms.MapWithIndex,
+    "filter": transforms.Filter,
+    "flat_map": transforms.FlatMap,
+}
+
+RANDOM = transforms.RandomMap | transforms.TfRandomMap
+PLACED = RANDOM | transforms.MapWithIndex
+ELEMENTWISE = transforms.Map | PLACED
+
+
+def as_transforms(operations: Any) -> list[Any]:
+    """What a loader is given as operations: transforms, and operations that nothing else says."""
+    if not isinstance(operations, Sequence) or isinstance(operations, str):
+        raise PipelineError(f"operations must be a sequence of transforms; got {type(operations).__name__}.")
+    return [_as_transform(operation) for operation in operations]
+
+
+def _as_transform(operation: Any) -> Any:
+    if isinstance(operation, type):
+        raise PipelineError(
+            f"operations has the class {operation.__name__}. Give an object of it, or, where the class itself is the "
+            f"function to call, MapTransform({operation.__name__})."
+        )
+    if isinstance(operation, Operation):
+        return operation.as_transform() or operation
+    if isinstance(operation, transforms.Batch):
+        return operation
+    kinds = [name for name, kind in _METHODS.items() if isinstance(operation, kind)]
+    if len(kinds) == 1:
+        return operation
+    methods = kinds or [name for name in _METHODS if callable(getattr(operation, name, None))]
+    if kinds or len(methods) == 1:  # of several kinds at once, it is the first
+        kind = transforms.RandomMap if methods[0] == "np_random_map" else _METHODS[methods[0]]
+        return kind(getattr(operation, methods[0]))
+    if callable(operation):
+        return transforms.Map(operation)
+    raise PipelineError(
+        f"operations has a {type(operation).__name__}, {operation!r}, which is no transform. Accepted are "
+        "MapTransform, RandomMapTransform, MapWithIndexTransform, FilterTransform, FlatMapTransform, Batch, "
+        "subclasses of Operation, and functions of one element."
+    )
+
+
+def identity(operations: Sequence[Any]) -> str:
+    """The operations by kind, for a state: no functions, and nothing that changes from run to run."""
+    return ", ".join(map(_kind, operations)) or "none"
+
+
+def _kind(transform: Any) -> str:
+    if isinstance(transform, transforms.Batch):
+        return f"batch({transform.batch_size}{', drop_remainder' if transform.drop_remainder else ''})"
+    for name, kind in _METHODS.items():
+        if isinstance(transform, kind):
+            return name.removeprefix("np_")
+    return type(transform).__name__
+
+
+def function_of(transform: Any) -> Callable[..., Any]:
+    for name, kind in _METHODS.items():
+        if isinstance(transform, kind):
+            return getattr(transform, name)
+    raise TypeError(
+        f"{describe(transform)} is no transform of Headrace's in this process; its class was imported anew."
+    )
