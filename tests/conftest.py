@@ -1,6 +1,7 @@
 """Settings that all tests share."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 from headrace._plan.streams import GapFound
 from headrace.errors import HeadraceError
 from headrace.iterator import _Walk
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 settings.register_profile("thorough", deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))

@@ -77,47 +77,52 @@ CONSUMER = """
 """
 
 
-def start_consumer(then="pass"):
+@contextlib.contextmanager
+def consumer(then="pass"):
+    """A consumer that has begun, and a fork of it; both have ended after this."""
     command = [sys.executable, "-c", textwrap.dedent(CONSUMER).replace("{then}", then)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return process, int(process.stdout.readline())
+    fork = int(process.stdout.readline())
+    try:
+        yield process, fork
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(fork, signal.SIGKILL)
+        process.kill()
+        process.communicate(timeout=10)
 
 
 @runs
 def test_the_consumer_is_killed_while_a_fork_of_it_holds_the_pipes(run):
-    process, fork = start_consumer()
-    try:
+    with consumer() as (process, _):
         assert len(workers_of(process.pid)) == 2
         time.sleep(random.Random(run).uniform(0, 0.1))
         process.kill()
         process.wait(10)
         until(lambda: not workers_of(process.pid), "workers outlive their consumer")
-    finally:
-        os.kill(fork, signal.SIGKILL)
-        process.communicate(timeout=10)
 
 
 @runs
 def test_ctrl_c_ends_the_consumer_and_its_workers(run):
-    process, fork = start_consumer()
-    os.kill(fork, signal.SIGKILL)
-    time.sleep(random.Random(run).uniform(0, 0.1))
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
-    assert process.returncode in (1, -signal.SIGINT)
-    assert errors.count("Traceback") == 1, errors
-    assert "KeyboardInterrupt" in errors
-    until(lambda: not workers_of(process.pid), "workers outlive their consumer")
+    with consumer() as (process, fork):
+        os.kill(fork, signal.SIGKILL)
+        time.sleep(random.Random(run).uniform(0, 0.1))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode in (1, -signal.SIGINT)
+        assert errors.count("Traceback") == 1, errors
+        assert "KeyboardInterrupt" in errors
+        until(lambda: not workers_of(process.pid), "workers outlive their consumer")
 
 
 @runs
 def test_the_consumer_ends_half_way(run):
-    process, fork = start_consumer(then="sys.exit(3)" if run % 2 else "break")
-    os.kill(fork, signal.SIGKILL)
-    _, errors = process.communicate(timeout=10)
-    assert process.returncode == (3 if run % 2 else 0)
-    assert errors == ""
-    until(lambda: not workers_of(process.pid), "workers outlive their consumer")
+    with consumer(then="sys.exit(3)" if run % 2 else "break") as (process, fork):
+        os.kill(fork, signal.SIGKILL)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode == (3 if run % 2 else 0)
+        assert errors == ""
+        until(lambda: not workers_of(process.pid), "workers outlive their consumer")
 
 
 @runs

@@ -4,6 +4,7 @@
     ├── PipelineError (ValueError)     an operation was asked for something it cannot mean
     ├── StateError (ValueError)        a state does not fit the pipeline that it is given to
     ├── StructureError (ValueError)    elements that cannot be stacked into one batch
+    ├── DataError (ValueError)         bytes at rest that are damaged, or not what they should be
     ├── SpecError (ValueError)         an element spec that cannot be known without reading data
     ├── FilterError (ValueError)       a filter dropped more than the pipeline allows
     ├── ClosedError (ValueError)       an iterator was used after `close()`
@@ -36,6 +37,10 @@ class StateError(HeadraceError, ValueError):
 
 class StructureError(HeadraceError, ValueError):
     """Elements cannot be stacked into one batch."""
+
+
+class DataError(HeadraceError, ValueError):
+    """Bytes at rest are damaged, or not what they should be; the message has the path, the record and the offset."""
 
 
 class SpecError(HeadraceError, ValueError):
