@@ -1,0 +1,286 @@
+"""Tables in files as sources (Parquet; Arrow IPC and Feather; CSV): element `i` is row `i` of the files, as a dict.
+
+A file is a sequence of groups (row groups, record batches, blocks of lines). A group is decoded at once, and those used
+last are kept up to a number of bytes. A column's dtype is decided for all files before the first row is read: a number
+is a NumPy scalar (a float, where a column of ints has nulls anywhere), a list of fixed size an array, a struct of these
+a dict. If all columns are such, blocks of rows are columns and no value is an object. Otherwise rows are made, in which
+a list is an array, a string `str`, and a null None. What a row is never depends on the rows that are read with it.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from headrace import _tree
+from headrace.errors import DataError, HeadraceError, PipelineError, optional
+from headrace.sources import files
+from headrace.sources.tables.kept import Recent, Seekable, first_line
+from headrace.sources.tables.values import arrow, empty, fill, in_one_chunk, num_bytes, spec_of, taken, values_of
+
+CACHE_BYTES = 256 << 20
+OPENING_THREADS = 16
+MOST_OPEN = 64  # files whose footers or readers are kept
+
+
+class Group(NamedTuple):
+    """Rows of a file that are decoded at once; `place` is what the format needs to find them, `line` where they are."""
+
+    file: int
+    place: Any
+    num_rows: int
+    line: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """What is known of a file without its rows; `nulls` names the columns that have any."""
+
+    schema: Any
+    groups: list[Group]
+    nulls: set[str]
+
+
+class TableDataSource:
+    """The rows of tables in files; a subclass knows how a format is scanned and how a group is read."""
+
+    what: ClassVar[str]
+
+    def __init__(self, paths: Any, columns: Sequence[str] | None, filters: Any, cache_bytes: int):
+        if isinstance(columns, str) or (columns is not None and not columns):
+            raise PipelineError(f"`columns` must be a sequence of at least one name, or None for all; got {columns!r}.")
+        self.paths = files.expand(paths, what=self.what)
+        self.cache_bytes = cache_bytes
+        self._columns = None if columns is None else list(columns)
+        self._filters = filters
+        self._open_caches()
+        threads = min(OPENING_THREADS, len(self.paths))
+        with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
+            scans = list(pool.map(self._scan, range(len(self.paths))))
+            self._schema = self._one_schema([scan.schema for scan in scans])
+            self._check_filters()
+            kept = list(pool.map(self._count, [scan.groups for scan in scans]))
+        nulls = set().union(*(scan.nulls for scan in scans))
+        self._specs = {name: spec_of(self._schema.field(name).type, nulls=name in nulls) for name in self._names}
+        counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)
+        left = [(group, count) for group, count in counted if count]
+        self._groups = [group for group, _ in left]
+        self.group_ends = np.cumsum([count for _, count in left], dtype=np.int64)
+
+    # ---- what a format knows
+
+    def _scan(self, file: int) -> Scan:
+        """Looks at a file."""
+        raise NotImplementedError
+
+    def _read(self, group: Group) -> Any:
+        """The rows of a group as a pyarrow table, with all columns that are wanted; not filtered."""
+        raise NotImplementedError
+
+    def _read_filtered(self, group: Group) -> Any:
+        return self._read(group).filter(self._expression)
+
+    def _count(self, groups: list[Group]) -> list[int]:
+        """How many rows of each group of a file there are after the filters."""
+        if self._filters is None:
+            return [group.num_rows for group in groups]
+        return [self._table(group).num_rows for group in groups]
+
+    # ---- schema and filters
+
+    @property
+    def _names(self) -> list[str]:
+        """The columns of an element."""
+        return self._schema.names if self._columns is None else self._columns
+
+    def _wants(self, name: str) -> bool:
+        return self._columns is None or name in self._columns
+
+    def _one_schema(self, schemas: list[Any]) -> Any:
+        """The schema of all files; raises where the columns that are wanted differ."""
+        first = schemas[0]
+        for path, schema in zip(self.paths, schemas, strict=True):
+            doubled = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
+            if doubled:
+                raise DataError(f"{path} has several columns of the name {doubled[0]!r}. Write it with one of each.")
+            for name in self._columns if self._columns is not None else dict.fromkeys(first.names + schema.names):
+                if name not in schema.names or name not in first.names:
+                    here, there = (path, self.paths[0]) if name not in schema.names else (self.paths[0], path)
+                    found = f"which {there} has; it has {schema.names}" if here != there else f"only {schema.names}"
+                    raise PipelineError(f"{here} has no column {name!r}, {found}. Choose others with `columns`.")
+                if not schema.field(name).type.equals(first.field(name).type):
+                    raise DataError(
+                        f"Column {name!r} is of type {schema.field(name).type} in {path} and of type "
+                        f"{first.field(name).type} in {self.paths[0]}. Give it one type, or choose other `columns`."
+                    )
+        return first
+
+    @functools.cached_property
+    def _expression(self) -> Any:
+        try:
+            return optional("pyarrow.parquet", extra="parquet").filters_to_expression(self._filters)
+        except (TypeError, ValueError) as e:
+            raise PipelineError(
+                f"`filters` must be a pyarrow expression, or tuples such as [('x', '>', 1)]; got {self._filters!r}: {e}"
+            ) from e
+
+    def _check_filters(self) -> None:
+        if self._filters is None:
+            return
+        try:
+            self._schema.empty_table().filter(self._expression)
+        except (arrow().ArrowException, KeyError) as e:
+            raise PipelineError(
+                f"The filters {self._filters!r} do not fit the columns of {self.paths[0]}: {first_line(e)}. It has "
+                f"{[f'{field.name}: {field.type}' for field in self._schema]}."
+            ) from e
+
+    # ---- groups
+
+    @contextlib.contextmanager
+    def _blaming(self, place: str) -> Iterator[None]:
+        """Turns an error of pyarrow's into one that says which file, and where."""
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except (arrow().ArrowException, OSError) as e:
+            if isinstance(e, OSError) and e.errno is not None:  # the file system's, and not about what is in the file
+                e.add_note(f"reading {place}")
+                raise
+            raise DataError(
+                f"{place} cannot be read: {first_line(e)}. Is the file damaged, not written or copied to its end, or "
+                f"not one of {self.what}?"
+            ) from e
+
+    def _table(self, group: Group) -> Any:
+        """A group as it is left by the filters."""
+        with self._blaming(f"{self.paths[group.file]}, {group.line},"):
+            return self._read(group) if self._filters is None else self._read_filtered(group)
+
+    def _decode(self, number: int) -> Any:
+        """A group as columns, or as a table where not all columns are numbers."""
+        group = self._groups[number]
+        table = self._table(group).select(self._names)
+        expected = int(self.group_ends[number] - self._start(number))
+        if table.num_rows != expected:
+            raise DataError(
+                f"{self.paths[group.file]} has {table.num_rows} rows in {group.line}, and had {expected} when the "
+                "source was made. Is it another version of the file?"
+            )
+        return self._as_columns(table) if self._columnar else table.combine_chunks()
+
+    def _as_columns(self, table: Any) -> dict[str, Any]:
+        return {name: values_of(in_one_chunk(table.column(name)), spec) for name, spec in self._specs.items()}
+
+    def _start(self, number: int) -> int:
+        return int(self.group_ends[number - 1]) if number else 0
+
+    def read_group(self, number: int) -> dict[str, Any]:
+        """All rows of a group as columns, which may be read-only; what is no number stands in arrays of objects."""
+        decoded = self._decode(number)
+        return decoded if self._columnar else self._as_columns(decoded)
+
+    # ---- elements
+
+    @functools.cached_property
+    def _columnar(self) -> bool:
+        return all(spec is not None for spec in self._specs.values())
+
+    def __len__(self) -> int:
+        return int(self.group_ends[-1]) if len(self.group_ends) else 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place = operator.index(index)
+        length = len(self)
+        if not -length <= place < length:
+            raise IndexError(f"Index {index} is out of range for {length} rows.")
+        return self.__getitems__([place % length])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The rows at these indices; each group is looked up once."""
+        places = np.asarray(indices, np.int64)
+        if self._columnar:
+            arrays, tree = _tree.flatten(self._columns_at(places))
+            return [tree.unflatten(values) for values in zip(*arrays, strict=True)]
+        rows: list[Any] = [None] * len(places)
+        for at, number, within in self._by_group(places):
+            columns = self._as_columns(self._decoded.get(number).take(within))
+            arrays, tree = _tree.flatten(columns)
+            for place, values in zip(at.tolist(), zip(*arrays, strict=True), strict=True):
+                rows[place] = tree.unflatten(values)
+        return rows
+
+    @property
+    def __getcolumns__(self) -> Callable[[np.ndarray], dict[str, Any]]:
+        """The rows at indices as columns; only where no value is an object."""
+        if not self._columnar:
+            raise AttributeError("Some columns are not of numbers: elements are rows.")
+        return self._columns_at
+
+    def _columns_at(self, indices: np.ndarray) -> dict[str, Any]:
+        if len(indices):
+            number = int(np.searchsorted(self.group_ends, indices[0], side="right"))
+            start = self._start(number)
+            if start <= indices.min() and indices.max() < self.group_ends[number]:
+                return taken(self._decoded.get(number), indices - start if start else indices)
+        columns = empty(self._specs, len(indices))
+        for at, number, within in self._by_group(indices):
+            fill(columns, at, self._decoded.get(number), within)
+        return columns
+
+    def _by_group(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+        """For each group that is asked for: positions among the indices, its number, and the rows of it."""
+        numbers = np.searchsorted(self.group_ends, indices, side="right")
+        order = np.argsort(numbers, kind="stable")
+        cuts = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
+        for begin, end in itertools.pairwise(cuts) if len(order) else ():
+            at = order[begin:end]
+            number = int(numbers[at[0]])
+            yield at, number, indices[at] - self._start(number)
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of elements, where they are all numbers."""
+        return self._specs if self._columnar else None
+
+    # ---- travel
+
+    def _open_caches(self) -> None:
+        self._pool = files.Pool(MOST_OPEN)
+        self._opened = Recent(MOST_OPEN, lambda _: 1)
+        self._decoded = Recent(self.cache_bytes, num_bytes, self._decode)
+
+    def close(self) -> None:
+        """Lets go of files and of decoded groups; reading from the source opens them again."""
+        self._pool.close()
+        self._open_caches()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_pool", "_opened", "_decoded")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._open_caches()
+
+    def __repr__(self) -> str:
+        digest = hashlib.sha1("\n".join(self.paths).encode(errors="surrogateescape"), usedforsecurity=False)
+        chosen = "" if self._columns is None else f"columns={self._columns}, "
+        chosen += "" if self._filters is None else f"filters={self._filters}, "
+        counts = f"num_files={len(self.paths)}, num_rows={len(self)}"
+        return f"{type(self).__name__}({counts}, {chosen}hash_of_paths={digest.hexdigest()})"
+
+    def _input(self, path: str) -> Any:
+        """A file as pyarrow reads it."""
+        if not files.is_remote(path):
+            return arrow().memory_map(path) if self._maps else arrow().OSFile(path)
+        return arrow().PythonFile(Seekable(self._pool.get(path)), mode="r")
+
+    _maps: ClassVar[bool] = False

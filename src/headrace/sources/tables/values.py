@@ -1,0 +1,135 @@
+"""Arrow columns as NumPy arrays, and what they will be before one is read."""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import optional
+
+arrow = functools.partial(optional, "pyarrow", extra="parquet")
+
+
+def spec_of(kind: Any, *, nulls: bool) -> Any:
+    """Shapes and dtypes of the values of a pyarrow type, a tree where it is a struct; None if they are objects."""
+    types: ModuleType = arrow().types
+    if isinstance(kind, arrow().BaseExtensionType):
+        return spec_of(kind.storage_type, nulls=nulls)
+    if types.is_dictionary(kind):
+        return spec_of(kind.value_type, nulls=nulls)
+    if types.is_struct(kind):
+        fields = {field.name: spec_of(field.type, nulls=False) for field in kind}
+        is_tree = len(fields) == kind.num_fields > 0 and all(spec is not None for spec in fields.values())
+        return fields if is_tree and not nulls else None
+    if types.is_fixed_size_list(kind):
+        inner = spec_of(kind.value_type, nulls=False)
+        if nulls or not isinstance(inner, ShapeDtypeStruct):
+            return None
+        return ShapeDtypeStruct((kind.list_size, *inner.shape), inner.dtype)
+    dtype = arrow().nulls(int(nulls), kind).to_numpy(zero_copy_only=False).dtype
+    return None if dtype.hasobject else ShapeDtypeStruct((), dtype)
+
+
+def values_of(array: Any, spec: Any) -> Any:
+    """A pyarrow array as NumPy arrays of these shapes and dtypes, or of objects."""
+    if isinstance(array, arrow().ExtensionArray):
+        return values_of(array.storage, spec)
+    if isinstance(array, arrow().DictionaryArray):
+        return values_of(array.dictionary_decode(), spec)
+    if isinstance(spec, dict):
+        return {name: values_of(child, spec[name]) for name, child in zip(spec, array.flatten(), strict=True)}
+    if spec is None:
+        return _objects(array)
+    if spec.shape:
+        inner = values_of(array.flatten(), ShapeDtypeStruct(spec.shape[1:], spec.dtype))
+        return inner.reshape(len(array), *spec.shape)
+    return array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+
+
+def in_one_chunk(column: Any) -> Any:
+    """A column of a pyarrow table as one array; joining copies even what is in one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _objects(array: Any) -> np.ndarray:
+    """Values as an array of objects, each of which is the same whatever is beside it."""
+    if isinstance(array, arrow().FixedSizeListArray):
+        array = array.cast(arrow().list_(array.type.value_type))
+    if isinstance(array, arrow().StructArray):
+        return _dicts(array)
+    if not isinstance(array, arrow().ListArray | arrow().LargeListArray) or isinstance(array, arrow().MapArray):
+        return _scalars(array)
+    offsets, objects = array.offsets.to_pylist(), np.empty(len(array), object)
+    gaps = has_nulls(array.values)  # then what a list is depends on whether it has any itself
+    values = np.empty(0) if gaps else _list_values(array.values)
+    for i, valid in enumerate(array.is_valid().to_pylist()):
+        begin, end = offsets[i], offsets[i + 1]
+        if valid:
+            objects[i] = _list_values(array.values.slice(begin, end - begin)) if gaps else values[begin:end]
+    return objects
+
+
+def _dicts(array: Any) -> np.ndarray:
+    objects, names = np.empty(len(array), object), [field.name for field in array.type]
+    rows = zip(*(values_of(child, None) for child in array.flatten()), strict=True)
+    for i, (valid, row) in enumerate(zip(array.is_valid().to_pylist(), rows, strict=True)):
+        if valid:
+            objects[i] = dict(zip(names, row, strict=True))
+    return objects
+
+
+def _scalars(array: Any) -> np.ndarray:
+    objects, types = np.empty(len(array), object), arrow().types
+    # An int beside a null would become a float.
+    plain = types.is_integer(array.type) or types.is_boolean(array.type) or types.is_floating(array.type)
+    objects[:] = array.to_pylist() if plain else list(array.to_numpy(zero_copy_only=False))
+    return objects
+
+
+def _list_values(array: Any) -> np.ndarray:
+    spec = spec_of(array.type, nulls=has_nulls(array))
+    return values_of(array, spec if isinstance(spec, ShapeDtypeStruct) and not spec.shape else None)
+
+
+def has_nulls(array: Any) -> bool:
+    """Whether a pyarrow array has nulls at a depth where they change how its values are shown."""
+    if array.null_count:
+        return True
+    if isinstance(array, arrow().ExtensionArray):
+        return has_nulls(array.storage)
+    if isinstance(array, arrow().DictionaryArray):
+        return has_nulls(array.dictionary)
+    if isinstance(array, arrow().StructArray):
+        return any(map(has_nulls, array.flatten()))
+    return isinstance(array, arrow().FixedSizeListArray) and has_nulls(array.flatten())
+
+
+def taken(columns: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    # The rows are known to be in range, and clipping them is cheaper than checking them.
+    return {
+        name: column.take(rows, 0, None, "clip") if type(column) is np.ndarray else taken(column, rows)
+        for name, column in columns.items()
+    }
+
+
+def empty(specs: dict[str, Any], length: int) -> dict[str, Any]:
+    return {
+        name: empty(spec, length) if isinstance(spec, dict) else np.empty((length, *spec.shape), spec.dtype)
+        for name, spec in specs.items()
+    }
+
+
+def fill(columns: dict[str, Any], at: np.ndarray, found: dict[str, Any], rows: np.ndarray) -> None:
+    """Puts rows of a group where they belong."""
+    for name, column in found.items():
+        if type(column) is np.ndarray:
+            columns[name][at] = column.take(rows, 0, None, "clip")
+        else:
+            fill(columns[name], at, column, rows)
+
+
+def num_bytes(decoded: Any) -> int:
+    return _tree.num_bytes(decoded) if isinstance(decoded, dict) else decoded.nbytes
