@@ -7,14 +7,34 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("absl").setLevel(logging.ERROR)
 
-from benchmarks import core, loader, workers  # noqa: E402
+from benchmarks import (  # noqa: E402
+    core,
+    loader,
+    sources_array_record,
+    sources_hugging_face,
+    sources_json_lines,
+    sources_tables,
+    sources_tfrecord,
+    workers,
+)
 from benchmarks.measure import print_table  # noqa: E402
+
+MODULES = (
+    core,
+    workers,
+    loader,
+    sources_array_record,
+    sources_tables,
+    sources_tfrecord,
+    sources_hugging_face,
+    sources_json_lines,
+)
 
 
 def main() -> None:
     chosen = set(sys.argv[1:])
     rows = []
-    for make in [*core.ROWS, *workers.ROWS, *loader.ROWS]:
+    for make in [row for module in MODULES for row in module.ROWS]:
         if not chosen or make.__name__ in chosen:
             print(f"{make.__name__} ...", file=sys.stderr, flush=True)
             made = make()

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -15,6 +16,9 @@ from headrace.iterator import _Walk
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_cache = tempfile.TemporaryDirectory(prefix="headrace-tests-")  # and not the user's own
+os.environ |= {"HEADRACE_CACHE": f"{_cache.name}/remote", "XDG_CACHE_HOME": _cache.name}
 
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 settings.register_profile("thorough", deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))

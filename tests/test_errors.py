@@ -1,7 +1,10 @@
 """Bad input gets an error that says what, where and how to fix it."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -403,3 +406,11 @@ def test_an_error_reads_well_in_a_script(tmp_path):
         "ZeroDivisionError: division by zero\nin map(decode at train.py:2), element 3 (pipeline at train.py:4)"
     )
     assert done.stderr.count("File ") <= 4
+
+
+def test_every_extra_that_a_message_names_exists():
+    root = Path(__file__).resolve().parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {name for file in (root / "src").rglob("*.py") for name in re.findall(r'extra="(\w+)"', file.read_text())}
+    assert named
+    assert named <= extras.keys()

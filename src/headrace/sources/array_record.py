@@ -1,33 +1,51 @@
 """ArrayRecord files as a source: element `i` is record `i` of the files, one after the other, as bytes.
 
 A file is opened when it is first read, and the least recently used ones are closed again. A reader has a place in its
-file, so one thread has it at a time: it is taken out of those that are idle, and put back after the read.
+file, so one thread has it at a time: it is taken out of those that are idle, and put back after the read. All of this
+is `RecordFiles`, which Bagz files share; a format adds how one of its files is opened.
 """
 
+import abc
 import bisect
 import concurrent.futures
 import contextlib
+import functools
+import glob
 import hashlib
 import operator
 import os
 import re
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 
-from headrace.errors import PipelineError, optional
+from headrace.errors import DataError, PipelineError, optional
+from headrace.sources import files
 
 MOST_OPEN = 1024  # idle readers, and no more than a quarter of the descriptors that the process may have
+OPENING_S = 0.02
 OPENING_THREADS = 16
 ITERATED_AT_ONCE = 1024
-# Records are looked up one by one or in ranges, and a reader that reads ahead throws that work away at each.
-READER_OPTIONS = {"readahead_buffer_size": "0", "max_parallelism": "0"}
-FILE_BUFFER_BYTES = 16 << 10
-# The reader's call for a list of indices walks over all groups of the file; from so many indices on, that pays.
-GROUPS_PER_LISTED_INDEX = 16
+SLOW_RECORD_S = 40e-6  # from here on, records wait for a disk or are large
+SLOW_READS = 16  # of these, one is made one by one again, to see whether that is still slow
+SLOW_IN_A_ROW = 3  # a single one may only have waited for a core
+# Records are looked up one by one, and a reader that reads ahead throws that work away at each; what it reads ahead of
+# the index by default is more than most files have.
+READER_OPTIONS = {"readahead_buffer_size": "0", "max_parallelism": "0", "footer_prefetch_bytes": "0"}
+FILE_BUFFER_BYTES = 2 << 10
+# The reader's calls for many records use all cores, and so pay only for many; the one for a list of indices also walks
+# over all groups of the file.
+FEWEST_AT_ONCE = 512
+GROUPS_PER_INDEX = 256
+GROUPS_PER_SLOW_INDEX = 1 << 14
+TAIL_BYTES = 128 << 10  # of a far-away file: what is written at its end has at least 64 KiB
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @runtime_checkable
@@ -40,8 +58,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-@dataclass(frozen=True)
-class _Part:
+class Part(NamedTuple):
     """Records `start` to `stop` of a file; without a `stop`, all from there on."""
 
     path: str
@@ -49,44 +66,98 @@ class _Part:
     stop: int | None
 
 
-class ArrayRecordDataSource:
-    """The records of ArrayRecord files, as bytes.
+class Damaged(Exception):
+    """What a reader raises for bytes that make no sense to it."""
 
-    Args:
-        paths: A path, `path[a:b]` for some of its records, an object with the fields of a `FileInstruction`, or a
-            sequence of these.
-        reader_options: Options of ArrayRecord's reader by name, on top of those that suit random access.
-    """
 
-    def __init__(self, paths: Any, reader_options: Mapping[str, str] | None = None):
-        self._options = READER_OPTIONS | dict(reader_options or {})
-        self._parts = _parts(paths)
-        self._readers = _Readers(self._options)
-        found = self._measure()
-        self._parts = [_Part(part.path, part.start, stop) for part, stop in zip(self._parts, found, strict=True)]
-        lengths = [stop - part.start for part, stop in zip(self._parts, found, strict=True)]
+class Reader(Protocol):
+    """A file that is open for one thread at a time."""
+
+    num_records: int
+
+    def read(self, places: list[int]) -> list[bytes]:
+        """Records at places that ascend."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RecordFiles(abc.ABC):
+    """The records of files, one file after the other, as bytes."""
+
+    FORMAT: ClassVar[str]
+
+    def __init__(self, paths: Any):
+        self._readers = Readers()
+        parts = _given(paths, self.FORMAT)
+        try:
+            parts = [p for found in _for_all(self._files_of, parts) for p in found]
+            stops = _for_all(self._stop_of, parts)
+        except FileNotFoundError:
+            files.expand([part.path for part in parts], what=f"{self.FORMAT} files")  # names all that are missing
+            raise
+        self._parts = [Part(part.path, part.start, stop) for part, stop in zip(parts, stops, strict=True)]
+        lengths = [stop - part.start for part, stop in zip(parts, stops, strict=True)]
         self._ends: list[int] = np.cumsum(lengths, dtype=np.int64).tolist()
 
-    def _measure(self) -> list[int]:
-        """Where the records of each part end; raises if files are missing."""
-        threads = min(OPENING_THREADS, len(self._parts))
-        with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
-            missing = [path for path in pool.map(_if_missing, dict.fromkeys(self.paths)) if path is not None]
-            if missing:
-                raise FileNotFoundError(
-                    f"{len(missing)} of {len(set(self.paths))} ArrayRecord files do not exist: {', '.join(missing)}. "
-                    "A path is taken as it is written: expand patterns with `glob.glob` first."
-                )
-            return list(pool.map(self._stop_of, self._parts))
+    @abc.abstractmethod
+    def _open(self, path: str) -> Reader:
+        """Opens a file of this machine."""
 
-    def _stop_of(self, part: _Part) -> int:
+    @abc.abstractmethod
+    def _count_far_away(self, file: files.File) -> int:
+        """The number of records of a file, without reading all of it."""
+
+    def _files_of(self, part: Part) -> list[Part]:
+        """The parts that a part means whose path is a pattern, or an address."""
+        if not files.is_remote(part.path) and not glob.has_magic(part.path):
+            return [part]
+        return [part._replace(path=path) for path in files.expand(part.path, what=f"{self.FORMAT} files")]
+
+    def _stop_of(self, part: Part) -> int:
         if part.stop is not None:
+            if not files.is_remote(part.path) and not os.path.exists(part.path):
+                raise FileNotFoundError(f"{part.path} does not exist.")
             return part.stop
-        with self._readers.of(part.path) as reader:
-            num_records = reader.num_records()
+        if files.is_remote(part.path):
+            num_records = self._counted_far_away(part.path)
+        else:
+            with self._reader_of(part.path) as reader:
+                num_records = reader.num_records
         if part.start > num_records:
             raise PipelineError(f"{part.path} has {num_records} records, and {part.start} are to be skipped.")
         return num_records
+
+    def _counted_far_away(self, path: str) -> int:
+        file = files.open_file(path)
+        try:
+            return self._count_far_away(file)
+        except Damaged as e:
+            raise self._unreadable(path, e) from e
+        finally:
+            file.close()
+
+    def _reader_of(self, path: str) -> contextlib.AbstractContextManager[Reader]:
+        return self._readers.of(path, self._open_anywhere)
+
+    def _open_anywhere(self, path: str) -> Reader:
+        here = path
+        if files.is_remote(path):
+            from headrace.sources import remote
+
+            here = remote.local_copy(path)
+        try:
+            return self._open(here)
+        except Damaged as e:
+            if not os.path.exists(here):
+                raise FileNotFoundError(f"{path} does not exist.") from e
+            raise self._unreadable(path, e) from e
+
+    def _unreadable(self, path: str, error: Exception) -> DataError:
+        return DataError(
+            f"{path} cannot be read as {self.FORMAT}: {error}. Was it written to its end, with `close()`, and copied "
+            "as a whole?"
+        )
 
     @property
     def paths(self) -> list[str]:
@@ -133,17 +204,30 @@ class ArrayRecordDataSource:
     def _read(self, number: int, places: list[int]) -> list[bytes]:
         """Records of a part by their places in its file, which ascend."""
         part = self._parts[number]
-        with self._readers.of(part.path) as reader:
-            if places[-1] >= reader.num_records():
-                raise PipelineError(
-                    f"{part.path} has {reader.num_records()} records, and those from {part.start} to {part.stop} were "
-                    "asked for. Is it another version of the file?"
-                )
+        try:
+            with self._reader_of(part.path) as reader:
+                if places[-1] < reader.num_records:
+                    return reader.read(places)
+                num_records = reader.num_records
+        except Damaged as e:
+            raise self._damaged(part.path, places, e) from e
+        raise PipelineError(
+            f"{part.path} has {num_records} records, and those from {part.start} to {part.stop} were asked for. Is it "
+            "another version of the file?"
+        )
+
+    def _damaged(self, path: str, places: list[int], error: Exception) -> DataError:
+        """The error of a read, with the first record that it is true of."""
+        for place in places:
             try:
-                return reader.read(places)
-            except Exception as e:
-                e.add_note(f"reading {part.path}, records {places[0]} to {places[-1]}")
-                raise
+                with self._reader_of(path) as reader:
+                    reader.read([place])
+            except Damaged as e:
+                return DataError(
+                    f"{path} is damaged at record {place}: {e}. Copy or write the file again, or leave the record out "
+                    f"with `{path}[0:{place}]` and `{path}[{place + 1}:]`."
+                )
+        return DataError(f"{path} could not be read at records {places[0]} to {places[-1]}: {error}.")
 
     def __iter__(self) -> Iterator[bytes]:
         length = len(self)
@@ -154,52 +238,60 @@ class ArrayRecordDataSource:
         """Closes the files; reading from the source opens them again."""
         self._readers.close()
 
-    def __enter__(self) -> "ArrayRecordDataSource":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self._options, "parts": self._parts, "ends": self._ends}
+        return self.__dict__ | {"_readers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._options, self._parts, self._ends = state["options"], state["parts"], state["ends"]
-        self._readers = _Readers(self._options)
+        vars(self).update(state, _readers=Readers())
 
     def __repr__(self) -> str:
         named = "\n".join(f"{part.path}[{part.start}:{part.stop}]" for part in self._parts)
         digest = hashlib.sha1(named.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
-        return f"ArrayRecordDataSource(num_files={len(self._parts)}, num_records={len(self)}, hash_of_paths={digest})"
+        return f"{type(self).__name__}(num_files={len(self._parts)}, num_records={len(self)}, hash_of_paths={digest})"
 
 
 # ------------------------------------------------------------------------------------------------- paths
 
 
-def _parts(paths: Any) -> list[_Part]:
+def _given(paths: Any, form: str) -> list[Part]:
     if isinstance(paths, str | os.PathLike | FileInstruction):
         return [_part(paths)]
     if not isinstance(paths, Sequence):
         raise _not_a_path(paths)
     if not paths:
-        raise PipelineError("An ArrayRecord source needs at least one path; got an empty sequence.")
+        raise PipelineError(f"A source of {form} files needs at least one path; got an empty sequence.")
     return [_part(path) for path in paths]
 
 
-def _part(given: Any) -> _Part:
-    if isinstance(given, FileInstruction):
+def _part(given: Any) -> Part:
+    if not isinstance(given, str) and isinstance(given, FileInstruction):  # the second question takes its time
         stop = given.skip + given.take if given.take >= 0 else None
-        return _Part(os.fsdecode(given.filename), given.skip, stop)
+        return Part(os.fsdecode(given.filename), given.skip, stop)
     if not isinstance(given, str | os.PathLike):
         raise _not_a_path(given)
     path = os.fsdecode(given)
-    found = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", path, re.DOTALL)
+    found = re.fullmatch(r"(.*)\[(\d+):(\d*)\]", path, re.DOTALL) if path.endswith("]") else None
     if found is None:
-        return _Part(path, 0, None)
-    start, stop = int(found[2]), int(found[3])
-    if stop < start:
+        return Part(path, 0, None)
+    start, stop = int(found[2]), int(found[3]) if found[3] else None
+    if stop is not None and stop < start:
         raise PipelineError(f"{path} asks for records from {start} to {stop}: the end is before the start.")
-    return _Part(found[1], start, stop)
+    return Part(like(path, found[1]), start, stop)
+
+
+def like(path: str, other: str) -> str:
+    """Another path, with what the driver of this one is told if it is an address."""
+    if type(path) is str:
+        return other
+    from headrace.sources import remote
+
+    return remote.Address(other, **path.options) if isinstance(path, remote.Address) else other
 
 
 def _not_a_path(given: Any) -> PipelineError:
@@ -209,43 +301,28 @@ def _not_a_path(given: Any) -> PipelineError:
     )
 
 
-def _if_missing(path: str) -> str | None:
-    return None if os.path.exists(path) else path
+def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """The answers for all items; what is left after some time, because files are far away, is shared by threads."""
+    begin = time.perf_counter()
+    answers: list[R] = []
+    for item in items:
+        if time.perf_counter() - begin > OPENING_S:
+            break
+        answers.append(call(item))
+    rest = items[len(answers) :]
+    threads = min(OPENING_THREADS, len(rest))
+    if not threads:
+        return answers
+    late: list[Any] = [None] * len(rest)
+    with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
+        # A task for every file would cost more than opening it.
+        shares = pool.map(lambda i: [call(item) for item in rest[i::threads]], range(threads))
+        for i, share in enumerate(shares):
+            late[i::threads] = share
+    return answers + late
 
 
 # ----------------------------------------------------------------------------------------------- readers
-
-
-class _Reader:
-    """A file that is open for one thread at a time."""
-
-    def __init__(self, make: Callable[..., Any], path: str, options: str):
-        # As bytes, since a name may be one that is not Unicode.
-        self._reader = make(os.fsencode(path), options, file_reader_buffer_size=FILE_BUFFER_BYTES)
-        if not self._reader.ok():
-            self._reader.close()  # raises what was wrong
-        self._num_records = self._reader.num_records()
-        written = re.search(r"group_size:(\d+)", self._reader.writer_options_string() or "")
-        self._num_groups = self._num_records // (int(written[1]) if written else 1)
-
-    def num_records(self) -> int:
-        return self._num_records
-
-    def read(self, places: list[int]) -> list[bytes]:
-        """Records at places that ascend."""
-        reader, first, last = self._reader, places[0], places[-1]
-        if last - first + 1 == len(places) > 1:
-            return reader.read(first, last + 1)
-        if len(places) * GROUPS_PER_LISTED_INDEX >= self._num_groups:
-            return reader.read(places)
-        seek, read, records = reader.seek, reader.read, []
-        for place in places:
-            seek(place)
-            records.append(read())
-        return records
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 def _most_descriptors() -> int:
@@ -257,43 +334,30 @@ def _most_descriptors() -> int:
     return limit if limit != resource.RLIM_INFINITY else 1 << 20
 
 
-class _Readers:
+class Readers:
     """One reader for each file that is open; those that are idle are in order, the least recently used first."""
 
-    def __init__(self, options: Mapping[str, str]):
-        module = optional("array_record.python.array_record_module", extra="arrayrecord")
-        self._make = module.ArrayRecordReader
-        self._options = ",".join(f"{name}:{value}" for name, value in options.items())
+    def __init__(self):
         self._most_idle = min(MOST_OPEN, _most_descriptors() // 4)
-        self._idle: dict[str, _Reader] = {}
+        self._idle: dict[str, Reader] = {}
         self._lock = threading.Lock()
         self._in_use: dict[str, threading.Lock] = {}
 
     @contextlib.contextmanager
-    def of(self, path: str) -> Iterator[_Reader]:
+    def of(self, path: str, open_file: Callable[[str], Reader]) -> Iterator[Reader]:
         """The reader of a file, for as long as the context lasts; after an error in it, it is not used again."""
         with self._in_use.setdefault(path, threading.Lock()):
             with self._lock:
                 reader = self._idle.pop(path, None)
-            reader = reader or self._open(path)
+            reader = reader or open_file(path)
             try:
                 yield reader
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # what was wrong is raised once more
-                    reader.close()
+                reader.close()
                 raise
             self._put_back(path, reader)
 
-    def _open(self, path: str) -> _Reader:
-        try:
-            return _Reader(self._make, path, self._options)
-        except Exception as e:
-            raise PipelineError(
-                f"{path} cannot be read as an ArrayRecord file, with the reader options {self._options!r}: {e}. Was it "
-                "written to its end, with `close()`?"
-            ) from e
-
-    def _put_back(self, path: str, reader: _Reader) -> None:
+    def _put_back(self, path: str, reader: Reader) -> None:
         evicted = None
         with self._lock:
             self._idle[path] = reader
@@ -307,3 +371,127 @@ class _Readers:
             readers, self._idle = self._idle, {}
         for reader in readers.values():
             reader.close()
+
+
+class Pace:
+    """Whether records come slowly one by one, from a far disk or since they are large: then cores should share them."""
+
+    def __init__(self):
+        self._num_reads = self._num_slow = 0
+
+    def is_slow(self) -> bool:
+        """Whether they do, as far as is known; now and then the answer is no, so that it is seen again."""
+        self._num_reads += 1
+        return self._num_slow >= SLOW_IN_A_ROW and self._num_reads % SLOW_READS != 0
+
+    def took(self, seconds: float, num_records: int) -> None:
+        """Tells how long records took one by one."""
+        self._num_slow = self._num_slow + 1 if seconds > SLOW_RECORD_S * num_records else 0
+
+
+# ------------------------------------------------------------------------------------------- ArrayRecord
+
+
+class ArrayRecordDataSource(RecordFiles):
+    """The records of ArrayRecord files, as bytes.
+
+    Args:
+        paths: A path, a pattern (`*`, `?`, `[…]`), an address, `path[a:b]` for some of a file's records, an object with
+            the fields of a `FileInstruction`, or a sequence of these.
+        reader_options: Options of ArrayRecord's reader by name, on top of those that suit random access.
+    """
+
+    FORMAT = "ArrayRecord"
+
+    def __init__(self, paths: Any, reader_options: Mapping[str, str] | None = None):
+        options = READER_OPTIONS | dict(reader_options or {})
+        self._options = ",".join(f"{name}:{value}" for name, value in options.items())
+        self._pace = Pace()
+        super().__init__(paths)
+
+    def _open(self, path: str) -> Reader:
+        return _Reader(path, self._options, self._pace)
+
+    def _count_far_away(self, file: files.File) -> int:
+        """Opens a file that has holes where the far-away one has records: the reader looks at both ends alone."""
+        tail = TAIL_BYTES
+        while True:
+            begin = max(0, file.size - tail)
+            with tempfile.NamedTemporaryFile(prefix="headrace-") as local:
+                local.write(file.read(0, min(TAIL_BYTES, begin)))
+                local.seek(begin)
+                local.write(file.read(begin, file.size - begin))
+                local.flush()
+                try:
+                    reader = self._open(local.name)
+                except Damaged:
+                    if begin == 0:
+                        raise
+                    tail *= 8
+                    continue
+                reader.close()
+                return reader.num_records
+
+
+class _Reader:
+    def __init__(self, path: str, options: str, pace: Pace):
+        make = optional("array_record.python.array_record_module", extra="arrayrecord").ArrayRecordReader
+        try:
+            # As bytes, since a name may be one that is not Unicode.
+            self._reader = make(os.fsencode(path), options, file_reader_buffer_size=FILE_BUFFER_BYTES)
+        except ValueError as e:
+            raise PipelineError(f"ArrayRecord's reader does not take the options {options!r}: {e}.") from e
+        self._pace = pace
+        if not self._reader.ok():
+            with _damage():
+                self._reader.close()
+        self.num_records: int = self._reader.num_records()
+
+    @functools.cached_property
+    def _num_groups(self) -> int:
+        written = re.search(r"group_size:(\d+)", self._reader.writer_options_string() or "")
+        return self.num_records // (int(written[1]) if written else 1)
+
+    def read(self, places: list[int]) -> list[bytes]:
+        first, last, count = places[0], places[-1], len(places)
+        in_a_row = last - first + 1 == count
+        reader = self._reader
+        with _damage():
+            if self._cores_pay(count, in_a_row=in_a_row):
+                return reader.read(first, last + 1) if in_a_row else reader.read(places)
+            begin = time.perf_counter()
+            seek, read = reader.seek, reader.read
+            if in_a_row:
+                seek(first)
+                records = [read() for _ in places]
+            else:
+                records = []
+                for place in places:
+                    seek(place)
+                    records.append(read())
+            self._pace.took(time.perf_counter() - begin, count)
+            return records
+
+    def _cores_pay(self, count: int, *, in_a_row: bool) -> bool:
+        if self._pace.is_slow():
+            return count * GROUPS_PER_SLOW_INDEX >= self._num_groups
+        if count < FEWEST_AT_ONCE or _num_cores() == 1:
+            return False
+        return self._num_groups == self.num_records if in_a_row else count * GROUPS_PER_INDEX >= self._num_groups
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # what was wrong is raised once more
+            self._reader.close()
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as e:
+        raise Damaged(str(e)) from e
+
+
+@functools.cache
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

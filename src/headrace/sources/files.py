@@ -112,6 +112,8 @@ def fingerprint(path: str) -> Fingerprint:
 class LocalFile:
     """A file on this machine."""
 
+    _fd = -1
+
     def __init__(self, path: str):
         self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         self.size = os.fstat(self._fd).st_size

@@ -1,0 +1,124 @@
+"""Bagz files as a source: element `i` is record `i` of the files, one after the other, as bytes."""
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.errors import PipelineError, optional
+from headrace.sources import files
+from headrace.sources.array_record import Damaged, Pace, Part, Reader, RecordFiles, like
+
+MOST_THREADS = 16  # of the reader's batch call, where that pays
+NUMBER_BYTES = 8
+
+
+class BagzDataSource(RecordFiles):
+    """The records of Bagz files, as bytes.
+
+    Args:
+        paths: A path, a pattern (`*`, `?`, `[…]`), an address, the shards of `name@3.bagz` or `name@*.bagz`,
+            `path[a:b]` for some of a file's records, or a sequence of these. Files are read one after the other.
+        reader_options: Fields of `bagz.Reader.Options` by name, such as `compression`.
+    """
+
+    FORMAT = "Bagz"
+
+    def __init__(self, paths: Any, reader_options: Mapping[str, Any] | None = None):
+        self._options = {"max_parallelism": MOST_THREADS} | dict(reader_options or {})
+        self._pace = Pace()
+        super().__init__(paths)
+
+    def _files_of(self, part: Part) -> list[Part]:
+        shards = [] if os.path.exists(part.path) else _shards(part.path)
+        parts: list[Part] = []
+        for path in shards or [part.path]:
+            parts += super()._files_of(part._replace(path=like(part.path, path)))
+        return parts
+
+    def _open(self, path: str) -> Reader:
+        return _Reader(path, self._options, self._pace)
+
+    def _count_far_away(self, file: files.File) -> int:
+        """At the end of a file stands where each record ends; the last of these numbers also is where they begin."""
+        if "limits_placement" in self._options:
+            raise PipelineError("Behind an address, the limits of a Bagz file must be at its own end.")
+        if file.size == 0:
+            return 0
+        begin = int.from_bytes(file.read(max(0, file.size - NUMBER_BYTES), NUMBER_BYTES), "little")
+        num_records, rest = divmod(file.size - begin, NUMBER_BYTES)
+        if num_records < 1 or rest:
+            raise Damaged(f"the records would end at {begin} of {file.size} bytes")
+        return num_records
+
+
+class _Reader:
+    def __init__(self, path: str, options: Mapping[str, Any], pace: Pace):
+        bagz = optional("bagz", extra="bagz")
+        try:
+            chosen = bagz.Reader.Options(**options)
+        except TypeError as e:
+            raise PipelineError(f"Bagz's reader does not take the options {dict(options)!r}: {e}") from e
+        with _damage(), _plain_name(path) as name:
+            self._reader: Any = bagz.Reader(name, chosen)
+        self._pace = pace
+        self.num_records = len(self._reader)
+
+    def read(self, places: list[int]) -> list[bytes]:
+        reader = self._reader
+        with _damage():
+            if self._pace.is_slow():
+                # After a damaged record, this call leaves records empty and does not say so.
+                records = reader.read_indices(places)
+                return [record or reader[place] for record, place in zip(records, places, strict=True)]
+            begin = time.perf_counter()
+            records = [reader[place] for place in places]
+            self._pace.took(time.perf_counter() - begin, len(places))
+            return records
+
+    def close(self) -> None:
+        self._reader = None  # it has no `close`
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as e:
+        raise Damaged(str(e)) from e
+
+
+def _shards(path: str) -> list[str]:
+    """The files that `name@3.bagz` means, or patterns of them; none if a path is not of this kind."""
+    found = re.fullmatch(r"(.*)@(\d+|\*)(\.[^/@]*)?", path, re.DOTALL)
+    if found is None:
+        return []
+    name, count, suffix = found[1], found[2], found[3] or ""
+    if count == "*":
+        return [f"{name}-?????-of-?????{suffix}"]
+    return [f"{name}-{i:05d}-of-{int(count):05d}{suffix}" for i in range(int(count))]
+
+
+def _is_plain(path: str) -> bool:
+    """Whether the reader takes a path for one file, as it is written."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return re.search(r",|@(\d+|\*)", path) is None
+
+
+@contextlib.contextmanager
+def _plain_name(path: str) -> Iterator[str]:
+    """The path, or one of a link to it."""
+    if _is_plain(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        suffix = os.path.splitext(path)[1]
+        link = os.path.join(folder, "link" + (suffix if _is_plain(suffix) else ""))
+        os.symlink(os.path.abspath(path), link)
+        yield link

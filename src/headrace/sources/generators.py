@@ -1,0 +1,110 @@
+"""Whatever can be iterated as a stream: a function that makes an iterator, called anew for each iteration.
+
+An iterator like this cannot go back and cannot say where it is. A position is how many elements came, and going there
+makes them once more and throws them away.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from headrace.dataset import IterDataset
+from headrace.errors import ClosedError, PipelineError
+
+T = TypeVar("T")
+
+
+def from_generator(factory: Callable[[], Iterable[T]]) -> IterDataset[T]:
+    """The elements of an iterator that `factory` makes; it is called once for each iteration of the dataset.
+
+    A state is the number of elements so far, and restoring one makes that many elements again, so it takes as long as
+    coming there did. Where that is too long, subclass `IterDataset` with an iterator that has `get_state` and
+    `set_state`, or make the data a source with random access. The factory must give the same elements at every call.
+
+    >>> def squares():
+    ...     for i in range(4):
+    ...         yield i * i
+    >>> list(from_generator(squares).batch(2))
+    [array([0, 1]), array([4, 9])]
+
+    Args:
+        factory: A function without arguments that returns something to iterate: most often a generator function.
+    """
+    return GeneratorIterDataset(factory)
+
+
+class GeneratorIterDataset(IterDataset[T]):
+    """What an iterator gives that a function makes; see `from_generator`."""
+
+    def __init__(self, factory: Callable[[], Iterable[T]]):
+        super().__init__()
+        if not callable(factory):
+            raise PipelineError(_not_a_factory(factory))
+        self._factory = factory
+        name = getattr(factory, "__qualname__", type(factory).__name__)
+        self._label = f"from_generator({name})"
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]  (the class gives it states)
+        return Made(self._factory, self._label)
+
+
+class Opened(Iterator[T]):
+    """An iterator that opens what it walks when the first element is asked for."""
+
+    def __init__(self, label: str):
+        self._label = label
+        self._iterator: Iterator[T] | None = None
+        self._closed = False
+
+    def _make(self) -> Iterable[T]:
+        """What is to be walked."""
+        raise NotImplementedError
+
+    def __next__(self) -> T:
+        if self._iterator is None:
+            self._iterator = self._open()
+        return next(self._iterator)
+
+    def _open(self) -> Iterator[T]:
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
+        made = self._make()
+        if not isinstance(made, Iterable):
+            raise PipelineError(
+                f"The function of {self._label} must return something to iterate; it returned "
+                f"{type(made).__name__}: {made!r}."
+            )
+        if inspect.isgenerator(made) and inspect.getgeneratorstate(made) != inspect.GEN_CREATED:
+            raise PipelineError(
+                f"The function of {self._label} returned a generator that has been walked already: it must make a new "
+                "one at every call."
+            )
+        return iter(made)
+
+    def close(self) -> None:
+        """Ends a generator, so that its `finally` blocks run."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        iterator, self._iterator = self._iterator, None
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class Made(Opened[T]):
+    """What an iterator gives that a function makes."""
+
+    def __init__(self, factory: Callable[[], Iterable[T]], label: str):
+        super().__init__(label)
+        self._make = factory
+
+
+def _not_a_factory(given: Any) -> str:
+    found = f"`from_generator` takes a function that makes an iterator; got {type(given).__name__}"
+    if isinstance(given, Iterator):
+        return f"{found}, which can be walked only once. Give the function itself: `from_generator(f)`, not `f()`."
+    if isinstance(given, Iterable):
+        return f"{found}. Wrap it in a function, or use `MapDataset.source` if it has a length and items by index."
+    return f"{found}: {given!r}."

@@ -1,0 +1,250 @@
+"""The rows of a database query as a source: element `i` is the row with the `i`-th smallest key, as a dict.
+
+The keys are read once, in order, and travel with the source; rows are looked up by them, many with one query. A
+connection belongs to one thread of one process, which opens it when it first reads.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import operator
+import os
+import pathlib
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import DataError, PipelineError
+from headrace.sources.files import is_remote
+
+Row = dict[str, Any]
+KEYS_AT_ONCE = 500  # in one query; SQLite took at most 999 parameters for long
+PLACEHOLDERS: dict[str, Callable[[int], str]] = {
+    "qmark": lambda number: "?",
+    "format": lambda number: "%s",
+    "pyformat": lambda number: "%s",
+    "numeric": lambda number: f":{number}",
+}
+_LONGEST_SHOWN = 60
+
+
+class SqlDataSource:
+    """The rows of a query, in the order of a key column, each as a dict of the values that the database gives.
+
+    >>> def connect():
+    ...     return sqlite3.connect("file:pets?mode=memory&cache=shared", uri=True)
+    >>> with contextlib.closing(connect()) as db:
+    ...     _ = db.execute("CREATE TABLE pets (id INTEGER PRIMARY KEY, name TEXT)")
+    ...     _ = db.execute("INSERT INTO pets VALUES (7, 'Rex'), (3, 'Tom')")
+    ...     db.commit()
+    ...     with SqlDataSource(connect, "SELECT id, name FROM pets", key="id") as source:
+    ...         len(source), source[0]
+    (2, {'id': 3, 'name': 'Tom'})
+
+    Args:
+        connect: The path of an SQLite file, which is opened for reading only; or a function without arguments that
+            returns a DB-API connection.
+        query: A `SELECT`, without `ORDER BY`.
+        key: The column of the query that orders the rows and tells one from another: no nulls, no value twice. An index
+            on it makes reading fast.
+        parameters: Values for the query's own placeholders, which are positional.
+        paramstyle: How the database's module writes placeholders, as its `paramstyle` says.
+    """
+
+    def __init__(
+        self,
+        connect: str | os.PathLike | Callable[[], Any],
+        query: str,
+        *,
+        key: str,
+        parameters: Sequence[Any] = (),
+        paramstyle: str = "qmark",
+    ):
+        if not isinstance(connect, str | os.PathLike) and not callable(connect):
+            raise PipelineError(
+                "`connect` must be the path of an SQLite file, or a function that returns a connection; got "
+                f"{type(connect).__name__}: {connect!r}."
+            )
+        if paramstyle not in PLACEHOLDERS:
+            raise PipelineError(f"`paramstyle` must be one of {list(PLACEHOLDERS)}; got {paramstyle!r}.")
+        self._connect = _existing(os.fspath(connect)) if isinstance(connect, str | os.PathLike) else connect
+        self._query, self._key = query.strip().rstrip(";"), key
+        self._parameters, self._paramstyle = tuple(parameters), paramstyle
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._found: np.ndarray | list[Any] | None = None  # the keys, once they are known
+
+    @property
+    def _keys(self) -> np.ndarray | list[Any]:
+        with self._lock:
+            if self._found is None:
+                self._found = self._read_keys()
+            return self._found
+
+    def _read_keys(self) -> np.ndarray | list[Any]:
+        names, _ = self._select(f"SELECT * FROM ({self._query}\n) AS q WHERE 1 = 0", ())
+        _check_columns(names, self._key, self)
+        name = _identifier(self._key)
+        _, rows = self._select(f"SELECT {name} FROM ({self._query}\n) AS q ORDER BY {name}", ())
+        keys = list(itertools.chain.from_iterable(rows))
+        if None in keys:
+            raise DataError(f"Key {self._key!r} of {self!r} is null in {keys.count(None)} rows: leave them out.")
+        twice = next((a for a, b in itertools.pairwise(keys) if a == b), None)
+        if twice is not None:
+            raise DataError(
+                f"Key {self._key!r} of {self!r} has the value {twice!r} more than once: it must tell rows apart."
+            )
+        small = all(type(value) is int and -(2**63) <= value < 2**63 for value in keys)
+        return np.array(keys, np.int64) if small else keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> Row:
+        place, length = operator.index(index), len(self)
+        if not -length <= place < length:
+            raise IndexError(f"Index {index} is out of range for {length} rows.")
+        return self.__getitems__([place % length])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Row]:
+        """The rows at these indices, with one query for some hundreds of them."""
+        keys, length = self._keys, len(self)
+        outside = [index for index in indices if not -length <= index < length]
+        if outside:
+            raise IndexError(f"Index {outside[0]} is out of range for {length} rows.")
+        wanted = [keys[index] for index in indices]
+        wanted = [key.item() for key in wanted] if isinstance(keys, np.ndarray) else wanted
+        found: dict[Any, tuple] = {}
+        names: Sequence[str] = ()
+        for some in _pieces(list(dict.fromkeys(wanted)), KEYS_AT_ONCE):
+            names, rows = self._select(self._lookup(len(some)), some)
+            place = names.index(_same_name(self._key, names))
+            found |= {row[place]: row for row in rows}
+        missing = [key for key in wanted if key not in found]
+        if missing:
+            raise DataError(
+                f"{self!r} has no row with the key {missing[0]!r} any more: the table was changed after the keys were "
+                "read. Make the source anew."
+            )
+        return [dict(zip(names, found[key], strict=True)) for key in wanted]
+
+    def _lookup(self, count: int) -> str:
+        placeholder, first = PLACEHOLDERS[self._paramstyle], len(self._parameters) + 1
+        listed = ", ".join(placeholder(number) for number in range(first, first + count))
+        return f"SELECT * FROM ({self._query}\n) AS q WHERE {_identifier(self._key)} IN ({listed})"
+
+    def _select(self, query: str, keys: Sequence[Any]) -> tuple[list[str], list[tuple]]:
+        """The names of the columns and the rows of a query."""
+        try:
+            with contextlib.closing(self._connection().cursor()) as cursor:
+                cursor.execute(query, (*self._parameters, *keys))
+                return [column[0] for column in cursor.description], cursor.fetchall()
+        except sqlite3.OperationalError as e:  # a wrong query, a locked file
+            raise PipelineError(f"{self!r} cannot be read: {e}. The query was: {query[:1000]}") from e
+        except sqlite3.DatabaseError as e:
+            raise DataError(f"{self!r} is damaged, or no SQLite file: {e}.") from e
+        except Exception as e:
+            e.add_note(f"reading {self!r} with the query: {query[:1000]}")
+            raise
+
+    def _connection(self) -> Any:
+        """The connection of this thread."""
+        opened = getattr(self._local, "opened", None)
+        if opened is not None and opened.process != os.getpid():
+            _INHERITED.append(opened)
+            opened = None
+        if opened is None:
+            opened = self._local.opened = _Connection(self._connect)
+        return opened.connection
+
+    def close(self) -> None:
+        """Closes the connections; reading from the source opens them again."""
+        self._local = threading.local()
+
+    def __enter__(self) -> "SqlDataSource":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Row]:
+        for some in _pieces(range(len(self)), KEYS_AT_ONCE):
+            yield from self.__getitems__(some)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # With the keys: a worker that asked for them later might see another table.
+        return self.__dict__ | {"_found": self._keys, "_local": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._local, self._lock = threading.local(), threading.Lock()
+
+    def __repr__(self) -> str:
+        where = repr(self._connect) if isinstance(self._connect, str) else _name(self._connect)
+        query = self._query
+        if len(query) > _LONGEST_SHOWN:
+            digest = hashlib.sha1(query.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+            query = f"{query[:_LONGEST_SHOWN]}… (sha1 {digest[:12]})"
+        given = f", parameters={self._parameters!r}" if self._parameters else ""
+        return f"SqlDataSource({where}, {query!r}, key={self._key!r}{given})"
+
+
+_INHERITED: list["_Connection"] = []
+"""Connections of a process that this one was forked from: to drop them would end what the parent still uses."""
+
+
+class _Connection:
+    """A connection that is closed with the thread that has it."""
+
+    def __init__(self, connect: str | Callable[[], Any]):
+        self.process = os.getpid()
+        self.connection = _open_sqlite(connect) if isinstance(connect, str) else connect()
+
+    def __del__(self):
+        connection = getattr(self, "connection", None)
+        if connection is not None:
+            with contextlib.suppress(Exception):  # of a driver that only the thread which opened it may call
+                connection.close()
+
+
+def _open_sqlite(path: str) -> sqlite3.Connection:
+    # Closed by whoever drops the source; only the thread that opened it reads.
+    return sqlite3.connect(f"{pathlib.Path(path).absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+
+
+def _existing(path: str) -> str:
+    if is_remote(path):
+        raise PipelineError(f"SQLite reads local files alone; got {path}. Copy it to a local file first.")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"The SQLite file {path} does not exist.")
+    return path
+
+
+def _check_columns(names: list[str], key: str, source: SqlDataSource) -> None:
+    """Raises unless the columns of a query tell the key, and each other, apart."""
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise PipelineError(f"The query of {source!r} gives columns {sorted(twice)} twice: rename one with `AS`.")
+    if _same_name(key, names) not in names:
+        raise PipelineError(f"The query of {source!r} gives no column {key!r} as a key; it gives {names}.")
+
+
+def _identifier(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else '"' + name.replace('"', '""') + '"'
+
+
+def _same_name(name: str, names: Sequence[str]) -> str:
+    """A column's name as the database writes it, which may tell no case apart."""
+    return name if name in names else next((other for other in names if other.lower() == name.lower()), name)
+
+
+def _name(function: Callable[[], Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _pieces(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (values[i : i + size] for i in range(0, len(values), size))

@@ -1,0 +1,215 @@
+"""PyTorch's datasets as sources and streams; tensors become NumPy arrays in the memory that they are in."""
+
+import base64
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace import _tree
+from headrace.dataset import IterDataset
+from headrace.errors import PipelineError, StateError, optional
+from headrace.iterator import DatasetIterator
+from headrace.sources.generators import Made, Opened
+
+_GUESTS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+"""The dtypes that NumPy knows only through `ml_dtypes`; their bits travel as ints."""
+
+
+def as_arrays(element: Any) -> Any:
+    """An element with its tensors as NumPy arrays that share their memory; all else stays as it is.
+
+    A tensor on an accelerator is copied to the host; one that is sparse or quantised stays a tensor.
+    """
+    return _tree.tree_map(_as_array, element)
+
+
+def _as_array(leaf: Any) -> Any:
+    if not hasattr(leaf, "resolve_conj"):  # the cheapest sign of a tensor, of which there may be none
+        return leaf
+    torch = optional("torch", extra="torch")
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_quantized:
+        return leaf
+    tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _GUESTS:
+        return tensor.numpy()
+    bits = tensor.view(torch.int16 if name == "bfloat16" else torch.uint8)
+    return bits.numpy().view(getattr(optional("ml_dtypes", extra="jax"), name))
+
+
+class TorchDataSource:
+    """A map-style dataset of PyTorch's as a source whose elements have NumPy arrays where the dataset has tensors.
+
+    Where the dataset has `__getitems__`, it is asked for many elements at once. A dataset without tensors needs no
+    wrapping: `MapDataset.source(dataset)` takes it as it is.
+
+    Args:
+        dataset: A `torch.utils.data.Dataset` with `__len__` and `__getitem__`.
+    """
+
+    def __init__(self, dataset: Any):
+        if _is_iterable_dataset(dataset):
+            raise PipelineError(
+                f"{type(dataset).__name__} is an IterableDataset, which has no random access: use `TorchIterDataset`."
+            )
+        missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+        if missing:
+            raise PipelineError(
+                f"A map-style dataset needs `__len__` and `__getitem__`; {type(dataset).__name__} lacks `{missing[0]}`."
+            )
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        length = len(self)
+        if not -length <= index < length:
+            raise IndexError(f"Index {index} is out of range for {length} elements.")
+        return as_arrays(self._dataset[int(index) % length])
+
+    @property
+    def __getitems__(self) -> Any:
+        """What reads many elements at once, where the dataset has that; where not, one by one tells which failed."""
+        if not hasattr(self._dataset, "__getitems__"):
+            raise AttributeError("`__getitems__`: the dataset reads one element at a time")
+        return self._read_many
+
+    def _read_many(self, indices: Sequence[int]) -> list[Any]:
+        return list(map(as_arrays, self._dataset.__getitems__(list(indices))))
+
+    def __repr__(self) -> str:
+        return f"TorchDataSource({type(self._dataset).__qualname__}, length={len(self)})"
+
+
+class TorchIterDataset(IterDataset[Any]):
+    """An iterable dataset of PyTorch's as a stream; its elements have NumPy arrays where the dataset has tensors.
+
+    States are those of `state_dict` and `load_state_dict`, which the dataset or its iterator has, as for `torchdata`'s
+    `StatefulDataLoader`. Without them, restoring a state makes all elements before it again. Each iteration walks a
+    deep copy of the dataset, so that all begin alike and one does not move the other.
+
+    Args:
+        dataset: A `torch.utils.data.IterableDataset`.
+    """
+
+    def __init__(self, dataset: Any):
+        super().__init__()
+        if not hasattr(type(dataset), "__iter__"):
+            hint = " It has random access: use `TorchDataSource`." if hasattr(dataset, "__getitem__") else ""
+            raise PipelineError(f"TorchIterDataset takes an IterableDataset; got {type(dataset).__name__}.{hint}")
+        self._dataset = dataset
+        self._label = f"TorchIterDataset({type(dataset).__qualname__})"
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  (the class gives states to those without)
+        if _has_states(self._dataset) or _has_states(iter(copy_of(self._dataset))):
+            return StateDictIterator(self._dataset, as_arrays, self._label)
+        return Made(lambda: map(as_arrays, copy_of(self._dataset)), self._label)
+
+
+class StateDictIterator(Opened[Any], DatasetIterator[Any]):
+    """Walks a copy of a dataset, with the states that it or its iterator has, and converts its elements."""
+
+    def __init__(self, dataset: Any, convert: Callable[[Any], Any], label: str):
+        super().__init__(label)
+        self._dataset, self._convert = dataset, convert
+        self._loaded: Any = None  # where the walk begins, as JSON
+        self._stateful: Any = None  # the copy or its iterator, once there is one
+
+    def _make(self) -> Iterator[Any]:
+        dataset = copy_of(self._dataset)
+        iterator = iter(dataset)
+        # An iterator's own states go first, as with `StatefulDataLoader`; a dataset's are loaded before it is iterated.
+        stateful = iterator if _has_states(iterator) else dataset
+        if self._loaded is not None:
+            stateful.load_state_dict(_from_json(self._loaded))
+            iterator = iterator if stateful is iterator else iter(dataset)
+        self._stateful = stateful
+        return map(self._convert, iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        if self._stateful is None:
+            return {"state_dict": self._loaded}
+        return {"state_dict": _to_json(self._stateful.state_dict(), "state_dict()")}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict) or state.keys() != {"state_dict"}:
+            raise StateError(
+                f"The state of {self._label} has the field `state_dict`; got {state!r}. It is the state of another "
+                "pipeline."
+            )
+        self._drop()
+        self._loaded, self._stateful = state["state_dict"], None
+
+
+def _is_iterable_dataset(dataset: Any) -> bool:
+    return isinstance(dataset, optional("torch.utils.data", extra="torch").IterableDataset)
+
+
+def _has_states(thing: Any) -> bool:
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+def copy_of(dataset: Any) -> Any:
+    """A deep copy, whose iteration moves nothing in the dataset itself."""
+    try:
+        return copy.deepcopy(dataset)
+    except Exception as e:
+        raise PipelineError(
+            f"{type(dataset).__name__} cannot be copied: {e}. Each iteration walks a copy of the dataset; open files "
+            "and connections in its `__iter__`, or use `from_generator(lambda: iter(dataset))`, which does not copy."
+        ) from e
+
+
+# ------------------------------------------------------------------------------------------- states as JSON
+
+_TAG = "__torch_state__"
+
+
+def _to_json(value: Any, where: str) -> Any:
+    """A `state_dict` as JSON: what JSON has no word for is a dict with a tag that says what it was."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        if all(type(key) is str for key in value) and _TAG not in value:
+            return {key: _to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
+        pairs = [[_to_json(key, where), _to_json(item, f"{where}[{key!r}]")] for key, item in value.items()]
+        return {_TAG: "dict", "pairs": pairs}
+    if type(value) is tuple:
+        return {_TAG: "tuple", "items": _to_json(list(value), where)}
+    if type(value) is bytes:
+        return {_TAG: "bytes", "base64": base64.b64encode(value).decode()}
+    array = _as_array(value)
+    if isinstance(array, np.ndarray | np.generic) and array.dtype.kind in "biufc":
+        kind = "array" if array is value else "tensor"
+        content = base64.b64encode(array.tobytes()).decode()
+        return {_TAG: kind, "dtype": array.dtype.str, "shape": list(array.shape), "base64": content}
+    raise StateError(
+        f"{where} is {type(value).__name__}, which a state cannot hold: it is to be JSON. Give `state_dict` plain "
+        "numbers, strings, lists, dicts, bytes, tensors or arrays."
+    )
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_TAG)
+    if kind is None:
+        return {key: _from_json(item) for key, item in value.items()}
+    if kind == "dict":
+        return {_from_json(key): _from_json(item) for key, item in value["pairs"]}
+    if kind == "tuple":
+        return tuple(_from_json(value["items"]))
+    content = base64.b64decode(value["base64"])
+    if kind == "bytes":
+        return content
+    array = np.frombuffer(content, value["dtype"]).reshape(value["shape"]).copy()
+    if kind == "array":
+        return array if array.shape else array[()]
+    return optional("torch", extra="torch").from_numpy(array)

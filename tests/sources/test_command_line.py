@@ -1,0 +1,174 @@
+"""`python -m headrace convert`: between formats, whole or not at all, and on from where it was stopped."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from headrace.__main__ import main
+from headrace.sources.opening import open
+from headrace.sources.writers import shard_names, write_array_record, write_tfrecord
+
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("array_record")
+
+RECORDS = [b"%d" % i * (i % 50) for i in range(500)]
+ROWS = [{"x": i, "y": f"t{i}"} for i in range(100)]
+
+
+def convert(*arguments):
+    return main(["convert", *map(str, arguments)])
+
+
+def names_in(folder):
+    return sorted(os.listdir(folder))
+
+
+def write_rows(path):
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_records_go_from_format_to_format(tmp_path, capsys, shards):
+    (source,) = write_tfrecord(RECORDS, tmp_path / "a.tfrecord")
+    assert convert(source, tmp_path / "out" / "b.array_record", "--shards", shards) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out == shard_names(str(tmp_path / "out" / "b.array_record"), shards)
+    assert list(open(out)) == RECORDS
+    assert convert(tmp_path / "out", tmp_path / "c.parquet") == 0
+    assert [row["record"] for row in pq.read_table(tmp_path / "c.parquet").to_pylist()] == RECORDS
+
+
+def test_rows_go_to_examples_and_back(tmp_path):
+    source = write_rows(tmp_path / "a.jsonl")
+    assert convert(source, tmp_path / "b.tfrecord") == 0
+    assert convert(tmp_path / "b.tfrecord", tmp_path / "c.parquet", "--parse-examples") == 0
+    found = pq.read_table(tmp_path / "c.parquet").to_pylist()
+    assert found == [{"x": [row["x"]], "y": [row["y"].encode()]} for row in ROWS]
+
+
+def test_columns_and_formats_are_chosen(tmp_path):
+    source = write_rows(tmp_path / "a.jsonl")
+    assert convert(source.rename(tmp_path / "rows"), tmp_path / "b.parquet", "--from", "json lines") == 0
+    assert convert(tmp_path / "b.parquet", tmp_path / "c.parquet", "--columns", "y") == 0
+    assert pq.read_table(tmp_path / "c.parquet").to_pylist() == [{"y": row["y"]} for row in ROWS]
+
+
+def test_what_is_there_is_kept_unless_told_otherwise(tmp_path, capsys):
+    source = write_rows(tmp_path / "a.jsonl")
+    assert convert(source, tmp_path / "b.parquet") == 0
+    assert convert(source, tmp_path / "b.parquet") == 1
+    assert "1 files are already there" in capsys.readouterr().err
+    assert convert(source, tmp_path / "b.parquet", "--overwrite") == 0
+
+
+def test_errors_are_one_line_and_a_status(tmp_path, capsys):
+    assert convert(tmp_path / "missing.jsonl", tmp_path / "b.parquet") == 1
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"headrace: 1 of 1 paths of Data files match no file: .*missing.jsonl.\n", err)
+    assert convert(write_rows(tmp_path / "a.jsonl"), tmp_path / "b.xyz") == 1
+    assert "ends in '.xyz'; the suffixes that can be written are .array_record" in capsys.readouterr().err
+    np.save(tmp_path / "a.npy", np.arange(3))
+    assert convert(tmp_path / "a.npy", tmp_path / "b.tfrecord") == 1
+    assert "A record must be bytes, or a dict" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        convert("a", "b.parquet", "--shards", "0")
+    assert "must be a number from 1 on; got '0'" in capsys.readouterr().err
+    assert [name for name in names_in(tmp_path) if name.startswith(("b", ".b"))] == []
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(tmp_path, capsys):
+    (source,) = write_tfrecord(RECORDS, tmp_path / "a.tfrecord")
+    assert convert(source, tmp_path / "b.tfrecord") == 0
+    assert re.fullmatch(r"b.tfrecord: 500 of 500 records, [\d,]+ per second\n", capsys.readouterr().err)
+    assert convert(source, tmp_path / "b.tfrecord", "--overwrite", "--quiet") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_shows_the_progress_on_a_terminal(tmp_path):
+    pytest.importorskip("rich")
+    (source,) = write_tfrecord(RECORDS, tmp_path / "a.tfrecord")
+    terminal, other = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "headrace", "convert", source, str(tmp_path / "b.tfrecord")]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+        done = subprocess.run(command, stderr=other, stdout=subprocess.PIPE, env=environment, timeout=60, check=True)
+        os.close(other)
+        shown = b""
+        while b"500/500" not in shown:
+            shown += os.read(terminal, 4096)
+        assert "━".encode() in shown
+        assert done.stdout.decode() == f"{tmp_path / 'b.tfrecord'}\n"
+    finally:
+        os.close(terminal)
+
+
+def start(source, target, shards):
+    command = [sys.executable, "-m", "headrace", "convert", str(source), str(target), "--shards", str(shards)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_conversion_leaves_no_half_file_and_goes_on_where_it_stopped(tmp_path, stop):
+    records = [bytes([i % 256]) * 2000 for i in range(40_000)]
+    (source,) = write_array_record(records, tmp_path / "a.array_record")
+    folder = tmp_path / "out"
+    names = shard_names(str(folder / "b.tfrecord"), 40)
+    process = start(source, folder / "b.tfrecord", 40)
+    try:
+        deadline = time.monotonic() + 60
+        while not os.path.exists(names[2]):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        process.send_signal(stop)
+        assert process.wait(60) != 0
+    finished = [name for name in names if os.path.exists(name)]
+    assert 3 <= len(finished) < 40
+    assert list(open(finished, index_dir=tmp_path)) == records[: len(finished) * 1000]
+    inodes = {name: os.stat(name).st_ino for name in finished}
+    again = start(source, folder / "b.tfrecord", 40)
+    assert again.wait(100) == 0
+    assert {name: os.stat(name).st_ino for name in inodes} == inodes
+    assert names_in(folder) == [os.path.basename(name) for name in names]
+    assert list(open(names, index_dir=tmp_path)) == records
+
+
+def test_a_folder_is_the_same_source_although_an_index_was_written_in_it(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rows = write_rows(folder / "a.jsonl")
+    good = rows.read_text()
+    status = rows.stat()
+    rows.write_text(good[:-10] + "?" * 9 + "\n")  # the last line is damaged, then restored
+    os.utime(rows, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert convert(folder, tmp_path / "b.parquet", "--shards", 4) == 1
+    kept = os.stat(tmp_path / "b-00000-of-00004.parquet").st_ino
+    assert [name for name in names_in(folder) if name.startswith(".")]
+    rows.write_text(good)
+    os.utime(rows, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert convert(folder, tmp_path / "b.parquet", "--shards", 4) == 0
+    assert os.stat(tmp_path / "b-00000-of-00004.parquet").st_ino == kept
+
+
+def test_a_source_that_changed_is_converted_anew(tmp_path, capsys):
+    rows = write_rows(tmp_path / "a.jsonl")
+    rows.write_text(rows.read_text() + "not json\n")
+    assert convert(rows, tmp_path / "b.parquet", "--shards", 4) == 1
+    assert "a.jsonl" in capsys.readouterr().err
+    assert len([name for name in names_in(tmp_path) if name.startswith("b-")]) == 3
+    write_rows(rows)
+    assert convert(rows, tmp_path / "b.parquet", "--shards", 4) == 1
+    assert "has left 3 shards of something else" in capsys.readouterr().err
+    assert convert(rows, tmp_path / "b.parquet", "--shards", 4, "--overwrite") == 0
+    paths = shard_names(str(tmp_path / "b.parquet"), 4)
+    assert [row for path in paths for row in pq.read_table(path).to_pylist()] == ROWS

@@ -1,0 +1,472 @@
+"""Hugging Face's datasets: rows and columns against what `datasets` itself gives."""
+
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import MapDataset, MultiprocessingOptions
+from headrace.errors import MissingDependency, PipelineError, StateError
+from headrace.sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
+from headrace.testing import assert_block_law, assert_equal, assert_resumable
+
+datasets = pytest.importorskip("datasets")
+pa = pytest.importorskip("pyarrow")
+datasets.disable_progress_bars()
+
+TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
+RNG = np.random.default_rng(0)
+NUMBERS = {
+    "x": datasets.List(datasets.Value("float32"), length=5),
+    "tokens": datasets.List(datasets.Value("int16")),
+    "image": datasets.Array3D((2, 3, 2), "uint8"),
+    "flags": datasets.List(datasets.Value("bool"), length=3),
+    "ok": datasets.Value("bool"),
+    "half": datasets.Value("float16"),
+    "label": datasets.ClassLabel(names=["cat", "dog", "eel"]),
+}
+
+
+def number_arrays(count):
+    return {
+        "x": RNG.random((count, 5), np.float32),
+        "tokens": RNG.integers(-9, 9, (count, 4)).astype(np.int16),
+        "image": RNG.integers(0, 255, (count, 2, 3, 2)).astype(np.uint8),
+        "flags": RNG.random((count, 3)) < 0.5,
+        "ok": RNG.random(count) < 0.5,
+        "half": RNG.random(count).astype(np.float16),
+        "label": RNG.integers(0, 3, count),
+    }
+
+
+def dataset_of(arrays, features=NUMBERS):
+    columns = {name: array.tolist() for name, array in arrays.items()}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def on_disk(dataset, folder, **kwargs):
+    dataset.save_to_disk(folder, **kwargs)
+    return datasets.load_from_disk(folder)
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return number_arrays(2500)
+
+
+@pytest.fixture(scope="module", params=["memory", "one file", "three files", "forty chunks"])
+def numbers(request, arrays, tmp_path_factory):
+    """The same numbers in memory, in mapped files of several record batches, and in many buffers."""
+    dataset = dataset_of(arrays)
+    if request.param == "memory":
+        return dataset
+    if request.param == "forty chunks":
+        parts = [dataset_of({name: a[i * 63 : (i + 1) * 63] for name, a in arrays.items()}) for i in range(40)]
+        return datasets.concatenate_datasets(parts)
+    folder = tmp_path_factory.mktemp("ünï 字 ") / request.param
+    return on_disk(dataset, str(folder), num_shards=1 if request.param == "one file" else 3)
+
+
+# ------------------------------------------------------------------------------------ columns of numbers
+
+
+def test_columns_of_numbers_are_those_that_were_written(numbers, arrays):
+    source = HuggingFaceDataSource(numbers)
+    indices = np.random.default_rng(1).integers(0, 2500, 300)
+    columns = source.__getcolumns__(indices)
+    assert list(columns) == list(NUMBERS)
+    for name, array in arrays.items():
+        assert_equal(columns[name], array[indices])
+        assert columns[name].flags.writeable
+
+
+def test_batches_of_numbers_are_shuffled_without_rows(numbers, arrays):
+    ds = MapDataset.source(HuggingFaceDataSource(numbers)).shuffle(seed=3)
+    order = list(MapDataset.range(2500).shuffle(seed=3))
+    (batch,) = list(ds.batch(64))[5:6]
+    for name, array in arrays.items():
+        assert_equal(batch[name], array[order[320:384]])
+
+
+def test_single_rows_have_numpy_values(numbers, arrays):
+    source = HuggingFaceDataSource(numbers)
+    for index in (0, 999, 1000, 2499, -1, -2500, np.int64(7)):
+        assert_equal(source[index], {name: array[index] for name, array in arrays.items()})
+
+
+def test_the_block_law_holds_for_numbers(numbers):
+    assert_block_law(MapDataset.source(HuggingFaceDataSource(numbers)).shuffle(seed=1))
+
+
+def test_shuffled_selected_and_sorted_datasets_keep_their_order(numbers, arrays):
+    mixed = numbers.shuffle(seed=5).select(range(100, 400))
+    source = HuggingFaceDataSource(mixed)
+    assert len(source) == 300
+    assert_equal(source.__getcolumns__(np.arange(300))["x"], np.array(mixed.with_format("numpy")["x"][:]))
+    picked = HuggingFaceDataSource(numbers.select([2400, 3, 3]))
+    assert_equal(picked.__getcolumns__(np.arange(3))["tokens"], arrays["tokens"][[2400, 3, 3]])
+    tail = HuggingFaceDataSource(numbers.select(range(1500, 2500)).select_columns(["ok", "flags", "image"]))
+    for name, column in tail.__getcolumns__(np.arange(1000)).items():
+        assert_equal(column, arrays[name][1500:])
+
+
+def test_the_spec_of_numbers_is_known_without_reading(numbers):
+    spec = MapDataset.source(HuggingFaceDataSource(numbers)).element_spec
+    assert {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in spec.items()} == {
+        "x": ((5,), np.dtype("float32")),
+        "tokens": ((4,), np.dtype("int16")),
+        "image": ((2, 3, 2), np.dtype("uint8")),
+        "flags": ((3,), np.dtype("bool")),
+        "ok": ((), np.dtype("bool")),
+        "half": ((), np.dtype("float16")),
+        "label": ((), np.dtype("int64")),
+    }
+
+
+def test_numbers_are_the_same_with_workers_and_after_a_restore(arrays, tmp_path):
+    dataset = on_disk(dataset_of(arrays), str(tmp_path / "d"), num_shards=2)
+    ds = MapDataset.source(HuggingFaceDataSource(dataset)).shuffle(seed=1).to_iter_dataset()
+    ds = ds.filter(lambda row: row["ok"]).batch(50)
+    with iter(ds.mp_prefetch(TWO)) as workers:
+        for ours, other in zip(ds, workers, strict=True):
+            assert_equal(ours, other)
+    assert_resumable(ds, max_outputs=5)
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(["int8", "uint16", "int32", "uint64", "float32", "float64", "bool"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    st.integers(0, 2**32 - 1),
+)
+def test_random_arrays_come_back(dtype, shape, lengths, seed):
+    rng = np.random.default_rng(seed)
+    arrays = [(rng.random((n, *shape)) * 100).astype(dtype) for n in lengths]
+    feature = datasets.Value(dtype)
+    for size in reversed(shape):
+        feature = datasets.List(feature, length=size if size and seed % 2 else -1)
+    parts = [datasets.Dataset.from_dict({"a": a.tolist()}, features=datasets.Features({"a": feature})) for a in arrays]
+    dataset = datasets.concatenate_datasets(parts).select(range(lengths[0] // 2, sum(lengths)))
+    expected = np.concatenate(arrays)[lengths[0] // 2 :]
+    source = HuggingFaceDataSource(dataset)
+    rows = rng.integers(0, len(expected), 20)
+    if 0 in shape[:-1]:  # lists without items do not say what the next ones would be
+        assert [np.size(row["a"]) for row in source.__getitems__(rows)] == [0] * 20
+    else:
+        assert_equal(source.__getcolumns__(rows)["a"], expected[rows])
+        assert_equal(source.__getitems__(rows), [{"a": row} for row in expected[rows]])
+
+
+# ------------------------------------------------------------------------------------------ other values
+
+
+def mixed_dataset():
+    from PIL import Image
+
+    pictures = [Image.fromarray(np.full((2, 3, 3), i, np.uint8)) for i in range(4)]
+    return datasets.Dataset.from_dict(
+        {
+            "text": ["", "ünï 字", "c" * 1000, "d"],
+            "tokens": [[1, 2, 3], [], [4], [5, 6]],
+            "maybe": [1.5, None, 2.5, None],
+            "gaps": [[1, None], None, [2], []],
+            "nested": [[[1], [2, 3]], [], [[4, 5], [6, 7]], [[8]]],
+            "inner": [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, None, {"a": 4, "b": "z"}],
+            "pairs": [[{"n": 1}], [], [{"n": 2}, {"n": 3}], [{"n": 4}]],
+            "image": pictures,
+            "pictures": [[], pictures[:2], pictures[2:3], []],
+            "label": [0, 1, 1, 0],
+        },
+        features=datasets.Features(
+            {
+                "text": datasets.Value("string"),
+                "tokens": datasets.List(datasets.Value("int32")),
+                "maybe": datasets.Value("float32"),
+                "gaps": datasets.List(datasets.Value("int32")),
+                "nested": datasets.List(datasets.List(datasets.Value("int8"))),
+                "inner": {"a": datasets.Value("int8"), "b": datasets.Value("string")},
+                "pairs": datasets.List({"n": datasets.Value("uint8")}),
+                "image": datasets.Image(),
+                "pictures": datasets.List(datasets.Image()),
+                "label": datasets.ClassLabel(names=["no", "yes"]),
+            }
+        ),
+    )
+
+
+def int32s(*values):
+    return np.array(values, np.int32)
+
+
+EXPECTED = {
+    "text": ["", "ünï 字", "c" * 1000, "d"],
+    "tokens": [int32s(1, 2, 3), int32s(), int32s(4), int32s(5, 6)],
+    "maybe": [np.float32(1.5), None, np.float32(2.5), None],
+    "gaps": [[1, None], None, int32s(2), int32s()],
+    "nested": [
+        [np.array([1], np.int8), np.array([2, 3], np.int8)],
+        np.array([], np.int8),
+        np.array([[4, 5], [6, 7]], np.int8),
+        np.array([[8]], np.int8),
+    ],
+    "pairs": [[{"n": np.uint8(1)}], [], [{"n": np.uint8(2)}, {"n": np.uint8(3)}], [{"n": np.uint8(4)}]],
+    "image": [np.full((2, 3, 3), i, np.uint8) for i in range(4)],
+    "pictures": [[], [np.full((2, 3, 3), i, np.uint8) for i in range(2)], [np.full((2, 3, 3), 2, np.uint8)], []],
+    "label": [np.int64(0), np.int64(1), np.int64(1), np.int64(0)],
+}
+
+
+@pytest.mark.parametrize("kind", ["random access", "stream"])
+def test_values_of_any_feature(kind):
+    dataset = mixed_dataset()
+    rows = (
+        HuggingFaceDataSource(dataset).__getitems__(range(4))
+        if kind == "random access"
+        else list(HuggingFaceIterDataset(dataset.to_iterable_dataset()))
+    )
+    for name, values in EXPECTED.items():
+        assert_equal([row[name] for row in rows], values)
+    assert_equal(rows[1]["inner"], {"a": np.int8(2), "b": "y"})
+
+
+def test_the_block_law_holds_for_rows():
+    source = HuggingFaceDataSource(mixed_dataset().shuffle(seed=1))
+    assert not hasattr(source, "__getcolumns__")
+    assert_block_law(MapDataset.source(source))
+    assert_resumable(MapDataset.source(source).to_iter_dataset())
+
+
+def test_labels_have_names():
+    source = HuggingFaceDataSource(mixed_dataset())
+    assert source.class_names == {"label": ["no", "yes"]}
+    assert source.features["label"].int2str(1) == "yes"
+
+
+def test_ragged_lists_across_files_and_chunks(tmp_path):
+    lists = [list(range(i % 7)) for i in range(2300)]
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("int32"))})
+    dataset = on_disk(
+        datasets.Dataset.from_dict({"tokens": lists}, features=features), str(tmp_path / "d"), num_shards=2
+    )
+    source = HuggingFaceDataSource(dataset.shuffle(seed=2))
+    rows = source.__getitems__(range(2300))
+    assert_equal([row["tokens"].tolist() for row in rows], list(dataset.shuffle(seed=2)["tokens"]))
+    assert {row["tokens"].dtype for row in rows} == {np.dtype("int32")}
+    rows[0]["tokens"][:] = 99  # is the caller's own
+    assert_equal(source[0]["tokens"].tolist(), dataset.shuffle(seed=2)[0]["tokens"])
+
+
+def test_a_long_value_comes_back(tmp_path):
+    big = "x" * (11 << 20)
+    dataset = on_disk(datasets.Dataset.from_dict({"text": ["a", big]}), str(tmp_path / "d"))
+    assert HuggingFaceDataSource(dataset)[1] == {"text": big}
+
+
+def test_a_format_or_transform_of_the_dataset_is_kept():
+    dataset = datasets.Dataset.from_dict({"x": [1, 2, 3], "y": ["a", "b", "c"]})
+    doubled = dataset.with_transform(lambda rows: {"x2": [2 * x for x in rows["x"]]})
+    assert HuggingFaceDataSource(doubled).__getitems__([2, 0]) == [{"x2": 6}, {"x2": 2}]
+    assert_equal(HuggingFaceDataSource(dataset.with_format("numpy", columns=["x"]))[1], {"x": np.int64(2)})
+    assert HuggingFaceDataSource(dataset.with_format(None, columns=["y"]))[1] == {"y": "b"}
+
+
+@pytest.mark.parametrize("dataset", [datasets.Dataset.from_dict({}), datasets.Dataset.from_dict({"x": []})])
+def test_an_empty_dataset_is_an_empty_source(dataset):
+    source = HuggingFaceDataSource(dataset)
+    assert len(source) == 0
+    assert source.__getitems__([]) == []
+    assert list(MapDataset.source(source).to_iter_dataset()) == []
+    with pytest.raises(IndexError, match="Index 0 is out of range for 0 rows"):
+        source[0]
+
+
+def test_an_empty_selection_and_one_row(numbers):
+    assert len(HuggingFaceDataSource(numbers.select([]))) == 0
+    assert_equal(HuggingFaceDataSource(numbers.select([8]))[0], HuggingFaceDataSource(numbers)[8])
+
+
+@pytest.mark.parametrize("index", [4, -5])
+def test_an_index_out_of_range_is_an_error(index):
+    with pytest.raises(IndexError, match=f"Index {index} is out of range for 4 rows"):
+        HuggingFaceDataSource(mixed_dataset()).__getitems__([0, index])
+
+
+def test_a_dataset_on_disk_travels_as_its_paths(arrays, tmp_path):
+    dataset = on_disk(dataset_of(arrays), str(tmp_path / "d"))
+    source = HuggingFaceDataSource(dataset)
+    source[0]
+    sent = pickle.dumps(source)
+    assert len(sent) < 10_000
+    assert_equal(pickle.loads(sent)[7], source[7])
+
+
+def test_the_repr_is_the_same_in_another_process():
+    code = (
+        "import datasets; from headrace.sources.hugging_face import HuggingFaceDataSource as H;"
+        "print(H(datasets.Dataset.from_dict({'x': [1, 2]}).shuffle(seed=1)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = HuggingFaceDataSource(datasets.Dataset.from_dict({"x": [1, 2]}).shuffle(seed=1))
+    assert done.stdout.strip() == repr(ours)
+    assert repr(ours) != repr(HuggingFaceDataSource(datasets.Dataset.from_dict({"x": [1, 2]}).shuffle(seed=2)))
+
+
+def test_datasets_of_another_kind_are_errors_that_say_what_to_do():
+    dataset = datasets.Dataset.from_dict({"x": [1]})
+    splits = datasets.DatasetDict({"train": dataset, "test": dataset})
+    with pytest.raises(PipelineError, match=r"splits \['train', 'test'\]: choose one, as in `dataset\['train'\]`"):
+        HuggingFaceDataSource(splits)
+    assert_equal(HuggingFaceDataSource(splits["test"])[0], {"x": np.int64(1)})
+    with pytest.raises(PipelineError, match="It is a stream: use `HuggingFaceIterDataset"):
+        HuggingFaceDataSource(dataset.to_iterable_dataset())
+    with pytest.raises(PipelineError, match="It has random access: use `MapDataset.source"):
+        HuggingFaceIterDataset(dataset)
+    with pytest.raises(PipelineError, match="Needed a `datasets.Dataset`; got builtins.list"):
+        HuggingFaceDataSource([1, 2])
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'headrace\[hf\]'"):
+        HuggingFaceDataSource(None)
+
+
+def test_nothing_is_imported_before_it_is_used():
+    code = "import headrace.sources.hugging_face, sys; print({'datasets', 'torch', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ------------------------------------------------------------------------------------------------ streams
+
+
+def generated(shards):
+    for shard in shards:
+        for i in range(7 + shard):
+            yield {"shard": shard, "i": i, "x": [float(i), 0.5]}
+
+
+def streaming(num_shards=3):
+    return datasets.IterableDataset.from_generator(generated, gen_kwargs={"shards": list(range(num_shards))})
+
+
+def arrow(count):
+    return datasets.Dataset.from_dict({"i": range(count)}).to_iterable_dataset(num_shards=4)
+
+
+def plain(rows):
+    return [{name: np.asarray(value).tolist() for name, value in row.items()} for row in rows]
+
+
+CHAINS = {
+    "generator": lambda: streaming(),
+    "arrow": lambda: arrow(50),
+    "mapped": lambda: streaming().map(lambda row: {"i": row["i"] + 1}),
+    "batched": lambda: streaming().map(lambda rows: {"j": [i * 2 for i in rows["i"]]}, batched=True, batch_size=4),
+    "filtered": lambda: streaming().filter(lambda row: row["i"] % 2 == 0),
+    "skip and take": lambda: streaming().skip(3).take(15),
+    "formatted": lambda: arrow(40).with_format("numpy"),
+    "interleaved": lambda: datasets.interleave_datasets([streaming(), streaming(2)], probabilities=[0.5, 0.5], seed=1),
+    "interleaved arrow": lambda: datasets.interleave_datasets(
+        [arrow(20), arrow(30)], stopping_strategy="all_exhausted"
+    ),
+    "batched arrow": lambda: arrow(50).map(lambda rows: {"j": [-i for i in rows["i"]]}, batched=True, batch_size=8),
+    "repeated": lambda: arrow(9).repeat(3),
+    "side by side": lambda: datasets.concatenate_datasets([arrow(12), arrow(12).rename_column("i", "k")], axis=1),
+    "concatenated": lambda: datasets.concatenate_datasets([streaming(1), streaming(2)]),
+    "shuffle buffer": lambda: streaming().shuffle(seed=3, buffer_size=5),
+    "epoch": lambda: _at_epoch(streaming().shuffle(seed=3, buffer_size=5), 2),
+}
+
+
+def _at_epoch(dataset, epoch):
+    dataset.set_epoch(epoch)
+    return dataset
+
+
+def assert_rows_come_again(ds, rows):
+    """The rest comes after a restore at every row, and after one more restore a few rows later."""
+    iterator = iter(ds)
+    for i in range(len(rows) + 1):
+        state = json.loads(json.dumps(iterator.get_state()))
+        fresh = iter(ds)
+        fresh.set_state(state)
+        assert plain(itertools.islice(fresh, 3)) == rows[i : i + 3]
+        again = iter(ds)
+        again.set_state(json.loads(json.dumps(fresh.get_state())))
+        rest = None if i % 5 == 0 else i + 8
+        assert plain(itertools.islice(again, rest and 5)) == rows[i + 3 : rest]
+        next(iterator, None)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_streams_have_the_order_of_the_dataset_and_resume_at_every_row(chain):
+    dataset = CHAINS[chain]()
+    rows, ds = plain(dataset), HuggingFaceIterDataset(dataset)
+    assert len(rows) > 10
+    assert plain(ds) == rows
+    assert plain(ds) == rows  # each iteration begins anew
+    assert_rows_come_again(ds, rows)
+    assert_rows_come_again(ds.map(lambda row: row), rows)
+
+
+@pytest.mark.parametrize("chain", ["generator", "mapped", "filtered", "shuffle buffer", "epoch"])
+def test_states_of_one_place_are_equal_where_the_datasets_are(chain):
+    assert_resumable(HuggingFaceIterDataset(CHAINS[chain]()).batch(3, batch_fn=list))
+
+
+def test_two_iterations_of_one_stream_do_not_move_each_other():
+    first, second = iter(HuggingFaceIterDataset(streaming())), iter(HuggingFaceIterDataset(streaming()))
+    rows = plain(streaming())
+    assert plain([next(first), next(first), next(second), next(first)]) == [rows[0], rows[1], rows[0], rows[2]]
+
+
+def test_shards_are_shared_out_among_workers():
+    dataset = streaming(4)
+    ds = HuggingFaceIterDataset(dataset, num_shards=2)
+    rows = plain(ds)
+    assert rows != plain(dataset)
+    assert sorted(map(str, rows)) == sorted(map(str, plain(dataset)))
+    assert [row["shard"] for row in rows[:4]] == [0, 1, 0, 1]
+    assert_resumable(ds, max_outputs=20)
+    ds = ds.filter(lambda row: row["i"] != 2).batch(4)
+    with iter(ds.mp_prefetch(TWO)) as workers:
+        for ours, other in zip(ds, workers, strict=True):
+            assert_equal(ours, other)
+
+
+@pytest.mark.parametrize("num_shards", [0, 4])
+def test_more_parts_than_shards_are_an_error(num_shards):
+    with pytest.raises(PipelineError, match=f"must be from 1 to 3, the shards that the dataset has; got {num_shards}"):
+        HuggingFaceIterDataset(streaming(), num_shards=num_shards)
+
+
+def test_a_state_of_another_epoch_or_pipeline_is_an_error():
+    dataset = streaming()
+    iterator = iter(HuggingFaceIterDataset(dataset))
+    next(iterator)
+    state = iterator.get_state()
+    later = iter(HuggingFaceIterDataset(_at_epoch(streaming(), 1)))
+    with pytest.raises(StateError, match="state is of epoch 0, and the dataset is at epoch 1"):
+        later.set_state(state)
+    with pytest.raises(StateError, match="has the field `state_dict`; got {'next_index': 3}"):
+        iterator.set_state({"next_index": 3})
+
+
+def test_an_error_of_the_dataset_comes_after_the_rows_before_it():
+    def failing():
+        yield {"i": 0}
+        yield {"i": 1}
+        raise ValueError("the disk is gone")
+
+    iterator = iter(HuggingFaceIterDataset(datasets.IterableDataset.from_generator(failing)).map(lambda row: row["i"]))
+    assert [next(iterator), next(iterator)] == [0, 1]
+    with pytest.raises(ValueError, match="the disk is gone"):
+        next(iterator)

@@ -1,0 +1,549 @@
+"""Files behind addresses: a real S3 server and an HTTP server with faults, both on this machine."""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import pickle
+import re
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import MapDataset, MultiprocessingOptions
+from headrace.errors import MissingDependency, PipelineError
+from headrace.sources import files, opening, remote, writers
+from headrace.sources.remote import Address, Cache, RemoteError, RemoteFile
+from headrace.testing import assert_block_law, assert_equal, assert_resumable
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
+
+TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
+RECORD_BYTES = 1000
+
+
+def some_bytes(length, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, length, np.uint8).tobytes()
+
+
+class FixedRecords:
+    """Records of one length, one after the other in a file."""
+
+    def __init__(self, path):
+        (self._path,) = files.expand(path, what="Fixed records")
+        self._pool = files.Pool()
+        self._length = files.fingerprint(self._path).size // RECORD_BYTES
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        return self._pool.get(self._path).read_many([(int(i) * RECORD_BYTES, RECORD_BYTES) for i in indices])
+
+    def __repr__(self):
+        return f"FixedRecords({self._path!r})"
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("HEADRACE_CACHE", str(folder))
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.005)
+    return folder / "remote"
+
+
+def kept_bytes(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+# ------------------------------------------------------------------------------------------- HTTP server
+
+
+class Server(ThreadingHTTPServer):
+    """Serves bytes by name; `fault(number)` says what is wrong with a request: None, "drop", "half" or a status."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.contents, self.requests, self.ranges, self.sizes = {}, [], True, True
+        self.fault = lambda number: None
+        self.lock = threading.Lock()
+        self.version = "1"
+        self.at_once = self.most_at_once = 0
+        self.wait_s = 0.0
+
+    def url(self, name):
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+
+    def handle_error(self, request, client_address):
+        pass  # a client that goes away
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self, *, body=True):
+        server = self.server
+        with server.lock:
+            fault = server.fault(len(server.requests))
+            server.requests.append((self.command, self.path, self.headers.get("Range")))
+            server.at_once += 1
+            server.most_at_once = max(server.most_at_once, server.at_once)
+        try:
+            if server.wait_s:
+                threading.Event().wait(server.wait_s)
+            self._answer(server, fault, body)
+        finally:
+            with server.lock:
+                server.at_once -= 1
+
+    def do_HEAD(self):
+        self.do_GET(body=False)
+
+    def _answer(self, server, fault, body):
+        content = server.contents.get(self.path[1:])
+        if fault == "drop":
+            self.close_connection = True
+            self.connection.close()
+            return
+        if isinstance(fault, int) or content is None:
+            self.send_response(fault or 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if server.ranges else None
+        part = content
+        if asked:
+            part = content[int(asked[1]) : int(asked[2]) + 1 if asked[2] else None]
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {asked[1]}-{int(asked[1]) + len(part) - 1}/{len(content)}")
+        if server.sizes:
+            self.send_header("Content-Length", str(len(part)))
+            self.send_header("ETag", f'"{server.version}"')
+        self.end_headers()
+        if body:
+            self.wfile.write(part[: len(part) // 2] if fault == "half" else part)
+        if fault == "half" or not server.sizes:
+            self.close_connection = True
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def test_pieces_of_a_file_are_those_of_its_bytes(server):
+    content = server.contents["a"] = some_bytes(5_000_001)
+    file = files.open_file(server.url("a"))
+    assert file.size == len(content)
+    rng = np.random.default_rng(1)
+    offsets, lengths = rng.integers(0, 5_100_000, 200).tolist(), rng.integers(0, 50_000, 200).tolist()
+    ranges = list(zip(offsets, lengths, strict=True))
+    ranges += [(0, 0), (0, 5_000_001), (0, 9_000_000), (5_000_001, 10), (remote.BLOCK_BYTES, remote.BLOCK_BYTES)]
+    assert file.read_many(ranges) == [content[o : o + n] for o, n in ranges]
+    for offset, length in ranges[:20]:
+        assert file.read(offset, length) == content[offset : offset + length]
+    file.close()
+
+
+def test_reads_far_apart_stay_bounded_in_memory(server, monkeypatch):
+    content = server.contents["a"] = some_bytes(6_000_000)
+    monkeypatch.setattr(remote, "GROUP_BLOCKS", 3)
+    monkeypatch.setenv("HEADRACE_CACHE_BYTES", "0")
+    ranges = [(offset, 10) for offset in range(0, 6_000_000, 100_000)][::-1]
+    assert files.open_file(server.url("a")).read_many(ranges) == [content[o : o + n] for o, n in ranges]
+
+
+def test_neighbours_come_in_one_request_and_requests_at_once(server):
+    server.contents["a"] = some_bytes(20_000_000)
+    file = files.open_file(server.url("a"))
+    server.requests.clear()
+    file.read_many([(10, 20), (100, 30), (remote.BLOCK_BYTES, 5)])
+    assert len(server.requests) == 1
+    server.wait_s, server.most_at_once = 0.05, 0
+    file.read_many([(offset, 10) for offset in range(1_000_000, 20_000_000, 1_000_000)])
+    assert server.most_at_once > 3
+
+
+def test_what_was_read_is_not_fetched_again_until_the_file_changes(server, cache_folder):
+    content = server.contents["a"] = some_bytes(2_000_000)
+    assert files.open_file(server.url("a")).read(0, 2_000_000) == content
+    server.requests.clear()
+    assert files.open_file(server.url("a")).read(0, 2_000_000) == content
+    assert [command for command, _, _ in server.requests] == ["HEAD"]
+    server.contents["a"], server.version = some_bytes(2_000_000, seed=1), "2"
+    assert files.open_file(server.url("a")).read(0, 2_000_000) == server.contents["a"]
+
+
+def test_a_damaged_piece_in_the_cache_is_fetched_again(server, cache_folder):
+    content = server.contents["a"] = some_bytes(300_000)
+    files.open_file(server.url("a")).read(0, 300_000)
+    for path in cache_folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"short")
+    assert files.open_file(server.url("a")).read(0, 300_000) == content
+
+
+def test_the_stream_is_complete_although_connections_drop_and_the_server_is_busy(server):
+    content = server.contents["a"] = some_bytes(3_000_000)
+    faults = [None, "drop", 503, None, "half", 500, 429, None]
+    server.fault = lambda number: faults[number % len(faults)]
+    source = FixedRecords(server.url("a"))
+    expected = [content[i : i + RECORD_BYTES] for i in range(0, 3_000_000, RECORD_BYTES)]
+    assert list(MapDataset.source(source)) == expected
+    with files.open_stream(server.url("a")) as stream:
+        assert stream.read() == content
+    assert len(server.requests) > 10
+
+
+def test_a_faulty_server_gives_two_workers_the_same_stream(server):
+    server.contents["a"] = some_bytes(1_000_000)
+    faults = [None, 503, None, "drop", None, "half"]
+    server.fault = lambda number: faults[number % len(faults)]
+    ds = MapDataset.source(FixedRecords(server.url("a"))).shuffle(seed=3).batch(10).to_iter_dataset()
+    inline = [list(batch) for batch in ds]
+    with contextlib.closing(iter(ds.mp_prefetch(TWO))) as workers:
+        assert [list(batch) for batch in workers] == inline
+
+
+FORMATS = ["tfrecord", "array_record", "parquet", "jsonl", "csv", "npy", "tfrecord.gz"]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_comes_complete_from_a_faulty_server(server, tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    rows = [{"x": i, "y": f"text {i}"} for i in range(2000)]
+    records = [b"%d" % i * 50 for i in range(2000)]
+    if suffix == "npy":
+        np.save(path, np.arange(20_000).reshape(2000, 10))
+    elif suffix in ("jsonl", "csv"):
+        lines = [json.dumps(row) if suffix == "jsonl" else "{x},{y}".format(**row) for row in rows]
+        path.write_text("\n".join(["x,y"] * (suffix == "csv") + lines) + "\n")
+    elif suffix == "tfrecord.gz":
+        (plain,) = writers.write_tfrecord(records, tmp_path / "plain")
+        path.write_bytes(gzip.compress(Path(plain).read_bytes()))
+    else:
+        writers.writer_of(str(path))(rows if suffix == "parquet" else records, path)
+    server.contents["a." + suffix] = path.read_bytes()
+    faults = [None, 503, "drop", None, "half", None, 429]
+    server.fault = lambda number: faults[number % len(faults)]
+    there, here = list(opening.open(server.url(f"a.{suffix}"))), list(opening.open(path))
+    assert len(there) == 2000
+    assert_equal(there, here)
+
+
+@pytest.mark.parametrize(("fault", "found"), [(503, "503"), ("drop", "Disconnected"), ("half", "Payload")])
+def test_a_fault_that_does_not_pass_is_an_error_with_its_address(server, monkeypatch, fault, found):
+    server.contents["a"] = some_bytes(10_000)
+    file = files.open_file(server.url("a"))
+    server.fault = lambda number: fault
+    server.requests.clear()
+    with pytest.raises(RemoteError, match=f"Reading bytes 0 to 10000 of {server.url('a')} failed 8 times.*{found}"):
+        file.read(0, 10)
+    assert remote.ATTEMPTS <= len(server.requests) <= 2 * remote.ATTEMPTS  # aiohttp tries once more of its own accord
+
+
+def test_a_busy_server_is_not_taken_for_a_missing_file(server):
+    server.contents["a"] = b"abc"
+    server.fault = lambda number: 503 if number < 6 else None
+    assert files.expand(server.url("a"), what="Files") == [server.url("a")]
+
+
+def test_a_missing_file_is_known_at_once_and_all_are_named(server):
+    server.contents["a"] = b"abc"
+    paths = [server.url("a"), server.url("b"), server.url("c")]
+    with pytest.raises(FileNotFoundError, match=f"2 of 3 paths of Files match no file: {paths[1]}, {paths[2]}"):
+        files.expand(paths, what="Files")
+    assert len(server.requests) <= 5
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        files.open_file(server.url("b"))
+
+
+def test_a_file_that_vanishes_is_an_error_with_its_address(server):
+    server.contents["a"] = some_bytes(10_000)
+    file = files.open_file(server.url("a"))
+    del server.contents["a"]
+    with pytest.raises(FileNotFoundError, match=server.url("a")):
+        file.read(0, 10)
+
+
+def test_what_is_forbidden_is_an_error_at_once(server):
+    server.contents["a"] = some_bytes(10_000)
+    file = files.open_file(server.url("a"))
+    server.requests.clear()
+    server.fault = lambda number: 403
+    with pytest.raises(RemoteError, match="failed with .*403.*headrace.sources.Address"):
+        file.read(0, 10)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+@pytest.mark.parametrize("cache_bytes", ["0", "100000000"])
+def test_a_server_without_ranges_or_sizes_is_read_as_a_whole(server, monkeypatch, sizes, cache_bytes):
+    monkeypatch.setenv("HEADRACE_CACHE_BYTES", cache_bytes)
+    server.ranges, server.sizes = False, sizes
+    content = server.contents["a"] = some_bytes(1_000_000)
+    file = files.open_file(server.url("a"))
+    assert file.read_many([(10, 20), (700_000, 400_000)]) == [content[10:30], content[700_000:]]
+    assert file.size == files.fingerprint(server.url("a")).size == 1_000_000
+    file.close()
+
+
+def test_an_empty_file_is_empty(server):
+    server.contents["a"] = b""
+    assert files.open_file(server.url("a")).read(0, 10) == b""
+    with files.open_stream(server.url("a")) as stream:
+        assert stream.read() == b""
+
+
+def test_threads_read_one_file_at_once(server):
+    content = server.contents["a"] = some_bytes(4_000_000)
+    file = files.open_file(server.url("a"))
+    offsets = np.random.default_rng(0).integers(0, 4_000_000, 200).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        pieces = list(pool.map(lambda offset: file.read(offset, 5000), offsets))
+    assert pieces == [content[offset : offset + 5000] for offset in offsets]
+
+
+# ----------------------------------------------------------------------------------------------- streams
+
+
+def test_a_stream_reads_lines_seeks_and_decompresses(server):
+    text = b"".join(b"line %d\n" % i for i in range(100_000))
+    server.contents["a"], server.contents["a.gz"] = text, gzip.compress(text)
+    with files.open_stream(server.url("a")) as stream:
+        assert stream.readline() == b"line 0\n"
+        stream.seek(-8, io.SEEK_END)
+        assert stream.read() == text[-8:]
+        stream.seek(1000)
+        assert (stream.read(5), stream.tell()) == (text[1000:1005], 1005)
+    with files.open_stream(server.url("a.gz")) as stream, gzip.open(stream) as unzipped:
+        assert unzipped.read() == text
+
+
+def test_the_first_bytes_of_a_stream_fetch_little(server):
+    server.contents["a"] = some_bytes(20_000_000)
+    with files.open_stream(server.url("a")) as stream:
+        server.requests.clear()
+        stream.read(10)
+        assert [span for _, _, span in server.requests] == [f"bytes=0-{remote.BLOCK_BYTES - 1}"]
+
+
+# ------------------------------------------------------------------------------------------------ caches
+
+
+def test_the_cache_never_holds_more_than_it_may(server, cache_folder, monkeypatch):
+    monkeypatch.setenv("HEADRACE_CACHE_BYTES", "1000000")
+    content = server.contents["a"] = some_bytes(5_000_000)
+    file = files.open_file(server.url("a"))
+    for offset in range(0, 5_000_000, 200_000):
+        assert file.read(offset, 1000) == content[offset : offset + 1000]
+        assert kept_bytes(cache_folder) <= 1_000_000
+    assert kept_bytes(cache_folder) > 400_000
+
+
+def test_the_least_recently_used_goes_first(tmp_path):
+    cache = Cache(str(tmp_path), 100)
+    for number in range(10):
+        cache.put(f"f/{number}", b"0123456789")
+        os.utime(tmp_path / "f" / str(number), (number, number))
+    assert cache.get("f/0", 10) == b"0123456789"
+    cache.put("f/new", b"0123456789")
+    assert [cache.get(f"f/{number}", 10) is not None for number in range(3)] == [True, False, True]
+    assert cache.get("f/new", 10) is not None
+
+
+def test_what_other_processes_keep_counts_too(tmp_path):
+    first, second = Cache(str(tmp_path), 1600), Cache(str(tmp_path), 1600)
+    for number in range(40):
+        first.put(f"a/{number}", bytes(100))
+        second.put(f"b/{number}", bytes(100))
+        assert kept_bytes(tmp_path) <= 1600 + 2 * 200
+
+
+def test_a_copy_that_others_removed_to_make_room_says_so(tmp_path):
+    with pytest.raises(RemoteError, match="holds 100 bytes, too few for what is copied to it at once"):
+        Cache(str(tmp_path), 100).keep("f/0", 10, os.unlink)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_cache_that_cannot_be_written_changes_nothing(server, monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file"))
+    content = server.contents["a"] = some_bytes(1_000_000)
+    assert files.open_file(server.url("a")).read(0, 1_000_000) == content
+
+
+def test_a_setting_that_is_no_number_is_named(server, monkeypatch):
+    server.contents["a"] = b"abc"
+    monkeypatch.setenv("HEADRACE_CACHE_BYTES", "much")
+    with pytest.raises(PipelineError, match="HEADRACE_CACHE_BYTES must be a number of bytes; got 'much'"):
+        files.open_file(server.url("a"))
+
+
+def test_a_whole_copy_is_made_once_in_pieces_and_keeps_its_name(server, monkeypatch, cache_folder):
+    content = server.contents["dir/a.bagz"] = some_bytes(5_000_000)
+    faults = [None, 503, None, "half"]
+    server.fault = lambda number: faults[number % len(faults)]
+    path = remote.local_copy(server.url("dir/a.bagz"))
+    assert path.endswith("/a.bagz")
+    with open(path, "rb") as file:
+        assert file.read() == content
+    server.requests.clear()
+    server.fault = lambda number: None
+    assert remote.local_copy(server.url("dir/a.bagz")) == path
+    assert len(server.requests) == 1
+    monkeypatch.setenv("HEADRACE_CACHE_BYTES", "1000")
+    with pytest.raises(RemoteError, match="has 5000000 bytes and must be copied.*holds 1000: set HEADRACE_CACHE_BYTES"):
+        remote.local_copy(server.url("dir/a.bagz"))
+
+
+# --------------------------------------------------------------------------------------- other protocols
+
+
+def test_patterns_of_a_web_server_are_those_of_its_links(server):
+    server.contents["dir/"] = "".join(f'<a href="{name}">{name}</a>' for name in ("b.bin", "a.bin", "c.txt")).encode()
+    server.contents["dir/a.bin"], server.contents["dir/b.bin"] = b"a", b"b"
+    found = files.expand(server.url("dir/*.bin"), what="Files")
+    assert [files.open_file(path).read(0, 9) for path in found] == [b"a", b"b"]
+
+
+def test_memory_and_patterns():
+    fs = fsspec.filesystem("memory")
+    for name in ("b 2.bin", "a 1.bin", "ünï-字.bin", "other.txt"):
+        fs.pipe(f"/headrace-test/{name}", name.encode())
+    try:
+        found = files.expand("memory://headrace-test/*.bin", what="Files")
+        assert [path.rsplit("/", 1)[1] for path in found] == ["a 1.bin", "b 2.bin", "ünï-字.bin"]
+        assert [files.open_file(path).read(0, 99).decode() for path in found] == ["a 1.bin", "b 2.bin", "ünï-字.bin"]
+        with pytest.raises(FileNotFoundError, match="match no file: memory://headrace-test/\\*.csv"):
+            files.expand("memory://headrace-test/*.csv", what="Files")
+    finally:
+        fs.rm("/headrace-test", recursive=True)
+
+
+def test_files_inside_archives_also_far_away(server, tmp_path):
+    contents = {"a/1.bin": some_bytes(600_000), "a/2.bin": bytes(700_000)}
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    server.contents["x.zip"] = (tmp_path / "x.zip").read_bytes()
+    for outer in (f"{tmp_path}/x.zip", server.url("x.zip")):
+        found = files.expand(f"zip://a/*.bin::{outer}", what="Files")
+        assert found == [f"zip://a/1.bin::{outer}", f"zip://a/2.bin::{outer}"]
+        for path, content in zip(found, contents.values(), strict=True):
+            file = files.open_file(path)
+            assert (file.size, file.read(500_000, 1_000_000)) == (len(content), content[500_000:])
+            file.close()
+
+
+def test_an_unknown_protocol_and_a_missing_driver_say_so():
+    with pytest.raises(PipelineError, match="nosuch://a is not an address.*Is its protocol spelt right"):
+        files.open_file("nosuch://a")
+    try:
+        import gcsfs  # noqa: F401
+    except ImportError:
+        with pytest.raises(MissingDependency, match=r"gs://b/a needs a driver.*pip install 'headrace\[cloud\]'"):
+            files.open_file("gs://b/a")
+
+
+# ---------------------------------------------------------------------------------------------------- S3
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    moto = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("s3fs")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=endpoint, **keys)
+    client.create_bucket(Bucket="data")
+    client.endpoint = endpoint
+    yield client
+    client.close()
+    server.stop()
+
+
+def address(bucket, name):
+    return Address(f"s3://data/{name}", key="k", secret="s", endpoint_url=bucket.endpoint)
+
+
+def test_an_address_keeps_its_options_when_it_travels(bucket):
+    path = address(bucket, "a")
+    again = pickle.loads(pickle.dumps(path))
+    assert (again, again.options, repr(again)) == (path, path.options, "'s3://data/a'")
+
+
+def test_s3_objects_and_patterns(bucket):
+    contents = {f"p/train-{i}.bin": some_bytes(400_000 + i, seed=i) for i in range(3)}
+    for name, content in contents.items():
+        bucket.put_object(Bucket="data", Key=name, Body=content)
+    found = files.expand(address(bucket, "p/train-*.bin"), what="Files")
+    assert found == [f"s3://data/{name}" for name in contents]
+    for path, content in zip(found, contents.values(), strict=True):
+        assert files.open_file(path).read(0, 1_000_000) == content
+        with files.open_stream(path) as stream:
+            assert stream.read() == content
+    with pytest.raises(FileNotFoundError, match="s3://data/p/missing"):
+        files.expand([found[0], address(bucket, "p/missing")], what="Files")
+
+
+def test_an_s3_server_that_is_down_is_an_error_with_the_address(monkeypatch):
+    pytest.importorskip("s3fs")
+    monkeypatch.setattr(remote, "ATTEMPTS", 2)
+    path = Address("s3://data/a", key="k", secret="s", endpoint_url="http://127.0.0.1:9")
+    with pytest.raises(RemoteError, match="Looking at s3://data/a failed 2 times, at last with .*Is the server up"):
+        files.open_file(path)
+
+
+def test_an_s3_source_obeys_the_laws_with_and_without_workers(bucket):
+    bucket.put_object(Bucket="data", Key="records", Body=some_bytes(300 * RECORD_BYTES))
+    ds = MapDataset.source(FixedRecords(address(bucket, "records")))
+    assert_block_law(ds)
+    stream = ds.shuffle(seed=1).batch(20).to_iter_dataset()
+    assert_resumable(stream, max_outputs=6)
+    inline = [list(batch) for batch in stream]
+    with contextlib.closing(iter(stream.mp_prefetch(TWO))) as workers:
+        assert [list(batch) for batch in workers] == inline
+
+
+def test_a_rewritten_object_is_read_anew(bucket):
+    for seed in (1, 2):
+        content = some_bytes(300_000, seed=seed)
+        bucket.put_object(Bucket="data", Key="changing", Body=content)
+        assert RemoteFile(address(bucket, "changing")).read(0, 300_000) == content
+
+
+def test_options_may_come_from_the_environment(bucket, monkeypatch):
+    bucket.put_object(Bucket="data", Key="env", Body=b"abc")
+    for name, value in (
+        ("AWS_ENDPOINT_URL", bucket.endpoint),
+        ("AWS_ACCESS_KEY_ID", "k"),
+        ("AWS_SECRET_ACCESS_KEY", "s"),
+    ):
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    assert files.open_file("s3://data/env").read(0, 10) == b"abc"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()

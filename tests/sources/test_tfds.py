@@ -1,0 +1,425 @@
+"""Folders that TensorFlow Datasets prepared, against what that library reads from them.
+
+Most tests read `fixtures/tfds`, which it wrote, and need neither it nor TensorFlow; the last ones prepare folders anew.
+"""
+
+import importlib.util
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import MapDataset, MultiprocessingOptions
+from headrace.errors import DataError, PipelineError
+from headrace.sources import tfds as module
+from headrace.sources.array_record import ArrayRecordDataSource
+from headrace.sources.tfds import TfdsDataSource
+from headrace.sources.tfrecord import TFRecordDataSource
+from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from tests.sources.fixtures import make_tfds
+
+pytest.importorskip("cv2")
+
+FIXTURE = Path(__file__).parent / "fixtures" / "tfds"
+REPOSITORY = Path(__file__).resolve().parents[2]
+TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
+READ = pickle.loads((FIXTURE / "read.pickle").read_bytes())
+
+
+def expected(read):
+    """Elements of some splits, from what the library reads of `train` and `test`."""
+    return {
+        "train": read["train"],
+        "test": read["test"],
+        "train[3:-2]+test[:40%]": read["train"][3:-2] + read["test"][:2],
+    }
+
+
+def change(folder, name, **changes):
+    """Changes fields of a JSON file."""
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(content | changes))
+
+
+def as_array_record(folder):
+    """Writes the records of the files to ArrayRecord files in their place."""
+    writers = pytest.importorskip("array_record.python.array_record_module")
+    for path in folder.glob("small-*.tfrecord-*"):
+        writer = writers.ArrayRecordWriter(str(path).replace(".tfrecord-", ".array_record-"), "group_size:1")
+        for record in TFRecordDataSource(str(path)):
+            writer.write(record)
+        writer.close()
+        path.unlink()
+    change(folder, "dataset_info.json", fileFormat="array_record")
+
+
+@pytest.fixture
+def tfrecord(tmp_path):
+    """A copy of the fixture, since indices are written beside the files."""
+    return Path(shutil.copytree(FIXTURE / "tfrecord", tmp_path / "small"))
+
+
+@pytest.fixture(params=["tfrecord", "array_record"])
+def folder(request, tfrecord):
+    if request.param == "array_record":
+        as_array_record(tfrecord)
+    return tfrecord
+
+
+def test_elements_are_those_that_the_library_reads(folder):
+    for split, elements in expected(READ).items():
+        source = TfdsDataSource(folder, split)
+        assert_equal([source[i] for i in range(len(source))], elements)
+        assert_equal(source.__getitems__(list(range(len(source)))), elements)
+    assert_equal(TfdsDataSource(folder, "train")[-1], READ["train"][-1])
+
+
+def test_elements_are_those_that_were_written(folder):
+    source = TfdsDataSource(folder, "train")
+    written = dict(make_tfds.examples("train"))
+    assert sorted(element["id"] for element in source.__getitems__(range(len(source)))) == sorted(written)
+    for i in range(len(source)):
+        element = source[i]
+        original = written[int(element["id"])]
+        assert_equal(element["image"], original["image"])
+        assert_equal(element["number_image"], original["number_image"])
+        assert element["text"].decode() == original["text"]
+        assert source.class_names["label"][element["label"]] == original["label"]
+        assert_equal(element["packed"], original["packed"])
+        assert [row.tolist() for row in element["ragged"]] == original["ragged"]
+
+
+def test_supervised_elements_are_pairs(folder):
+    source = TfdsDataSource(folder, "test", as_supervised=True)
+    assert_equal([source[i] for i in range(len(source))], [(e["image"], e["label"]) for e in READ["test"]])
+    batches = MapDataset.source(source).map(lambda pair: pair[1]).batch(5)
+    assert batches[0].dtype == np.int64
+
+
+def test_images_stay_bytes_when_they_are_not_decoded(folder):
+    encoded, decoded = TfdsDataSource(folder, "test", decode=False), TfdsDataSource(folder, "test")
+    assert encoded[0]["image"].startswith(b"\x89PNG")
+    assert encoded[0]["photograph"].startswith(b"\xff\xd8")
+    assert len(encoded[1]["video"]) == len(decoded[1]["video"])
+    assert all(frame.startswith(b"\x89PNG") for i in range(5) for frame in encoded[i]["frames"])
+    assert_equal(encoded[2]["matrix"], decoded[2]["matrix"])
+
+
+def test_class_names_are_those_of_each_feature(folder):
+    names = {"label": make_tfds.CLASSES, "nested/b/label": ["x", "y"], "objects/label": ["p", "q"]}
+    assert TfdsDataSource(folder).class_names == names
+    assert TfdsDataSource(folder, as_supervised=True).class_names == names
+    (folder / "label.labels.txt").unlink()
+    assert list(TfdsDataSource(folder).class_names) == ["nested/b/label", "objects/label"]
+
+
+def test_blocks_equal_single_reads_and_pipelines_resume(folder):
+    ds = MapDataset.source(TfdsDataSource(folder, "train+test[1:]")).shuffle(seed=2)
+    assert_block_law(ds)
+    assert_resumable(ds.to_iter_dataset())
+
+
+def test_batches_are_the_same_with_workers(tfrecord):
+    ds = MapDataset.source(TfdsDataSource(tfrecord, "train[1:]")).shuffle(seed=2)
+    stream = (
+        ds.map(lambda e: {key: e[key] for key in ("photograph", "label", "pair", "nested")}).to_iter_dataset().batch(3)
+    )
+    for here, there in zip(stream, stream.mp_prefetch(TWO), strict=True):
+        assert_equal(here, there)
+
+
+def test_the_spec_says_shapes_and_dtypes(folder):
+    assert TfdsDataSource(folder).element_spec is None  # some features are ragged
+    source = TfdsDataSource(folder, as_supervised=True)
+    image, label = MapDataset.source(source).to_iter_dataset().element_spec
+    assert (image.shape, image.dtype) == ((None, None, 3), np.uint8)
+    assert (label.shape, label.dtype) == ((), np.int64)
+
+
+def test_it_travels_as_paths_and_is_told_by_its_repr(folder):
+    source = TfdsDataSource(folder, "train[:50%]", as_supervised=True)
+    assert repr(source) == "TfdsDataSource('small/1.0.0', split='train[:50%]', as_supervised=True, length=6)"
+    other = pickle.loads(pickle.dumps(source))
+    assert_equal(other[2], source[2])
+    assert repr(other) == repr(source)
+    source.close()
+    assert_equal(other[2], source[2])
+
+
+# -------------------------------------------------------------------------------------------------- splits
+
+
+@pytest.mark.parametrize(
+    ("split", "parts"),
+    [
+        ("train[:0]", []),
+        ("train[5:3]", []),
+        ("train[2:9]", [("train", 2, 9)]),
+        ("train[-3:]", [("train", 8, 11)]),
+        ("train[:-1_0]", [("train", 0, 1)]),
+        ("train[:33%]", [("train", 0, 4)]),
+        ("train[33.3%:-10%]", [("train", 4, 10)]),
+        ("train[:50%]+train[50%:]", [("train", 0, 6), ("train", 6, 11)]),
+        ("train[1shard:]", [("train", 4, 11)]),
+        ("train[-1shard:]+test[1shard]", [("train", 7, 11), ("test", 2, 3)]),
+        ("test + train[:2]+train[:2]", [("test", 0, 5), ("train", 0, 2), ("train", 0, 2)]),
+        ("all", [("train", 0, 11), ("test", 0, 5)]),
+    ],
+)
+def test_splits_are_sliced_and_added(folder, split, parts):
+    source = TfdsDataSource(folder, split, as_supervised=True, decode=False)
+    whole = {name: TfdsDataSource(folder, name, as_supervised=True, decode=False) for name in ("train", "test")}
+    indices = [(name, i) for name, start, stop in parts for i in range(start, stop)]
+    assert len(source) == len(indices)
+    for element, (name, i) in zip(source.__getitems__(range(len(source))), indices, strict=True):
+        assert_equal(element, whole[name][i])
+    with pytest.raises(IndexError, match=f"out of range for {len(indices)} examples"):
+        source[len(indices)]
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("nope", "no split 'nope'; there are train, test, and `all`"),
+        ("train[3]", "is not a split"),
+        ("train[::2]", "is not a split"),
+        ("train[10:50%]", "both ends of a slice are in the same unit"),
+        ("train[:1.5]", "is not a split"),
+        ("train+", "is not a split"),
+        ("", "is not a split"),
+        (None, "None is not a split"),
+        ("all[:2]", "no split 'all'"),
+        ("train[:12]", "asks for example 12, and the split has 11"),
+        ("train[-12:]", "asks for example -12, and the split has 11"),
+        ("train[:101%]", "a percentage is at most 100"),
+        ("train[3shard]", "asks for shard 3, and there are 3"),
+    ],
+)
+def test_what_is_wrong_with_a_split_is_said(tfrecord, split, message):
+    with pytest.raises(PipelineError, match=message):
+        TfdsDataSource(tfrecord, split)
+
+
+# --------------------------------------------------------------------------------------------------- damage
+
+
+def test_a_folder_of_another_kind_is_named_with_those_below_it(tfrecord):
+    with pytest.raises(FileNotFoundError, match=r"has no `dataset_info.json`.*have one: small\."):
+        TfdsDataSource(tfrecord.parent)
+    with pytest.raises(FileNotFoundError, match="have one: none"):
+        TfdsDataSource(tfrecord / "nowhere")
+
+
+def test_missing_files_are_all_named_before_the_first_record(folder):
+    for path in [*folder.glob("small-train.*-00000-of-00003"), *folder.glob("small-train.*-00002-of-00003")]:
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"2 of 3 .*00000-of-00003, .*00002-of-00003"):
+        TfdsDataSource(folder, "train")
+    assert len(TfdsDataSource(folder, "train[1shard]+test")) == 8
+
+
+def test_files_that_are_not_those_described_are_named(tfrecord):
+    shutil.copy(tfrecord / "small-train.tfrecord-00000-of-00003", tfrecord / "small-train.tfrecord-00001-of-00003")
+    with pytest.raises(DataError, match=r"00001-of-00003 has 4 records, and `dataset_info.json` says 3"):
+        TfdsDataSource(tfrecord, "train")
+
+
+def rewrite(folder, change_record):
+    """Changes the second record of the last file of the split `train`, with checksums that fit."""
+    from headrace.sources.tfrecord import HEADER, crc32c, masked, masked_crc_of_length
+
+    path = folder / "small-train.tfrecord-00002-of-00003"
+    records = list(TFRecordDataSource(str(path)))
+    records[1] = change_record(records[1])
+    with path.open("wb") as file:
+        for record in records:
+            file.write(HEADER.pack(len(record), masked_crc_of_length(len(record))) + record)
+            file.write(int(masked(crc32c(record))).to_bytes(4, "little"))
+
+
+@pytest.mark.parametrize(
+    ("change_record", "message"),
+    [
+        (lambda record: record[: len(record) // 2], r"ends|early|Example"),
+        (
+            lambda record: record.replace(b"IHDR", b"XXXX"),
+            "feature '(image|depth|number_image|frames|video)' does not decode",
+        ),
+        (lambda record: record.replace(b"\x05label", b"\x05lebal"), "'label'"),
+        (lambda record: b"", "feature"),
+    ],
+)
+@pytest.mark.parametrize("format_of_files", ["tfrecord", "array_record"])
+def test_a_damaged_record_is_named_and_what_came_before_it_comes(tfrecord, change_record, message, format_of_files):
+    rewrite(tfrecord, change_record)
+    if format_of_files == "array_record":
+        as_array_record(tfrecord)
+    source = TfdsDataSource(tfrecord, "train")
+    with pytest.raises(DataError, match=rf"{format_of_files}-00002-of-00003, record 1: .*({message})"):
+        source.__getitems__(list(range(11)))
+    stream = iter(MapDataset.source(source).map(lambda e: e["id"]).to_iter_dataset())
+    assert [next(stream) for _ in range(8)] == [element["id"] for element in READ["train"][:8]]
+    with pytest.raises(DataError, match="record 1"):
+        next(stream)
+    assert_equal(source[9], READ["train"][9])
+
+
+def test_a_value_of_another_shape_than_described_is_named(tfrecord):
+    described = json.loads((tfrecord / "features.json").read_text())
+    matrix = described["featuresDict"]["features"]["matrix"]["tensor"]
+    for sizes, message in (
+        (["2", "2"], "matrix"),
+        (["-1", "4"], r"'matrix' has 6 values, and its shape is \[None, 4\]"),
+    ):
+        matrix["shape"]["dimensions"] = sizes
+        (tfrecord / "features.json").write_text(json.dumps(described))
+        with pytest.raises(DataError, match=message):
+            TfdsDataSource(tfrecord)[0]
+
+
+def test_features_and_formats_that_are_not_read_are_named(tfrecord):
+    described = json.loads((tfrecord / "features.json").read_text())
+    features = described["featuresDict"]["features"]
+    features["graph"] = {"pythonClassName": "my.Graph", "custom": {}}
+    (tfrecord / "features.json").write_text(json.dumps(described))
+    with pytest.raises(PipelineError, match=r"'graph' is a my.Graph \(custom\), which is not read here"):
+        TfdsDataSource(tfrecord)
+    features["graph"] = {"tensor": {"dtype": "float7", "shape": {}}}
+    (tfrecord / "features.json").write_text(json.dumps(described))
+    with pytest.raises(PipelineError, match="dtype 'float7'"):
+        TfdsDataSource(tfrecord)
+    del features["graph"]
+    (tfrecord / "features.json").write_text(json.dumps(described))
+    change(tfrecord, "dataset_info.json", supervisedKeys=None)
+    with pytest.raises(PipelineError, match="does not say what input and target are"):
+        TfdsDataSource(tfrecord, as_supervised=True)
+    change(tfrecord, "dataset_info.json", fileFormat="riegeli")
+    with pytest.raises(PipelineError, match="format 'riegeli'"):
+        TfdsDataSource(tfrecord)
+    (tfrecord / "dataset_info.json").write_text("{")
+    with pytest.raises(DataError, match=r"dataset_info.json is no JSON"):
+        TfdsDataSource(tfrecord)
+
+
+def test_a_split_without_examples_is_empty(tfrecord):
+    info = json.loads((tfrecord / "dataset_info.json").read_text())
+    del info["splits"][1]["shardLengths"]
+    (tfrecord / "dataset_info.json").write_text(json.dumps(info))
+    assert len(TfdsDataSource(tfrecord, "test")) == 0
+    assert len(TfdsDataSource(tfrecord, "test+train")) == 11
+
+
+def test_folders_behind_addresses_are_read(tfrecord, tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    fsspec.filesystem("memory").put(f"{tfrecord}/", "/headrace-tfds/small", recursive=True)
+    source = TfdsDataSource("memory://headrace-tfds/small", "test")
+    assert_equal(source.__getitems__([4, 0]), [READ["test"][4], READ["test"][0]])
+    assert source.class_names["label"] == make_tfds.CLASSES
+
+
+# ------------------------------------------------------------------------------------------ the library itself
+
+AS_A_SOURCE = """
+import pickle, sys
+from tests.sources.fixtures import make_tfds
+make_tfds.main(sys.argv[1])
+folder = sys.argv[1] + "/array_record"
+
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import naming, splits
+from headrace import MapDataset
+from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.sources.tfds import TfdsDataSource
+
+def chosen(element):
+    return {key: element[key] for key in ("photograph", "label", "matrix")}
+
+source = tfds.builder_from_directory(folder).as_data_source("train")
+ds = MapDataset.source(source).shuffle(seed=1).map(chosen)
+assert_block_law(ds)
+assert_resumable(ds.to_iter_dataset())
+ours = MapDataset.source(TfdsDataSource(folder)).shuffle(seed=1).map(chosen)
+batches = list(zip(ds.batch(4), ours.batch(4), strict=True))
+assert len(batches) == 3
+for theirs, batch in batches:
+    assert_equal(theirs, batch)
+
+def shards(spec):
+    try:
+        return [(i.filename, i.skip, i.skip + i.take) for i in described[spec].file_instructions]
+    except ValueError:
+        return None
+
+lengths, specs = pickle.load(sys.stdin.buffer)
+described = splits.SplitDict([
+    splits.SplitInfo(name=name, shard_lengths=sizes, num_bytes=0, filename_template=naming.ShardedFileTemplate(
+        dataset_name="b", data_dir="/x", split=name, filetype_suffix="tfrecord"))
+    for name, sizes in lengths.items()
+])
+sys.stdout.buffer.write(b"RESULT" + pickle.dumps([shards(spec) for spec in specs]))
+"""
+
+
+def some_slices(lengths, count):
+    """Slices and sums of splits that make sense: in every unit, with ends in order."""
+    choose, specs = random.Random(0), []
+    while len(specs) < count:
+        parts = []
+        for _ in range(choose.choice([1, 1, 2, 3])):
+            name, unit = choose.choice(sorted(lengths)), choose.choice(["", "%", "shard"])
+            most = {"": sum(lengths[name]), "%": 100, "shard": len(lengths[name])}[unit]
+            start, stop = sorted(choose.sample(range(most + 1), 2))
+            if choose.random() < 0.3 and unit != "%":
+                start -= most
+            parts.append(f"{name}[{start}{unit}:{stop}{unit}]" if choose.random() < 0.8 else f"{name}[{start}{unit}:]")
+        specs.append("+".join(parts))
+    return specs
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_datasets") is None, reason="TensorFlow Datasets is not installed"
+)
+def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(tmp_path):
+    lengths = {"train": [3, 4, 0, 5, 1], "test": [7]}
+    specs = [*some_slices(lengths, 300), "train", "train+test", "train[3:200]", "train[200:]", "train[-200:]", "nope"]
+    output = run(["-c", AS_A_SOURCE, str(tmp_path)], pickle.dumps((lengths, specs)))
+    for file_format in ("array_record", "tfrecord"):
+        for split, elements in expected(pickle.loads((tmp_path / "read.pickle").read_bytes())).items():
+            source = TfdsDataSource(tmp_path / file_format, split)
+            assert_equal(source.__getitems__(range(len(source))), elements)
+    assert isinstance(TfdsDataSource(tmp_path / "array_record")._records, ArrayRecordDataSource)
+    theirs = pickle.loads(output.partition(b"RESULT")[2])
+    splits = {
+        name: [module._Piece(f"/x/b-{name}.tfrecord-{i:05}-of-{len(sizes):05}", 0, n, n) for i, n in enumerate(sizes)]
+        for name, sizes in lengths.items()
+    }
+    for spec, pieces in zip(specs, theirs, strict=True):
+        if pieces is None:
+            with pytest.raises(PipelineError):
+                module._pieces(spec, splits)
+        else:
+            assert [(p.path, p.start, p.stop) for p in module._pieces(spec, splits)] == pieces, spec
+
+
+def run(arguments, stdin=b""):
+    """What a Python process in the repository's folder prints."""
+    environment = os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TFDS_DATA_DIR": "/nonexistent",
+    }
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, cwd=REPOSITORY, env=environment, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
+    return done.stdout
