@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions
 from headrace.errors import ClosedError, DataError, MissingDependency, PipelineError
-from headrace.sources import array_record
+from headrace.sources import array_record, record_files
 from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 
@@ -116,8 +116,8 @@ def read_by(request, monkeypatch):
     """The ways in which a file is read, each of which a machine or a file may never take."""
     monkeypatch.setattr(array_record, "_num_cores", lambda: 1 if request.param == "one by one" else 2)
     monkeypatch.setattr(array_record, "FEWEST_AT_ONCE", 2)
-    monkeypatch.setattr(array_record, "SLOW_RECORD_S", -1 if request.param == "slow" else 1e9)
-    monkeypatch.setattr(array_record, "SLOW_IN_A_ROW", 1)
+    monkeypatch.setattr(record_files, "SLOW_RECORD_S", -1 if request.param == "slow" else 1e9)
+    monkeypatch.setattr(record_files, "SLOW_IN_A_ROW", 1)
 
 
 def test_array_records_are_those_that_were_written_and_that_grain_reads(shards):
@@ -339,7 +339,7 @@ def test_array_record_reader_options_reach_the_reader(shards):
 
 
 def test_few_array_record_files_are_open_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_record, "MOST_OPEN", 3)
+    monkeypatch.setattr(record_files, "MOST_OPEN", 3)
     paths = [write_array_record(tmp_path / f"{i}", named(i, 4)) for i in range(30)]
     with ArrayRecordDataSource(paths) as source:
         indices = np.random.default_rng(0).permutation(len(source)).tolist()
@@ -375,7 +375,7 @@ def test_without_array_record_the_error_names_the_extra(monkeypatch):
 
 
 def test_slow_records_are_read_by_all_cores_until_they_are_fast_again():
-    pace = array_record.Pace()
+    pace = record_files.Pace()
     assert not any(pace.is_slow() for _ in range(100))
     for _ in range(3):
         assert not any(pace.is_slow() for _ in range(100))
@@ -397,7 +397,7 @@ def test_an_array_record_source_is_pickled_as_paths_and_lengths(shards):
 
 def test_many_files_far_away_are_opened_in_threads(shards, monkeypatch):
     seen = set()
-    monkeypatch.setattr(array_record, "OPENING_S", 0.02)
+    monkeypatch.setattr(record_files, "OPENING_S", 0.02)
     opened = ArrayRecordDataSource._open
 
     def slowly(self, path):
@@ -420,7 +420,7 @@ def test_the_repr_of_an_array_record_source_tells_files_and_ranges_apart(shards)
 
 
 def test_threads_share_an_array_record_source(shards, monkeypatch):
-    monkeypatch.setattr(array_record, "MOST_OPEN", 2)
+    monkeypatch.setattr(record_files, "MOST_OPEN", 2)
     source = ArrayRecordDataSource(shards)
     start = threading.Barrier(8)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace import MapDataset
 from headrace.errors import DataError, MissingDependency, PipelineError
-from headrace.sources import array_record
+from headrace.sources import record_files
 from headrace.sources.bagz import BagzDataSource
 from headrace.testing import assert_block_law, assert_resumable
 from tests.sources.test_array_record import ODD_NAMES, assert_same_with_workers, named
@@ -42,8 +42,8 @@ def shards(request, tmp_path):
 @pytest.fixture(params=["one by one", "slow"])
 def read_by(request, monkeypatch):
     """The ways in which a file is read."""
-    monkeypatch.setattr(array_record, "SLOW_RECORD_S", -1 if request.param == "slow" else 1e9)
-    monkeypatch.setattr(array_record, "SLOW_IN_A_ROW", 1)
+    monkeypatch.setattr(record_files, "SLOW_RECORD_S", -1 if request.param == "slow" else 1e9)
+    monkeypatch.setattr(record_files, "SLOW_IN_A_ROW", 1)
 
 
 def test_bagz_records_are_those_that_were_written_and_that_bagz_reads(shards):
@@ -194,7 +194,7 @@ def test_bagz_reader_options_reach_the_reader(tmp_path):
 
 
 def test_thousands_of_bagz_files_are_read_with_few_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_record, "MOST_OPEN", 50)
+    monkeypatch.setattr(record_files, "MOST_OPEN", 50)
     first = write_bagz(tmp_path / "0000.bagz", named("x", 3))
     for i in range(1, 2000):
         os.link(first, tmp_path / f"{i:04d}.bagz")
@@ -223,7 +223,7 @@ def test_a_bagz_source_travels_as_paths_and_lengths(shards):
 
 
 def test_threads_share_a_bagz_source(shards, monkeypatch, read_by):
-    monkeypatch.setattr(array_record, "MOST_OPEN", 2)
+    monkeypatch.setattr(record_files, "MOST_OPEN", 2)
     source = BagzDataSource(shards)
     start = threading.Barrier(8)
 

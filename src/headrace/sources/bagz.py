@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.errors import PipelineError, optional
 from headrace.sources import files
-from headrace.sources.array_record import Damaged, Pace, Part, Reader, RecordFiles, like
+from headrace.sources.record_files import Damaged, Pace, Part, Reader, RecordFiles, like
 
 MOST_THREADS = 16  # of the reader's batch call, where that pays
 NUMBER_BYTES = 8

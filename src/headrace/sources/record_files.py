@@ -1,0 +1,377 @@
+"""Files of records: what ArrayRecord and Bagz have in common.
+
+A file is opened when it is first read, and the least recently used ones are closed again. A reader has a place in its
+file, so one thread has it at a time: it is taken out of those that are idle, and put back after the read. A format adds
+how one of its files is opened.
+"""
+
+import abc
+import bisect
+import concurrent.futures
+import contextlib
+import glob
+import hashlib
+import operator
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+
+import numpy as np
+
+from headrace.errors import DataError, PipelineError
+from headrace.sources import files
+
+MOST_OPEN = 1024  # idle readers, and no more than a quarter of the descriptors that the process may have
+OPENING_S = 0.02
+OPENING_THREADS = 16
+ITERATED_AT_ONCE = 1024
+SLOW_RECORD_S = 40e-6  # from here on, records wait for a disk or are large
+SLOW_READS = 16  # of these, one is made one by one again, to see whether that is still slow
+SLOW_IN_A_ROW = 3  # a single one may only have waited for a core
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """Some records of a file, as TensorFlow Datasets writes it: `take` of them after `skip`."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+class Part(NamedTuple):
+    """Records `start` to `stop` of a file; without a `stop`, all from there on."""
+
+    path: str
+    start: int
+    stop: int | None
+
+
+class Damaged(Exception):
+    """What a reader raises for bytes that make no sense to it."""
+
+
+class Reader(Protocol):
+    """A file that is open for one thread at a time."""
+
+    num_records: int
+
+    def read(self, places: list[int]) -> list[bytes]:
+        """Records at places that ascend."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RecordFiles(abc.ABC):
+    """The records of files, one file after the other, as bytes."""
+
+    FORMAT: ClassVar[str]
+
+    def __init__(self, paths: Any):
+        self._readers = Readers()
+        parts = _given(paths, self.FORMAT)
+        try:
+            parts = [p for found in _for_all(self._files_of, parts) for p in found]
+            stops = _for_all(self._stop_of, parts)
+        except FileNotFoundError:
+            files.expand([part.path for part in parts], what=f"{self.FORMAT} files")  # names all that are missing
+            raise
+        self._parts = [Part(part.path, part.start, stop) for part, stop in zip(parts, stops, strict=True)]
+        lengths = [stop - part.start for part, stop in zip(parts, stops, strict=True)]
+        self._ends: list[int] = np.cumsum(lengths, dtype=np.int64).tolist()
+
+    @abc.abstractmethod
+    def _open(self, path: str) -> Reader:
+        """Opens a file of this machine."""
+
+    @abc.abstractmethod
+    def _count_far_away(self, file: files.File) -> int:
+        """The number of records of a file, without reading all of it."""
+
+    def _files_of(self, part: Part) -> list[Part]:
+        """The parts that a part means whose path is a pattern, or an address."""
+        if not files.is_remote(part.path) and not glob.has_magic(part.path):
+            return [part]
+        return [part._replace(path=path) for path in files.expand(part.path, what=f"{self.FORMAT} files")]
+
+    def _stop_of(self, part: Part) -> int:
+        if part.stop is not None:
+            if not files.is_remote(part.path) and not os.path.exists(part.path):
+                raise FileNotFoundError(f"{part.path} does not exist.")
+            return part.stop
+        if files.is_remote(part.path):
+            num_records = self._counted_far_away(part.path)
+        else:
+            with self._reader_of(part.path) as reader:
+                num_records = reader.num_records
+        if part.start > num_records:
+            raise PipelineError(f"{part.path} has {num_records} records, and {part.start} are to be skipped.")
+        return num_records
+
+    def _counted_far_away(self, path: str) -> int:
+        file = files.open_file(path)
+        try:
+            return self._count_far_away(file)
+        except Damaged as e:
+            raise self._unreadable(path, e) from e
+        finally:
+            file.close()
+
+    def _reader_of(self, path: str) -> contextlib.AbstractContextManager[Reader]:
+        return self._readers.of(path, self._open_anywhere)
+
+    def _open_anywhere(self, path: str) -> Reader:
+        here = path
+        if files.is_remote(path):
+            from headrace.sources import remote
+
+            here = remote.local_copy(path)
+        try:
+            return self._open(here)
+        except Damaged as e:
+            if not os.path.exists(here):
+                raise FileNotFoundError(f"{path} does not exist.") from e
+            raise self._unreadable(path, e) from e
+
+    def _unreadable(self, path: str, error: Exception) -> DataError:
+        return DataError(
+            f"{path} cannot be read as {self.FORMAT}: {error}. Was it written to its end, with `close()`, and copied "
+            "as a whole?"
+        )
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in the order of their records."""
+        return [part.path for part in self._parts]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> bytes:
+        place = operator.index(index)
+        length = len(self)
+        if not -length <= place < length:
+            raise IndexError(f"Index {index} is out of range for {length} records.")
+        place %= length
+        number = bisect.bisect_right(self._ends, place)
+        (record,) = self._read(number, [self._place_in_file(number, place)])
+        return record
+
+    def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
+        """The records at these indices: each file is read once, in its own order."""
+        if not len(indices):
+            return []
+        places = np.asarray(indices)
+        if places.dtype.kind not in "iu":
+            raise TypeError(f"Indices must be ints; got {places.dtype}: {indices!r}.")
+        places = places.astype(np.int64)
+        length = len(self)
+        outside = places[(places < -length) | (places >= length)]
+        if len(outside):
+            raise IndexError(f"Index {outside[0]} is out of range for {length} records.")
+        places, order = np.unique(places % length, return_inverse=True)
+        numbers = np.searchsorted(self._ends, places, side="right")
+        cuts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+        records: list[bytes] = []
+        for begin, end in zip(cuts, [*cuts[1:], len(places)], strict=True):
+            number = int(numbers[begin])
+            records += self._read(number, self._place_in_file(number, places[begin:end]).tolist())
+        return [records[i] for i in order.tolist()]
+
+    def _place_in_file(self, number: int, place: Any) -> Any:
+        return place - (self._ends[number - 1] if number else 0) + self._parts[number].start
+
+    def _read(self, number: int, places: list[int]) -> list[bytes]:
+        """Records of a part by their places in its file, which ascend."""
+        part = self._parts[number]
+        try:
+            with self._reader_of(part.path) as reader:
+                if places[-1] < reader.num_records:
+                    return reader.read(places)
+                num_records = reader.num_records
+        except Damaged as e:
+            raise self._damaged(part.path, places, e) from e
+        raise PipelineError(
+            f"{part.path} has {num_records} records, and those from {part.start} to {part.stop} were asked for. Is it "
+            "another version of the file?"
+        )
+
+    def _damaged(self, path: str, places: list[int], error: Exception) -> DataError:
+        """The error of a read, with the first record that it is true of."""
+        for place in places:
+            try:
+                with self._reader_of(path) as reader:
+                    reader.read([place])
+            except Damaged as e:
+                return DataError(
+                    f"{path} is damaged at record {place}: {e}. Copy or write the file again, or leave the record out "
+                    f"with `{path}[0:{place}]` and `{path}[{place + 1}:]`."
+                )
+        return DataError(f"{path} could not be read at records {places[0]} to {places[-1]}: {error}.")
+
+    def __iter__(self) -> Iterator[bytes]:
+        length = len(self)
+        for start in range(0, length, ITERATED_AT_ONCE):
+            yield from self.__getitems__(range(start, min(start + ITERATED_AT_ONCE, length)))
+
+    def close(self) -> None:
+        """Closes the files; reading from the source opens them again."""
+        self._readers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_readers": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _readers=Readers())
+
+    def __repr__(self) -> str:
+        named = "\n".join(f"{part.path}[{part.start}:{part.stop}]" for part in self._parts)
+        digest = hashlib.sha1(named.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+        return f"{type(self).__name__}(num_files={len(self._parts)}, num_records={len(self)}, hash_of_paths={digest})"
+
+
+# ------------------------------------------------------------------------------------------------- paths
+
+
+def _given(paths: Any, form: str) -> list[Part]:
+    if isinstance(paths, str | os.PathLike | FileInstruction):
+        return [_part(paths)]
+    if not isinstance(paths, Sequence):
+        raise _not_a_path(paths)
+    if not paths:
+        raise PipelineError(f"A source of {form} files needs at least one path; got an empty sequence.")
+    return [_part(path) for path in paths]
+
+
+def _part(given: Any) -> Part:
+    if not isinstance(given, str) and isinstance(given, FileInstruction):  # the second question takes its time
+        stop = given.skip + given.take if given.take >= 0 else None
+        return Part(os.fsdecode(given.filename), given.skip, stop)
+    if not isinstance(given, str | os.PathLike):
+        raise _not_a_path(given)
+    path = os.fsdecode(given)
+    found = re.fullmatch(r"(.*)\[(\d+):(\d*)\]", path, re.DOTALL) if path.endswith("]") else None
+    if found is None:
+        return Part(path, 0, None)
+    start, stop = int(found[2]), int(found[3]) if found[3] else None
+    if stop is not None and stop < start:
+        raise PipelineError(f"{path} asks for records from {start} to {stop}: the end is before the start.")
+    return Part(like(path, found[1]), start, stop)
+
+
+def like(path: str, other: str) -> str:
+    """Another path, with what the driver of this one is told if it is an address."""
+    if type(path) is str:
+        return other
+    from headrace.sources import remote
+
+    return remote.Address(other, **path.options) if isinstance(path, remote.Address) else other
+
+
+def _not_a_path(given: Any) -> PipelineError:
+    return PipelineError(
+        "`paths` must be a path, `path[a:b]`, an object with `filename`, `skip`, `take` and `examples_in_shard`, or a "
+        f"sequence of these; got {type(given).__name__}: {given!r}."
+    )
+
+
+def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """The answers for all items; what is left after some time, because files are far away, is shared by threads."""
+    begin = time.perf_counter()
+    answers: list[R] = []
+    for item in items:
+        if time.perf_counter() - begin > OPENING_S:
+            break
+        answers.append(call(item))
+    rest = items[len(answers) :]
+    threads = min(OPENING_THREADS, len(rest))
+    if not threads:
+        return answers
+    late: list[Any] = [None] * len(rest)
+    with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
+        # A task for every file would cost more than opening it.
+        shares = pool.map(lambda i: [call(item) for item in rest[i::threads]], range(threads))
+        for i, share in enumerate(shares):
+            late[i::threads] = share
+    return answers + late
+
+
+# ----------------------------------------------------------------------------------------------- readers
+
+
+def _most_descriptors() -> int:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 512
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if limit != resource.RLIM_INFINITY else 1 << 20
+
+
+class Readers:
+    """One reader for each file that is open; those that are idle are in order, the least recently used first."""
+
+    def __init__(self):
+        self._most_idle = min(MOST_OPEN, _most_descriptors() // 4)
+        self._idle: dict[str, Reader] = {}
+        self._lock = threading.Lock()
+        self._in_use: dict[str, threading.Lock] = {}
+
+    @contextlib.contextmanager
+    def of(self, path: str, open_file: Callable[[str], Reader]) -> Iterator[Reader]:
+        """The reader of a file, for as long as the context lasts; after an error in it, it is not used again."""
+        with self._in_use.setdefault(path, threading.Lock()):
+            with self._lock:
+                reader = self._idle.pop(path, None)
+            reader = reader or open_file(path)
+            try:
+                yield reader
+            except BaseException:
+                reader.close()
+                raise
+            self._put_back(path, reader)
+
+    def _put_back(self, path: str, reader: Reader) -> None:
+        evicted = None
+        with self._lock:
+            self._idle[path] = reader
+            if len(self._idle) > self._most_idle:
+                evicted = self._idle.pop(next(iter(self._idle)))
+        if evicted is not None:
+            evicted.close()
+
+    def close(self) -> None:
+        with self._lock:
+            readers, self._idle = self._idle, {}
+        for reader in readers.values():
+            reader.close()
+
+
+class Pace:
+    """Whether records come slowly one by one, from a far disk or since they are large: then cores should share them."""
+
+    def __init__(self):
+        self._num_reads = self._num_slow = 0
+
+    def is_slow(self) -> bool:
+        """Whether they do, as far as is known; now and then the answer is no, so that it is seen again."""
+        self._num_reads += 1
+        return self._num_slow >= SLOW_IN_A_ROW and self._num_reads % SLOW_READS != 0
+
+    def took(self, seconds: float, num_records: int) -> None:
+        """Tells how long records took one by one."""
+        self._num_slow = self._num_slow + 1 if seconds > SLOW_RECORD_S * num_records else 0
