@@ -233,7 +233,8 @@ def test_files_that_are_not_those_described_are_named(tfrecord):
 
 def rewrite(folder, change_record):
     """Changes the second record of the last file of the split `train`, with checksums that fit."""
-    from headrace.sources.tfrecord import HEADER, crc32c, masked, masked_crc_of_length
+    from headrace.sources.crc32c import crc32c, masked, masked_crc_of_length
+    from headrace.sources.tfrecord import HEADER
 
     path = folder / "small-train.tfrecord-00002-of-00003"
     records = list(TFRecordDataSource(str(path)))

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import DataError, PipelineError, StateError
 from headrace.sources import tfrecord
+from headrace.sources.crc32c import checksum, crc32c, masked
 from headrace.sources.tf_example import (
     ExampleDataSource,
     ExampleParser,
@@ -29,7 +30,7 @@ from headrace.sources.tf_example import (
     parse_example,
     parse_sequence_example,
 )
-from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset, crc32c, masked
+from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 
 TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
@@ -421,16 +422,16 @@ def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
 
 def test_checksums_are_checked_without_google_crc32c(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    tfrecord._checksum.cache_clear()
+    checksum.cache_clear()
     try:
         path = write(tmp_path / "t", some_records(20))
-        assert tfrecord._checksum() is crc32c
+        assert checksum() is crc32c
         assert list(TFRecordDataSource(path)) == some_records(20)
         damage(path, 12)
         with pytest.raises(DataError, match="record 0, offset 0: the checksum of its bytes is wrong"):
             TFRecordDataSource(path)[0]
     finally:
-        tfrecord._checksum.cache_clear()
+        checksum.cache_clear()
 
 
 # --------------------------------------------------------------------------------------------- compression

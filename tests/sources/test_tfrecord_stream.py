@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import PipelineError, StateError
-from headrace.sources.tfrecord import TFRecordIterDataset, crc32c, masked
+from headrace.sources.crc32c import crc32c, masked
+from headrace.sources.tfrecord import TFRecordIterDataset
 from headrace.testing import assert_equal, assert_resumable
 from tests.sources.test_array_record import (
     ODD_NAMES,

@@ -126,7 +126,8 @@ def _starts(*magics: bytes) -> Callable[[bytes], bool]:
 
 def _is_tfrecord(begin: bytes) -> bool:
     """Whether the checksum of the first record's length is right."""
-    from headrace.sources.tfrecord import HEADER, masked_crc_of_length
+    from headrace.sources.crc32c import masked_crc_of_length
+    from headrace.sources.tfrecord import HEADER
 
     if len(begin) < HEADER.size:
         return False

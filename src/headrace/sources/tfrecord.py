@@ -7,7 +7,6 @@ offset of every record; it is written once, and holds for the size and modificat
 
 import concurrent.futures
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -17,15 +16,16 @@ import struct
 import sys
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace.dataset import IterDataset
-from headrace.errors import ClosedError, DataError, MissingDependency, PipelineError, StateError, optional
+from headrace.errors import ClosedError, DataError, PipelineError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.sources import files
+from headrace.sources.crc32c import checksum, masked, masked_crc_of_length, masked_crcs_of_lengths
 
 HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")
@@ -103,7 +103,7 @@ class TFRecordIterator(DatasetIterator[bytes]):
             if len(block) < needed:
                 raise self._broken(f"it has {length} bytes, and the file ends {needed - len(block)} bytes too early")
         record = block[begin:end]
-        if self._verify_data and masked(_checksum()(record)) != FOOTER.unpack_from(block, end)[0]:
+        if self._verify_data and masked(checksum()(record)) != FOOTER.unpack_from(block, end)[0]:
             raise self._broken("the checksum of its bytes is wrong")
         self._at = end + FOOTER.size
         return record
@@ -335,7 +335,7 @@ class TFRecordDataSource:
         moved = np.repeat(np.cumsum(sizes) - sizes - begins[first], np.diff(first, append=len(places)))
         starts, lengths = begins + moved + HEADER.size, ends - begins - FRAME_BYTES
         if self._verify:
-            found = np.array(list(map(_checksum(), _cut(data, starts, lengths))), np.uint32)
+            found = np.array(list(map(checksum(), _cut(data, starts, lengths))), np.uint32)
             wrong = np.flatnonzero(masked(found) != _numbers_at(data, starts + lengths, "<u4"))
             if len(wrong):
                 what = "the checksum of its bytes is wrong"
@@ -488,94 +488,8 @@ def _lengths_in(path: str, block: bytes, number: int, offset: int) -> np.ndarray
     if not headers:
         raise _damaged(path, number, offset, f"the file ends {len(block)} bytes into it, before its length")
     lengths, crcs = (np.array(column, np.uint64) for column in zip(*headers, strict=True))
-    rows = lengths.astype("<u8").view(np.uint8).reshape(-1, 8)
-    right = masked(np.array(_crcs_of_rows(rows), np.uint32) ^ np.uint32(_after_zeros(0xFFFFFFFF, 8) ^ 0xFFFFFFFF))
-    wrong = np.flatnonzero(right != crcs)
+    wrong = np.flatnonzero(masked_crcs_of_lengths(lengths) != crcs)
     if len(wrong):
         before = int(lengths[: wrong[0]].sum()) + FRAME_BYTES * int(wrong[0])
         raise _damaged(path, number + int(wrong[0]), offset + before, "the checksum of its length is wrong")
     return lengths.astype(np.int64)
-
-
-# ---------------------------------------------------------------------------------------------- checksums
-
-POLYNOMIAL = 0x82F63B78  # of CRC-32C, with its bits in reverse
-ROW_BYTES = 512
-PIECE_BYTES = 64 * ROW_BYTES  # so that what is worked on stays in the cache
-SHORT_BYTES = 64  # up to here a loop is faster than NumPy
-
-
-def masked(crc: Any) -> Any:
-    """A checksum as the format stores it, or an array of them."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@functools.cache
-def _checksum() -> Callable[[bytes], int]:
-    """What takes the CRC-32C of bytes: google-crc32c where it is installed, and otherwise `crc32c` below."""
-    try:
-        module = optional("google_crc32c", extra="tfrecord")
-    except MissingDependency:
-        return crc32c
-    return module.value if module.implementation == "c" else crc32c
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def masked_crc_of_length(length: int) -> int:
-    """The checksum of a length; lengths come again and again."""
-    return masked(crc32c(length.to_bytes(8, "little")))
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC-32C of some bytes.
-
-    >>> hex(crc32c(b"123456789"))
-    '0xe3069283'
-    """
-    crc = 0xFFFFFFFF
-    if len(data) <= SHORT_BYTES:
-        table = _table()
-        for byte in data:
-            crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-        return crc ^ 0xFFFFFFFF
-    pieces = np.frombuffer(data, np.uint8)
-    cuts = range(len(data) % ROW_BYTES, len(data), PIECE_BYTES)
-    for piece in np.split(pieces, cuts):
-        width = min(ROW_BYTES, len(piece))
-        for row in _crcs_of_rows(piece.reshape(-1, width)) if width else ():
-            crc = _after_zeros(crc, width) ^ row
-    return crc ^ 0xFFFFFFFF
-
-
-def _crcs_of_rows(rows: np.ndarray) -> list[int]:
-    """The checksum of each row on its own: it is linear, so every byte adds a number that its place decides."""
-    places = np.arange(256 * (rows.shape[1] - 1), -1, -256)
-    return np.bitwise_xor.reduce(_tables_by_place().take(rows + places), axis=1).tolist()
-
-
-def _after_zeros(crc: int, count: int) -> int:
-    """What `count` zero bytes make of a checksum."""
-    tables = _tables_by_place()
-    out = crc >> 8 * count
-    for i in range(min(4, count)):
-        out ^= tables.item(count - 1 - i, crc >> 8 * i & 0xFF)
-    return out
-
-
-@functools.cache
-def _table() -> list[int]:
-    """What each byte makes of a checksum of zero."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)
-    return table.tolist()
-
-
-@functools.cache
-def _tables_by_place() -> np.ndarray:
-    """The same with `i` zero bytes after it, for each `i` in a row."""
-    tables = np.empty((ROW_BYTES, 256), np.uint32)
-    tables[0] = _table()
-    for i in range(1, ROW_BYTES):
-        tables[i] = tables[0][tables[i - 1] & 0xFF] ^ tables[i - 1] >> 8
-    return tables

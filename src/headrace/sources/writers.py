@@ -19,8 +19,9 @@ import numpy as np
 
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import MissingDependency, PipelineError, optional
+from headrace.sources.crc32c import crc32c, masked, masked_crc_of_length
 from headrace.sources.files import is_remote
-from headrace.sources.tfrecord import FOOTER, HEADER, crc32c, masked, masked_crc_of_length
+from headrace.sources.tfrecord import FOOTER, HEADER
 
 Progress = Callable[[int, int | None], None]
 
