@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
 DEMO := .venv-demo
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: demo test soak check bench clean
 

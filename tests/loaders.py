@@ -52,6 +52,7 @@ CHAINS = [
     "pass split",
     "drop pass draw batch3",
 ]
+FEW_CHAINS = ["draw drop draw", "draw batch3 draw", "split batch3"]
 SHARDS = [
     {},
     {"loader": (1, 3, True)},

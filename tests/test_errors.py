@@ -73,7 +73,7 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: RANGE.map(3), "needs a function, or an object with a `map` method; got int"),
         (lambda: RANGE.filter(None), "`filter` needs a function"),
         (lambda: RANGE.apply([3]), "takes transforms .*got int"),
-        (lambda: RANGE.take(-1), "`take` needs a count of 0 or more; got -1"),
+        (lambda: RANGE.take(-1), "The count of `take` must be an int of at least 0; got -1"),
         (lambda: STREAM.take(-1), "count must be an int of at least 0; got -1"),
         (lambda: RANGE.shard(3, 3), "an index below it; got num_shards=3, index=3"),
         (lambda: RANGE.shard(0, 3), "positive number of shards"),

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from headrace._rng import KeyedRng, index_shuffle
+from headrace._rng import KeyedRng, shuffled_indices
 from headrace.errors import PipelineError
 from headrace.options import check_count
 from headrace.records import RecordMetadata
@@ -60,11 +60,14 @@ class BuiltInSampler:
     def shard_options(self) -> ShardOptions:
         return self._shard_options
 
+    def _facts(self) -> dict[str, Any]:
+        """What its order depends on."""
+        return {"num_records": self._num_records, "num_epochs": self._num_epochs, "seed": self._seed}
+
     @property
     def identity(self) -> str:
-        """The sampler in one line, but for the shard that it reads."""
-        facts = {"num_records": self._num_records, "num_epochs": self._num_epochs, "seed": self._seed}
-        facts |= {"in_pieces": True} if self._shard_options.shard_count > 1 else {}
+        """The sampler in one line, but for which of its shards it reads."""
+        facts = self._facts() | ({"in_shards": True} if self._shard_options.shard_count > 1 else {})
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in facts.items())})"
 
     def __len__(self) -> int:
@@ -161,7 +164,7 @@ class IndexSampler(BuiltInSampler):
         epoch, place = divmod(index // self._shard_options.shard_count, self._size)
         if self._shuffle:
             assert self._seed is not None
-            place = index_shuffle(place, self._size - 1, (self._seed + epoch) % 2**32)
+            (place,) = shuffled_indices(np.array([place]), self._size - 1, (self._seed + epoch) % 2**32).tolist()
         return self._start + place
 
     def read(self, records: Any) -> Any:
@@ -170,9 +173,8 @@ class IndexSampler(BuiltInSampler):
             records = records.shuffle(seed=self._seed)
         return records if self._num_epochs == 1 else records.repeat(self._num_epochs)
 
-    @property
-    def identity(self) -> str:
-        return f"{super().identity}{', shuffled' * self._shuffle}"
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {"shuffle": self._shuffle}
 
     def __repr__(self) -> str:
         return (

@@ -170,7 +170,7 @@ def _images_are_resized_and_cropped(seen: Seen) -> None:
 @_claim("001", 9)
 def _the_checkpoint_has_the_sampler_and_the_source(seen: Seen) -> None:
     state = json.loads(seen.printed[9])
-    _expect((state["sampler"], state["data_source"]), (repr(seen.index_sampler), repr(seen.source)))
+    _expect((state["sampler"], state["data_source"]), (seen.index_sampler.identity, repr(seen.source)))
 
 
 @_claim("001", 12)

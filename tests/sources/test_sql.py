@@ -5,6 +5,8 @@ import functools
 import os
 import pickle
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -270,6 +272,12 @@ def test_the_repr_identifies_the_query(path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_opens_its_own_connection(path):
+    """In a process of its own: this one may have JAX, whose threads do not like forks."""
+    script = f"from tests.sources.test_sql import fork_and_read; fork_and_read({str(path)!r})"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def fork_and_read(path):
     pids = []
 
     def connect():
