@@ -1,7 +1,8 @@
 """The names that the seeds' `experimental` namespace has: no logic, each is a method or class of the core."""
 
+import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace._dataset import Dataset
 from headrace._ops.group import batch_and_pad as batch_and_pad
@@ -9,26 +10,55 @@ from headrace._rng import RngPool as RngPool
 from headrace._rng import index_shuffle as index_shuffle
 from headrace._spec import ShapeDtypeStruct as ShapeDtypeStruct
 from headrace._spec import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
-from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
 from headrace.dataset import IterDataset, MapDataset
-from headrace.device.jax import device_put as device_put
 from headrace.iterator import DatasetIterator
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ExecutionTrackingMode as ExecutionTrackingMode
-from headrace.packing import BestFitPackIterDataset as BestFitPackIterDataset
-from headrace.packing import BOSHandling as BOSHandling
-from headrace.packing import ConcatThenSplitIterDataset as ConcatThenSplitIterDataset
-from headrace.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
-from headrace.packing import PackAndBatchOperation as PackAndBatchOperation
-from headrace.performance import PerformanceConfig as PerformanceConfig
-from headrace.performance import pick_performance_config as pick_performance_config
 from headrace.protocols import CheckpointableIterator
-from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
-from headrace.sources.tfrecord import TFRecordIterDataset as TFRecordIterDataset
 from headrace.testing import assert_resumable
 from headrace.transforms import FlatMap as FlatMapTransform
 from headrace.transforms import MapWithIndex
+
+if TYPE_CHECKING:
+    from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
+    from headrace.device.jax import device_put as device_put
+    from headrace.packing import BestFitPackIterDataset as BestFitPackIterDataset
+    from headrace.packing import BOSHandling as BOSHandling
+    from headrace.packing import ConcatThenSplitIterDataset as ConcatThenSplitIterDataset
+    from headrace.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
+    from headrace.packing import PackAndBatchOperation as PackAndBatchOperation
+    from headrace.performance import PerformanceConfig as PerformanceConfig
+    from headrace.performance import pick_performance_config as pick_performance_config
+    from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
+    from headrace.sources.tfrecord import TFRecordIterDataset as TFRecordIterDataset
+
+_LATER = {
+    "checkpoint.elastic": ("ElasticIterator",),
+    "device.jax": ("device_put",),
+    "packing": (
+        "BOSHandling",
+        "BestFitPackIterDataset",
+        "ConcatThenSplitIterDataset",
+        "FirstFitPackIterDataset",
+        "PackAndBatchOperation",
+    ),
+    "performance": ("PerformanceConfig", "pick_performance_config"),
+    "sources.parquet": ("ParquetIterDataset",),
+    "sources.tfrecord": ("TFRecordIterDataset",),
+}
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """What most programs never need is imported when it is asked for."""
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"headrace.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])
 
 
 def CacheIterDataset(parent: IterDataset) -> IterDataset:

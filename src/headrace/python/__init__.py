@@ -1,10 +1,11 @@
 """The older namespace: the same objects under the names that `grain.python` has, and more that its users write."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import checkpoint as _checkpoint
 from headrace import experimental as experimental
 from headrace import sharding as sharding
+from headrace import sources as _sources
 from headrace._config import config as config
 from headrace.constants import DATASET_INDEX as DATASET_INDEX
 from headrace.constants import EPOCH as EPOCH
@@ -37,7 +38,6 @@ from headrace.samplers import SequentialSampler as SequentialSampler
 from headrace.sharding import NoSharding as NoSharding
 from headrace.sharding import ShardByJaxProcess as ShardByJaxProcess
 from headrace.sharding import ShardOptions as ShardOptions
-from headrace.sources import ArrayRecordDataSource as ArrayRecordDataSource
 from headrace.sources import InMemoryDataSource as InMemoryDataSource
 from headrace.sources import RangeDataSource as RangeDataSource
 from headrace.transforms import Batch as Batch
@@ -52,11 +52,16 @@ from headrace.transforms import TfRandomMap as TfRandomMapTransform
 from headrace.transforms import Transformation as Transformation
 from headrace.transforms import Transformations as Transformations
 
+if TYPE_CHECKING:
+    from headrace.sources import ArrayRecordDataSource as ArrayRecordDataSource
+
 _PREFIXES = ("PyGrain", "Grain")
 
 
 def __getattr__(name: str) -> Any:
-    """Orbax's classes, imported when they are asked for: `PyGrainCheckpointSave`, `GrainCheckpointSave`, ..."""
+    """What is imported when it is asked for: Orbax's classes (`PyGrainCheckpointSave`, `GrainCheckpointSave`, ...)."""
+    if name == "ArrayRecordDataSource":
+        return _sources.ArrayRecordDataSource
     for prefix in _PREFIXES:
         if name.startswith(f"{prefix}Checkpoint"):
             return getattr(_checkpoint, name.removeprefix(prefix))
@@ -65,4 +70,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     later = [f"{prefix}{name}" for prefix in _PREFIXES for name in _checkpoint.__all__]
-    return sorted([*globals(), *later])
+    return sorted([*globals(), *later, "ArrayRecordDataSource"])

@@ -1,16 +1,19 @@
 """Where bytes at rest become elements: one file per format, imported when it is first asked for."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
-from headrace.sources.array_record import ArrayRecordDataSource as ArrayRecordDataSource
 from headrace.sources.arrays import ArrayDataSource as ArrayDataSource
 from headrace.sources.ranges import RangeDataSource as RangeDataSource
 from headrace.sources.shared import InMemoryDataSource as InMemoryDataSource
 from headrace.sources.shared import SharedMemoryDataSource as SharedMemoryDataSource
 
+if TYPE_CHECKING:
+    from headrace.sources.array_record import ArrayRecordDataSource as ArrayRecordDataSource
+
 _LATER = {
+    "array_record": ("ArrayRecordDataSource",),
     "array_files": ("Hdf5DataSource", "IdxDataSource", "NpyDataSource", "NpzDataSource", "ZarrDataSource"),
     "bagz": ("BagzDataSource",),
     "generators": ("from_generator",),
