@@ -78,4 +78,4 @@ def nothing_left() -> Iterator[None]:
     assert not workers_of(os.getpid())
     until(lambda: set(descriptors().items()) <= set(before[0].items()), f"descriptors left: {descriptors()}")
     assert mapped() == []
-    assert named_memory() <= before[2]
+    until(lambda: named_memory() <= before[2], "named memory left")  # tests of others may run at the same time

@@ -16,7 +16,11 @@ from headrace.multiprocessing import SharedMemoryArray, SharedMemoryArrayMetadat
 from headrace.sources import InMemoryDataSource, SharedMemoryDataSource
 from tests.proc import named_memory, nothing_left
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks at /dev/shm"), pytest.mark.timeout(60)]
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at /dev/shm"),
+    pytest.mark.timeout(60),
+    pytest.mark.xdist_group("shared memory"),  # names are the whole machine's
+]
 
 
 def run(script):
