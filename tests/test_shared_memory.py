@@ -32,13 +32,14 @@ def run(script):
 
 
 def test_an_array_goes_with_the_last_view_of_it():
+    before = named_memory()
     with nothing_left():
         array = SharedMemoryArray((3, 4), np.float32)
         array[:] = np.arange(12).reshape(3, 4)
         row = array[1]
         del array
         gc.collect()
-        assert len(named_memory()) == 1
+        assert named_memory() - before  # other test processes may have some too
         assert row.tolist() == [4, 5, 6, 7]
         assert (row + 1).sum() == 26
         del row
