@@ -453,7 +453,7 @@ def test_what_a_source_is_known_by():
     assert known(range(3)) == "range(0, 3)"
     assert known(headrace.MapDataset.range(3).map(lambda x: x)) == "MapDataset of 3 records"
     assert known(Cached("/data", {})) == known(Cached("/data", {1: 2})) == "Cached(folder='/data')"
-    assert "at 0x" not in known(headrace.sources.SharedMemoryDataSource([1, 2, 3]))
+    assert known(headrace.sources.SharedMemoryDataSource([1, 2, 3])) == "SharedMemoryDataSource of 3 records"
 
 
 def test_a_shard_is_known_by_its_numbers():

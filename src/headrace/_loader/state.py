@@ -19,11 +19,12 @@ from headrace._loader.order import Order
 from headrace.errors import StateError
 from headrace.samplers import BuiltInSampler
 from headrace.sharding import ShardOptions
+from headrace.sources import SharedMemoryDataSource
 
 FORMAT = "headrace.DataLoader/1"
 LONGEST = 200
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes)
+_IN_MEMORY = (list, tuple, dict, set, frozenset, str, bytes, Dataset, SharedMemoryDataSource)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def describe(thing: Any, length: int | None = None) -> str:
 
 
 def _has_a_word_of_its_own(kind: type) -> bool:
-    in_memory = issubclass(kind, (*_CONTAINERS, Dataset)) or kind.__module__ == "numpy"
+    in_memory = issubclass(kind, _IN_MEMORY) or kind.__module__ == "numpy"
     return not in_memory and kind.__repr__ is not object.__repr__
 
 
