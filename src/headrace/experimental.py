@@ -1,10 +1,10 @@
 """The names that the seeds' `experimental` namespace has: no logic, each is a method or class of the core."""
 
-import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace._dataset import Dataset
+from headrace._later import later
 from headrace._ops.group import batch_and_pad as batch_and_pad
 from headrace._rng import RngPool as RngPool
 from headrace._rng import index_shuffle as index_shuffle
@@ -33,32 +33,23 @@ if TYPE_CHECKING:
     from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
     from headrace.sources.tfrecord import TFRecordIterDataset as TFRecordIterDataset
 
-_LATER = {
-    "checkpoint.elastic": ("ElasticIterator",),
-    "device.jax": ("device_put",),
-    "packing": (
-        "BOSHandling",
-        "BestFitPackIterDataset",
-        "ConcatThenSplitIterDataset",
-        "FirstFitPackIterDataset",
-        "PackAndBatchOperation",
-    ),
-    "performance": ("PerformanceConfig", "pick_performance_config"),
-    "sources.parquet": ("ParquetIterDataset",),
-    "sources.tfrecord": ("TFRecordIterDataset",),
-}
-_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """What most programs never need is imported when it is asked for."""
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"headrace.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+__getattr__, __dir__, _MODULE_OF = later(
+    __name__,
+    {
+        "checkpoint.elastic": ("ElasticIterator",),
+        "device.jax": ("device_put",),
+        "packing": (
+            "BOSHandling",
+            "BestFitPackIterDataset",
+            "ConcatThenSplitIterDataset",
+            "FirstFitPackIterDataset",
+            "PackAndBatchOperation",
+        ),
+        "performance": ("PerformanceConfig", "pick_performance_config"),
+        "sources.parquet": ("ParquetIterDataset",),
+        "sources.tfrecord": ("TFRecordIterDataset",),
+    },
+)
 
 
 def CacheIterDataset(parent: IterDataset) -> IterDataset:

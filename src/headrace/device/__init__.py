@@ -1,15 +1,13 @@
-"""Elements where they are computed with: on JAX's devices, and as PyTorch's tensors (`headrace.device.torch`)."""
+"""Elements for accelerators: `jax` places them on devices, `torch` hands them over as tensors.
 
-from typing import TYPE_CHECKING, Any
+Neither framework is imported before it is used; `headrace.device.torch` is imported by its full name.
+"""
+
+from typing import TYPE_CHECKING
+
+from headrace._later import later
 
 if TYPE_CHECKING:
     from headrace.device.jax import device_put as device_put
 
-
-def __getattr__(name: str) -> Any:
-    """Neither JAX nor what moves elements to it is imported before it is asked for."""
-    if name == "device_put":
-        from headrace.device import jax
-
-        return jax.device_put
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, _ = later(__name__, {"device.jax": ("device_put",)})

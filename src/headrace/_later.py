@@ -1,0 +1,26 @@
+"""Names of a module that are imported when they are first asked for."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def later(
+    module: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
+    """A module's `__getattr__` and `__dir__`, and the module that each of these names is in.
+
+    `names` are given by the module that they come from, within Headrace.
+    """
+    module_of = {name: home for home, several in names.items() for name in several}
+
+    def getattr_(name: str) -> Any:
+        if name in module_of:
+            return getattr(importlib.import_module(f"headrace.{module_of[name]}"), name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    def dir_() -> list[str]:
+        return sorted({*vars(sys.modules[module]), *module_of})
+
+    return getattr_, dir_, module_of
