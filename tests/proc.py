@@ -55,8 +55,9 @@ def held_bytes() -> int:
     return sum(files.values())
 
 
-def named_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("headrace*")}
+def named_memory(maker: int | str = "*") -> set[str]:
+    """The names of shared memory on this machine, or of what one process made without giving it a name."""
+    return {path.name for path in Path("/dev/shm").glob(f"headrace_{maker}_*")}
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
@@ -71,11 +72,11 @@ def until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -
 def nothing_left() -> Iterator[None]:
     """Whatever happens inside, this process has no more of anything afterwards."""
     gc.collect()
-    before = descriptors(), children_of(os.getpid()), named_memory()
+    before = descriptors(), children_of(os.getpid()), named_memory(os.getpid())
     yield
     gc.collect()
     until(lambda: children_of(os.getpid()) <= before[1], f"processes left: {workers_of(os.getpid())}")
     assert not workers_of(os.getpid())
     until(lambda: set(descriptors().items()) <= set(before[0].items()), f"descriptors left: {descriptors()}")
     assert mapped() == []
-    until(lambda: named_memory() <= before[2], "named memory left")  # tests of others may run at the same time
+    assert named_memory(os.getpid()) <= before[2]

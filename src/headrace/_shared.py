@@ -27,9 +27,9 @@ class NamedMemory:
         if _posixshmem is None:
             raise HeadraceError("Named shared memory needs a POSIX system.")
         self.created = False
-        self.name = name or f"headrace_{secrets.token_hex(6)}"
         self._kept = False
         self._pid = os.getpid()
+        self.name = name or f"headrace_{self._pid}_{secrets.token_hex(6)}"
         fd = self._open(os.O_RDWR | (0 if size is None else os.O_CREAT | os.O_EXCL))
         if size is not None:
             self.created = True
