@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from headrace import DatasetIterator, DatasetOptions, IterDataset, MapDataset
+from headrace import DatasetIterator, DatasetOptions, IterDataset, MapDataset, WeightSchedule
 from headrace.packing import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
 from headrace.testing import FakeSource
 from headrace.transforms import Map
@@ -69,7 +69,18 @@ def split(x: Any) -> list[Any]:
 def tokens(x: Any) -> dict[str, np.ndarray]:
     """Sequences whose lengths depend on the element."""
     n = number_of(x) % 1000
-    return {"x": np.arange(n, n + n % 6), "y": np.full(n % 4, n / 2)}
+    return {"x": np.arange(n, n + n % 6), "y": np.full(n % 4 or int(n % 6 == 0), n / 2)}
+
+
+def has_x(element: dict[str, np.ndarray]) -> bool:
+    return len(element["x"]) > 0
+
+
+def only_x(element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"x": element["x"]}
+
+
+FIT = ("split", "truncate", "drop")
 
 
 class BlockSource:
@@ -225,6 +236,9 @@ STREAM_OPS = ELEMENT | {
     "cache and repeat": lambda ds, k: ds.cache().repeat(2),
     "mix": lambda ds, k: IterDataset.mix([ds, ds.skip(1)], weights=[1, k % 3 + 1]),
     "mix by name": lambda ds, k: IterDataset.mix({"a": ds, "b": ds.skip(1)}, {"a": 2, "b": 1}),
+    "mix by schedule": lambda ds, k: IterDataset.mix(
+        [ds, ds.skip(1), ds.skip(2)], WeightSchedule({0: [1, 2, 0], k + 1: [3, 1, k % 3]}, elements_per_step=k % 3 + 1)
+    ),
     "zip": lambda ds, k: IterDataset.zip([ds, ds.skip(k % 3)], strict=False),
     "interleave": lambda ds, k: IterDataset.interleave([ds, ds.skip(2), ds.take(k), ds], cycle_length=k % 4 + 1),
     "interleave lazily": lambda ds, k: IterDataset.interleave(
@@ -239,7 +253,7 @@ STREAM_OPS = ELEMENT | {
         k % 3 + 1, boundaries=(2, 4), length_fn=len, window_size=7, drop_remainder=k % 2 == 0
     ),
     "first fit": lambda ds, k: FirstFitPackIterDataset(
-        ds.map(tokens), length_struct={"x": 6}, num_packing_bins=k % 4 + 1, seed=k, shuffle_bins=k % 3 > 0
+        ds.map(tokens).filter(has_x), length_struct={"x": 6}, num_packing_bins=k % 4 + 1, seed=k, shuffle_bins=k % 3 > 0
     ),
     "best fit": lambda ds, k: BestFitPackIterDataset(
         ds.map(tokens),
@@ -248,6 +262,12 @@ STREAM_OPS = ELEMENT | {
         seed=k,
         max_sequences_per_bin=k % 3 + 1 if k % 2 else None,
     ),
+    "pieces that fit": lambda ds, k: (
+        ds.map(tokens)
+        .filter(has_x)
+        .pack({"x": 4}, strategy="best_fit", num_packing_bins=k % 4 + 1, long_sequences=FIT[k % 3])
+    ),
+    "concat evenly": lambda ds, k: ds.map(tokens).filter(has_x).map(only_x).pack({"x": k + 2}, strategy="concat_split"),
     "concat then split": lambda ds, k: ConcatThenSplitIterDataset(
         ds.map(tokens), length_struct={"x": k % 4 + 2, "y": 3}, split_full_length_features=k % 2 == 0
     ),

@@ -6,13 +6,14 @@ shared with `headrace._plan`; only the ciphers and the schedules of `_rng` and `
 
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from fractions import Fraction
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
 from headrace import _tree
-from headrace._ops import buffer, combine, element, group, order, pack, source
+from headrace._ops import buffer, combine, element, group, order, pack, schedule, source
 from headrace._ops.base import Op
 from headrace._rng import index_shuffle
 
@@ -142,6 +143,13 @@ def stream(op: Op) -> Iterator[Any]:
                     yield next(parts[int(which[0])])
                 except StopIteration:
                     return
+        case schedule.ScheduledMix():
+            parts = [stream(part) for part in op.parts]
+            for which in _by_tijdeman(op.schedule, len(parts)):
+                try:
+                    yield next(parts[which])
+                except StopIteration:
+                    return
         case combine.Zip():
             yield from zip(*map(stream, op.parts), strict=False)
         case combine.Interleave():
@@ -164,6 +172,26 @@ def _buffer_shuffle(op: group.BufferShuffle) -> Iterator[Any]:
         stretch, offset = divmod(i, size)
         keyed.append((stretch * size + op.landing(stretch, offset + 1)[offset], i, x))
     return iter([x for _, _, x in sorted(keyed, key=lambda entry: entry[:2])])
+
+
+def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, far: int = 2000) -> Iterator[int]:
+    """Parts one after the other, in exact numbers, from a table of ints."""
+
+    def weights(n: int) -> list[Fraction]:
+        row = table.weights[max(step for step in table.weights if step <= n // table.elements_per_step)]
+        return [Fraction(weight, sum(row)) for weight in row]
+
+    e = Fraction(1, 2 * num_parts - 2)
+    shares = [list(accumulate(column)) for column in zip(*map(weights, range(far)), strict=True)]
+    counts = [0] * num_parts
+    for n in range(far // 2):
+
+        def deadline(i: int) -> int:
+            return next((m for m in range(n, far) if shares[i][m] - counts[i] >= 1 - e), far)
+
+        which = min((i for i in range(num_parts) if shares[i][n] - counts[i] >= e), key=lambda i: (deadline(i), i))
+        counts[which] += 1
+        yield which
 
 
 def _pack_into_bins(op: pack.FirstFitPack) -> Iterator[Any]:

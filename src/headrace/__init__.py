@@ -14,6 +14,7 @@ from headrace import sources as sources
 from headrace import transforms as transforms
 from headrace._as_grain import as_grain as as_grain
 from headrace._config import config as config
+from headrace._ops.schedule import WeightSchedule as WeightSchedule
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
 from headrace.iterator import DatasetIterator as DatasetIterator

@@ -304,3 +304,11 @@ def _apply_one(dataset: Any, transform: Any) -> Any:
         f"`apply` takes transforms (Map, RandomMap, MapWithIndex, Filter, FlatMap, Batch) and functions; got "
         f"{type(transform).__name__}."
     )
+
+
+def stream_ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
+    """The operations of datasets as streams."""
+    for i, dataset in enumerate(datasets):
+        if not isinstance(dataset, Dataset):
+            raise PipelineError(f"`IterDataset.{name}` needs datasets; item {i} is {type(dataset).__name__}.")
+    return tuple(dataset._stream_op for dataset in datasets)

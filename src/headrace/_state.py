@@ -11,7 +11,8 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
-from headrace._ops.combine import Interleave, Mix, Zip
+from headrace._ops.combine import Interleave, Mixing, Zip
+from headrace._ops.schedule import ScheduledMix
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.combine import interleaved_part
 from headrace.errors import StateError
@@ -31,11 +32,11 @@ def encode(op: Op, position: Any) -> Json:
         return state
     if isinstance(op, Interleave):
         return state | {"open": [_encode_slot(op, slot) for slot in position[-1]]}
-    if isinstance(op, Mix):
-        state |= {"weights": _plain(op.weights)}
-    if isinstance(op, Mix | Zip):
+    if isinstance(op, Mixing):
+        state |= {"weights": _plain(op.weights_at(position[0]))}
+    if isinstance(op, Mixing | Zip):
         parts = [encode(part, at) for part, at in zip(op.parts, position[-1], strict=True)]
-        names = op.names if isinstance(op, Mix) else None
+        names = op.names if isinstance(op, Mixing) else None
         return state | {"parents": dict(zip(names, parts, strict=True)) if names else parts}
     return state | {"parent": encode(op.parents[0], position[-1])}
 
@@ -59,7 +60,7 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
         return numbers
     if isinstance(op, Interleave):
         return (*numbers, tuple(_decode_slot(op, slot, reread=reread) for slot in state["open"]))
-    if isinstance(op, Mix):
+    if isinstance(op, Mixing):
         return (*numbers, _decode_mixed(op, state, reread=reread))
     if isinstance(op, Zip):
         if len(state["parents"]) != len(op.parts):
@@ -116,15 +117,22 @@ def _parent_fields(op: Op) -> tuple[str, ...]:
     """The field of a state that holds the states of the operation's parents."""
     if isinstance(op, UserDataset):
         return ()
-    return ("open",) if isinstance(op, Interleave) else ("parents",) if isinstance(op, Mix | Zip) else ("parent",)
+    return ("open",) if isinstance(op, Interleave) else ("parents",) if isinstance(op, Mixing | Zip) else ("parent",)
 
 
-def _decode_mixed(op: Mix, state: Json, *, reread: bool) -> tuple[Any, ...]:
+def _decode_mixed(op: Mixing, state: Json, *, reread: bool) -> tuple[Any, ...]:
     """Parts that the state does not know start at their beginning; parts that are gone are left out."""
     parents: Any = state["parents"]
     known = list(parents) if isinstance(parents, dict) else len(parents)
     same_parts = known == (list(op.names) if op.names else len(op.parts))
-    if reread and not (same_parts and state.get("weights") == _plain(op.weights)):
+    same = same_parts and state.get("weights") == _plain(op.weights_at(state["count"]))
+    if isinstance(op, ScheduledMix) and not same:
+        raise StateError(
+            f"The parts or the schedule of {op.label()} (pipeline at {op.site}) are not those of the state, which has "
+            f"the parts {known} and, after {state['count']} elements, the weights {state.get('weights')}. Give those "
+            "parts a schedule that is the same up to there."
+        )
+    if reread and not same:
         raise StateError(
             f"The parts or weights of {op.label()} (pipeline at {op.site}) are not those of the state, and an "
             "operation after it is in the middle of a window or batch that they made. Change them at a state "

@@ -9,17 +9,19 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
 from headrace import transforms
-from headrace._dataset import Dataset
+from headrace._dataset import Dataset, stream_ops
 from headrace._ops.base import ENDLESS, Op
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
+from headrace._ops.pack import PackOptions, packer
+from headrace._ops.schedule import ScheduledMix, WeightSchedule
 from headrace._ops.source import Source
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
@@ -99,7 +101,7 @@ class MapDataset(Dataset[T]):
         >>> list(MapDataset.mix([MapDataset.range(3), MapDataset.range(10, 16)], weights=[1, 2]))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
         """
-        return MapDataset._of(Mix(_ops(datasets, "mix"), None if weights is None else tuple(weights)))
+        return MapDataset._of(Mix(_ops(datasets, "mix"), weights))
 
     @staticmethod
     def concatenate(datasets: "Sequence[MapDataset[T]]") -> "MapDataset[T]":
@@ -250,34 +252,32 @@ class IterDataset(Dataset[T]):
     @staticmethod
     def mix(
         datasets: "Sequence[Dataset[T]] | Mapping[str, Dataset[T]]",
-        weights: Sequence[float] | Mapping[str, float] | None = None,
+        weights: Sequence[float] | Mapping[str, float] | WeightSchedule | None = None,
     ) -> "IterDataset[T]":
-        """Elements of several datasets in fixed proportions, until one that is due has ended.
+        """Elements of several datasets in proportion to weights, until one that is due has ended.
 
         With mappings, parts are known by name and stand in the order of their names: a state can be restored
-        after weights or parts have changed.
+        after weights or parts have changed. Weights that change by the step are a `WeightSchedule`.
 
         >>> a, b = MapDataset.range(3).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
         """
-        if weights is not None and isinstance(datasets, Mapping) != isinstance(weights, Mapping):
-            raise PipelineError("`mix` has only datasets or only weights by name: give both as mappings, or neither.")
         names = None
         if isinstance(datasets, Mapping):
             names = tuple(sorted(datasets))
-            if isinstance(weights, Mapping):
-                if set(weights) != set(names):
-                    raise PipelineError(f"`mix` has datasets {list(names)} and weights for {sorted(weights)}.")
-                weights = [weights[name] for name in names]
             datasets = [datasets[name] for name in names]
-        parts = _stream_ops(datasets, "mix")
-        return IterDataset._of(Mix(parts, None if weights is None else tuple(weights), names))  # type: ignore[arg-type]
+        parts = stream_ops(datasets, "mix")
+        if isinstance(weights, WeightSchedule):
+            return IterDataset._of(ScheduledMix(parts, weights, names))
+        if weights is not None and (names is not None) != isinstance(weights, Mapping):
+            raise PipelineError("`mix` has only datasets or only weights by name: give both as mappings, or neither.")
+        return IterDataset._of(Mix(parts, weights, names))
 
     @staticmethod
     def zip(datasets: "Sequence[Dataset]", *, strict: bool = True) -> "IterDataset[tuple]":
         """Tuples of one element from each dataset."""
-        return IterDataset._of(Zip(_stream_ops(datasets, "zip"), strict=strict))
+        return IterDataset._of(Zip(stream_ops(datasets, "zip"), strict=strict))
 
     @staticmethod
     def interleave(datasets: "Sequence[Dataset[T]] | MapDataset", *, cycle_length: int) -> "IterDataset[T]":
@@ -293,9 +293,38 @@ class IterDataset(Dataset[T]):
         """
         if isinstance(datasets, MapDataset):
             return IterDataset._of(Interleave(datasets._op, cycle_length))
-        return IterDataset._of(Interleave(_stream_ops(datasets, "interleave"), cycle_length))
+        return IterDataset._of(Interleave(stream_ops(datasets, "interleave"), cycle_length))
 
     # ---- batches
+
+    def pack(
+        self,
+        length_struct: Mapping[str, Any],
+        *,
+        strategy: str = "first_fit",
+        long_sequences: str | None = None,
+        **options: Unpack[PackOptions],
+    ) -> "IterDataset":
+        """Packs sequences of different lengths into rows, with segment ids and positions beside each feature.
+
+        >>> documents = MapDataset.source([{"tokens": np.arange(n)} for n in (3, 2, 1, 6)]).to_iter_dataset()
+        >>> for row in documents.pack({"tokens": 4}, long_sequences="split", shuffle_bins=False):
+        ...     print(row["tokens"], row["tokens_segment_ids"])
+        [0 1 2 0] [1 1 1 2]
+        [0 1 4 5] [1 1 2 2]
+        [0 1 2 3] [1 1 1 1]
+
+        Args:
+            length_struct: The length of a row for each feature.
+            strategy: With "first_fit" or "best_fit", a sequence goes whole into the first, or the fullest, of
+                `num_packing_bins` bins (64) that has room. With "concat_split", sequences come one after the other, and
+                are cut where a row is full.
+            long_sequences: What becomes of a sequence longer than a row: an "error", which is the default, or "split"
+                into pieces, "truncate", or "drop". With "concat_split", the default is to "split".
+            options: What the packers take: see `headrace.packing.FirstFitPackIterDataset` and
+                `ConcatThenSplitIterDataset`.
+        """
+        return self._then(packer(self._op, length_struct, options, strategy=strategy, long_sequences=long_sequences))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> "IterDataset[T]":
         """Batches cut anew to another size.
@@ -423,14 +452,6 @@ def _ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
                 f"Streams are combined with `IterDataset.{name}`."
             )
     return tuple(dataset._op for dataset in datasets)
-
-
-def _stream_ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
-    """The operations of datasets as streams."""
-    for i, dataset in enumerate(datasets):
-        if not isinstance(dataset, Dataset):
-            raise PipelineError(f"`IterDataset.{name}` needs datasets; item {i} is {type(dataset).__name__}.")
-    return tuple(dataset._stream_op for dataset in datasets)
 
 
 def _non_negative(name: str, count: int) -> int:

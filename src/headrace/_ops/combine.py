@@ -3,7 +3,7 @@
 `route(idx)` says for each output index which part gives the element and at which of the part's indices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
@@ -44,20 +44,34 @@ class RouteOp(Nary):
         raise NotImplementedError
 
 
+class Mixing(Nary):
+    """Elements of several parts in proportion to weights; a stream of it ends where a part that is due has."""
+
+    names: tuple[str, ...] | None
+
+    @property
+    def start(self) -> tuple[Any, ...]:
+        """The numbers of the position before the first output."""
+        return (0,)
+
+    def weights_at(self, count: int) -> tuple[float, ...]:
+        """The weights after so many elements."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Mix(RouteOp):
+class Mix(RouteOp, Mixing):
     """Elements of several parts in fixed proportions, spread evenly."""
 
     name = "mix"
     state_fields = ("count",)
-    weights: tuple[float, ...] | None = None
+    weights: Sequence[float] | Mapping[str, float] | None = None
     names: tuple[str, ...] | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        if self.weights is None:
-            object.__setattr__(self, "weights", (1,) * len(self.parts))
-        assert self.weights is not None
+        object.__setattr__(self, "weights", self._in_order(self.weights))
+        assert isinstance(self.weights, tuple)
         if len(self.weights) != len(self.parts):
             raise PipelineError(
                 f"`mix` needs one weight for each dataset; got {len(self.weights)} for {len(self.parts)}."
@@ -69,10 +83,24 @@ class Mix(RouteOp):
                     "is not wanted."
                 )
 
+    def _in_order(self, weights: Sequence[float] | Mapping[str, float] | None) -> tuple[float, ...]:
+        """The weights of the parts, in their order."""
+        if weights is None:
+            return (1,) * len(self.parts)
+        if not isinstance(weights, Mapping):
+            return tuple(weights)
+        if self.names is None or set(weights) != set(self.names):
+            raise PipelineError(f"`mix` has datasets {list(self.names or ())} and weights for {sorted(weights)}.")
+        return tuple(weights[name] for name in self.names)
+
+    def weights_at(self, count: int) -> tuple[float, ...]:
+        assert isinstance(self.weights, tuple)
+        return self.weights
+
     @cached_property
     def proportions(self) -> tuple[int, ...]:
         """The weights as ints: hundredths of the smallest."""
-        assert self.weights is not None
+        assert isinstance(self.weights, tuple)
         least = min(self.weights)
         return tuple(int(weight * 100 / least) for weight in self.weights)
 

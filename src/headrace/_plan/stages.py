@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, ToStream
-from headrace._ops.combine import Interleave, Mix, RouteOp, Zip
+from headrace._ops.combine import Interleave, Mixing, RouteOp, Zip
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Batch, BufferShuffle
 from headrace._ops.order import IndexOp, Options, Repeat, Seed, WindowShuffle
@@ -67,7 +67,7 @@ def maps_move_below_what_only_changes_the_order(op: Op) -> Op:
     below = op.parent
     if isinstance(below, WindowShuffle | BufferShuffle | Repeat | Limit | TRANSPARENT) and below.is_stream:
         return dataclasses.replace(below, parent=_move(op, below.parent))
-    if isinstance(below, Mix) and below.is_stream:
+    if isinstance(below, Mixing) and below.is_stream:
         return dataclasses.replace(below, parts=tuple(_move(op, part) for part in below.parts))
     if isinstance(below, Interleave):
         if isinstance(below.datasets, Op):
@@ -96,7 +96,7 @@ def ready_for_workers(op: Op, *, as_written: bool) -> Op:
     """What comes before an `mp_prefetch`, rewritten; `as_written`, operations stay where they are."""
     if not op.is_stream or isinstance(op, ToStream | UserDataset):
         return op
-    if isinstance(op, Mix | Zip):
+    if isinstance(op, Mixing | Zip):
         parts = tuple(ready_for_workers(part, as_written=as_written) for part in op.parts)
         return dataclasses.replace(op, parts=parts)
     if isinstance(op, Interleave):
@@ -252,9 +252,9 @@ def start_of(op: Op) -> Position:
         return None, 0
     if isinstance(op, Interleave):
         return 0, 0, (None,) * op.cycle_length
-    if isinstance(op, Mix | Zip):
+    if isinstance(op, Mixing | Zip):
         parts = tuple(map(start_of, op.parts))
-        return (0, parts) if isinstance(op, Mix) else (parts,)
+        return (*op.start, parts) if isinstance(op, Mixing) else (parts,)
     inner = start_of(op.parents[0])
     return inner if op.state_fields is None else (*(0,) * len(op.state_fields), inner)
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from headrace._ops.base import Op
-from headrace._ops.combine import Interleave, Mix, Zip
+from headrace._ops.combine import Interleave, Mix, Mixing, Zip
+from headrace._ops.schedule import BLOCK, ScheduledMix
 from headrace._plan.blocks import Rows, interleave
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import Context, Feed, Position, Run, Stream, open_stream, stream_of
+from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, stream_of
 from headrace.errors import PipelineError
 
 
@@ -80,15 +81,19 @@ def _(op: Zip, position: Position, context: Context) -> Stream:
 
 
 class MixStream(NaryStream):
-    """Elements of several parents in proportion, until one that is due has ended; position: (count, parents')."""
+    """Elements of several parents in proportion, until one that is due has ended; position: (numbers, parents')."""
 
-    def __init__(self, op: Mix, count: int, feeds: list[Feed]):
-        super().__init__((count, tuple(feed.stream.position for feed in feeds)), feeds)
+    def __init__(self, op: Mixing, numbers: tuple[Any, ...], feeds: list[Feed]):
+        super().__init__((*numbers, tuple(feed.stream.position for feed in feeds)), feeds)
         self._op = op
 
+    def _due(self, n: int) -> tuple[np.ndarray, At]:
+        """The parents of about `n` elements, and the numbers of the position after `j` of them."""
+        raise NotImplementedError
+
     def pull(self, n: int) -> Run | None:
-        count, before = self.position
-        which, _ = self._op.route(np.arange(count, count + max(n, 1)))
+        before = self.position[-1]
+        which, numbers = self._due(max(n, 1))
         which = which[: self._available(which, careful=n == 0)]
         if not len(which):
             return None
@@ -101,7 +106,7 @@ class MixStream(NaryStream):
             parts = list(before)  # those that gave nothing are where they were: there may be very many
             for i, taken in zip(*(each.tolist() for each in np.unique(which[:j], return_counts=True)), strict=True):
                 parts[i] = afters[i](taken)
-            return count + j, tuple(parts)
+            return *numbers(j), tuple(parts)
 
         return self._run(block, after)
 
@@ -116,10 +121,48 @@ class MixStream(NaryStream):
         return far
 
 
-@stream_of.register
-def _(op: Mix, position: Position, context: Context) -> Stream:
-    count, positions = position or (0, None)
-    return MixStream(op, count, _open_parts(op.parts, positions, context))
+class FixedMixStream(MixStream):
+    """Proportions that stay; its number is the count of elements."""
+
+    _op: Mix
+
+    def _due(self, n: int) -> tuple[np.ndarray, At]:
+        count = self.position[0]
+        which, _ = self._op.route(np.arange(count, count + n))
+        return which, lambda j: (count + j,)
+
+
+class ScheduledMixStream(MixStream):
+    """Proportions that change; its numbers are the count of elements, and those that their block was made from."""
+
+    _op: ScheduledMix
+
+    def __init__(self, op: ScheduledMix, numbers: tuple[Any, ...], feeds: list[Feed]):
+        count, counts, shares = numbers
+        super().__init__(op, (count, tuple(counts), tuple(shares)), feeds)
+        self._block = op.assigned(count // BLOCK, tuple(counts), tuple(shares))
+
+    def _due(self, n: int) -> tuple[np.ndarray, At]:
+        count = self.position[0]
+        offset = count % BLOCK
+        if self.position[1:3] != (self._block.counts, self._block.shares):
+            self._block = self._op.assigned(count // BLOCK, *self.position[1:3])
+        block = self._block
+
+        def numbers(j: int) -> tuple[Any, ...]:
+            if offset + j == BLOCK:
+                return count + j, block.next_counts, block.next_shares
+            return count + j, block.counts, block.shares
+
+        return block.which[offset : offset + n], numbers
+
+
+@stream_of.register(Mix)
+@stream_of.register(ScheduledMix)
+def _(op: Any, position: Position, context: Context) -> Stream:
+    *numbers, positions = position or (*op.start, None)
+    kind: Any = FixedMixStream if isinstance(op, Mix) else ScheduledMixStream
+    return kind(op, tuple(numbers), _open_parts(op.parts, positions, context))
 
 
 class InterleaveStream(Stream):

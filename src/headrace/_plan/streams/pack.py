@@ -5,212 +5,24 @@ into bins is a set of bins, and its number how many rows came before. The group 
 the sequences set aside for it, and its number says how much of the first sequence came in rows before.
 """
 
-import contextlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from headrace._ops.pack import ConcatThenSplit, FirstFitPack, Layout, Leaf, Lengths, Packer, Piece
+from headrace._ops.layout import Leaf
+from headrace._ops.pack import ConcatThenSplit, FirstFitPack, Packer
+from headrace._ops.tape import Piece
 from headrace._plan.blocks import Block, Columns, Rows, concat
-from headrace._plan.kernels import add_note
-from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, Unary, open_stream, stream_of
-from headrace.errors import PipelineError, StructureError
+from headrace._plan.packed import Column, Written, write, write_end_to_end
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._plan.streams.intake import Intake, errors_named
+from headrace.errors import PipelineError
 
-BLOCK_CELLS = 1 << 18  # rows are written together up to about this many tokens
-
-Column = list[np.ndarray]
-
-
-# ------------------------------------------------------------------------------------------------- writing
-
-
-class Written(NamedTuple):
-    """One leaf of some rows: arrays with a leading axis of rows."""
-
-    values: np.ndarray
-    segment_ids: np.ndarray
-    positions: np.ndarray
-
-
-def columns_of(layout: Layout, elements: Sequence[Any]) -> list[Column]:
-    """The leaves of elements, each as a list of arrays with a length."""
-    if layout.is_flat:
-        with contextlib.suppress(KeyError, TypeError, IndexError):  # taking elements apart will tell which
-            return [_as_arrays([element[key] for element in elements]) for key in layout.keys]
-    return [_as_arrays(column) for column in zip(*map(layout.take_apart, elements), strict=True)]
-
-
-def _as_arrays(column: Sequence[Any]) -> Column:
-    if set(map(type, column)) == {np.ndarray} and min(map(attrgetter("ndim"), column)):
-        return list(column)
-    return [np.atleast_1d(np.asarray(value)) for value in column]
-
-
-def write(leaf: Leaf, pieces: Column, sizes: np.ndarray) -> Written:
-    """Rows of one leaf: `sizes[k]` pieces make row `k`."""
-    num_rows, cells = len(sizes), len(sizes) * leaf.length
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    first = np.cumsum(sizes) - sizes  # the first piece of each row
-    row = np.repeat(np.arange(num_rows), sizes)
-    steps = lengths if leaf.alignment == 1 else -(-lengths // leaf.alignment) * leaf.alignment
-    before = np.append(0, np.cumsum(steps))
-    starts = before[:-1] - before[first][row] + row * leaf.length
-    # Padding and pieces in turn, beginning with the padding before the first piece.
-    spans = np.empty(2 * len(pieces) + 1, np.int64)
-    spans[1::2] = lengths
-    spans[0::2] = np.append(starts, cells) - np.append(0, starts + lengths)
-    ids = np.zeros(len(spans), np.int32)
-    ids[1::2] = np.arange(1, len(pieces) + 1) - first[row]
-    begins = np.zeros(len(spans), np.int32)
-    begins[1::2] = starts
-    segment_ids = np.repeat(ids, spans)
-    positions = np.arange(cells, dtype=np.int32)
-    positions -= np.repeat(begins, spans)
-    positions *= segment_ids != 0
-    shape = (num_rows, leaf.length)
-    values = _fill(leaf, pieces, spans[0::2].tolist(), num_rows)
-    return Written(values, segment_ids.reshape(shape), positions.reshape(shape))
-
-
-def _fill(leaf: Leaf, pieces: Column, gaps: list[int], num_rows: int) -> np.ndarray:
-    dtype, tail = _kind(leaf, pieces)
-    padding = np.zeros((max(gaps), *tail), dtype)
-    if leaf.padding is not None:
-        padding[...] = leaf.padding
-    parts = [padding[: gaps[0]]]
-    for piece, gap in zip(pieces, gaps[1:], strict=True):
-        parts.append(piece)
-        if gap:
-            parts.append(padding[:gap])
-    values = np.empty((num_rows, leaf.length, *tail), dtype)
-    np.concatenate(parts, out=values.reshape(num_rows * leaf.length, *tail), casting="same_kind")
-    return values
-
-
-def _kind(leaf: Leaf, pieces: Column) -> tuple[np.dtype, tuple[int, ...]]:
-    """The dtype and further axes of a leaf's rows: those of the first piece, which the others have to fit."""
-    first = pieces[0]
-    for dtype, tail in kinds_of(pieces):
-        if tail != first.shape[1:] or not np.can_cast(dtype, first.dtype, "same_kind"):
-            raise StructureError(
-                f"Cannot pack sequences of different kinds into one set of rows: the feature {leaf.name!r} has "
-                f"{first.dtype} with further axes {first.shape[1:]} in one, and {dtype} with {tail} in another. "
-                "Give them one dtype and shape in a `map` before."
-            )
-    if first.dtype.kind in "SU":  # or longer strings would be cut
-        return np.result_type(*{piece.dtype for piece in pieces}), first.shape[1:]
-    return first.dtype, first.shape[1:]
-
-
-def kinds_of(column: Column) -> set[tuple[np.dtype, tuple[int, ...]]]:
-    """The dtypes and further axes that arrays have."""
-    dtypes = set(map(attrgetter("dtype"), column))
-    if len(dtypes) == 1 and set(map(attrgetter("ndim"), column)) == {1}:
-        return {(dtypes.pop(), ())}
-    return {(array.dtype, array.shape[1:]) for array in column}
-
-
-# ------------------------------------------------------------------------------------------------- reading
-
-
-class Intake:
-    """Sequences that have been read and are not used up: `columns[leaf][i]`, `lengths[i][leaf]`."""
-
-    def __init__(self, op: Packer, layout: Layout, stream: Stream):
-        self._op, self._layout, self._feed = op, layout, Feed(stream)
-        self.columns: list[Column] = [[] for _ in layout.leaves]
-        self.lengths: list[Lengths] = []
-        self.listed: dict[str, list[Any]] = {key: [] for key in op.listed_features}
-        self._kinds: list[set[Any]] = [set() for _ in layout.leaves]
-        self._runs: list[tuple[int, int, At]] = []  # of each: the numbers of its first sequence and of the one after
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether each leaf of all sequences has one dtype and shape."""
-        return all(len(kinds) == 1 for kinds in self._kinds)
-
-    def read(self, count: int, *, careful: bool) -> bool:
-        """Reads about `count` sequences more; false at the end."""
-        self._feed.fill(1 if careful else count, careful=careful)
-        at, size = self._feed.positions(), self._feed.size
-        if not size:
-            return False
-        block = self._feed.take(size)
-        elements = block.own_rows() if self.listed else block.rows()
-        try:
-            self._take_in(elements)
-        except Exception as e:
-            add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
-            raise
-        self._runs.append((len(self) - size, len(self), at))
-        return True
-
-    def _take_in(self, elements: list[Any]) -> None:
-        columns = columns_of(self._layout, elements)
-        if isinstance(self._op, ConcatThenSplit):
-            check_features(self._layout, elements)
-        lengths = [list(map(len, column)) for column in columns]
-        check_lengths(self._layout.leaves, lengths, split=isinstance(self._op, ConcatThenSplit))
-        for key, values in self.listed.items():
-            values += [_meta_value(element, key) for element in elements]
-        for column, kinds, new in zip(self.columns, self._kinds, columns, strict=True):
-            column += new
-            kinds |= kinds_of(new)
-        self.lengths += zip(*lengths, strict=True)
-
-    def position(self, i: int) -> Position:
-        """The parent's position before sequence `i`."""
-        for first, stop, at in self._runs:
-            if i <= stop:
-                return at(i - first)
-        return self._feed.stream.position
-
-    def drop(self, count: int) -> None:
-        """Forgets the first sequences."""
-        for values in (*self.columns, *self.listed.values(), self.lengths):
-            del values[:count]
-        self._runs = [(first - count, stop - count, at) for first, stop, at in self._runs if stop > count]
-        if not len(self):
-            self._kinds = [set() for _ in self._kinds]
-
-
-def check_features(layout: Layout, elements: Sequence[Any]) -> None:
-    """Raises where elements have features that rows would not have."""
-    for element in elements:
-        if len(element) != len(layout.keys):
-            raise StructureError(
-                f"An element has the features {sorted(map(str, element))}, and length_struct has {layout.keys}: every "
-                "feature of an element needs a length. Give it one, or leave the feature out in a `map` before."
-            )
-
-
-def check_lengths(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]], *, split: bool) -> None:
-    """Raises where a sequence is longer than a row; where sequences are split, only meta features may not be."""
-    for leaf, found in zip(leaves, lengths, strict=True):
-        if max(found) > leaf.length and (leaf.is_meta or not split):
-            raise PipelineError(
-                f"A sequence of length {max(found)} does not fit into a row: the feature {leaf.name!r} has length "
-                f"{leaf.length} in length_struct. Cut it to that length in a `map` before, or give the feature more."
-            )
-
-
-def _meta_value(element: Any, key: str) -> Any:
-    try:
-        return element[key]
-    except KeyError:
-        raise StructureError(
-            f"meta_features has {key!r}, and an element has only {sorted(map(str, element))}. Give every element that "
-            "feature in a `map` before, or leave it out of meta_features."
-        ) from None
-
-
-# ------------------------------------------------------------------------------------------------- streams
+BLOCK_CELLS = 1 << 19  # rows are written together up to about this many tokens
 
 
 class Group(NamedTuple):
@@ -228,16 +40,17 @@ class PackStream(Unary):
         super().__init__((number, taken, parent.position), parent)
         self._packer, self._layout = op, op.layout()
         self._intake = Intake(op, self._layout, parent)
-        self._number, self._taken = number, taken
+        self._number: Any = number
+        self._taken = taken
         self._per_row = 1.0  # about how many sequences make a row
         self._block: Block | None = None
-        self._ends: list[int] = []  # of groups, counted in rows of the block
-        self._heads: list[tuple[Any, Position]] = []  # numbers and positions of groups, and of the next
+        self._ends: Sequence[int] = []  # of groups, counted in rows of the block
+        self._head: Callable[[int], tuple[Any, Position]] = lambda group: (number, parent.position)
 
     def pull(self, n: int) -> Run | None:
         if self._block is None and not self._make(max(n, 1), careful=n == 0):
             return None
-        block, ends, heads, first = self._block, self._ends, self._heads, self._taken
+        block, ends, head, first = self._block, self._ends, self._head, self._taken
         assert block is not None
         stop = min(first + max(n, 1), len(block))
         self._taken = stop
@@ -247,18 +60,18 @@ class PackStream(Unary):
         def after(j: int) -> Position:
             group = bisect_left(ends, first + j)
             if ends[group] == first + j:
-                number, start = heads[group + 1]
+                number, start = head(group + 1)
                 return number, 0, start
-            number, start = heads[group]
+            number, start = head(group)
             return number, first + j - (ends[group - 1] if group else 0), start
 
         return self._run(block.cut(first, stop), after)
 
     def _make(self, n: int, *, careful: bool) -> bool:
         """Makes groups until they have about `n` rows; false where there is nothing left."""
-        intake, groups, num_rows = self._intake, [], 0
+        groups, num_rows = [], 0
         most = max(1, BLOCK_CELLS // sum(leaf.length for leaf in self._layout.leaves))
-        heads, ends, first = [(self._number, intake.position(0))], [], 0
+        numbers, starts, ends, first = [self._number], [0], [], 0
         while num_rows < min(n, most):
             group = self._next_group(first, min(n, most) - num_rows, careful=careful)
             if group is None:
@@ -267,13 +80,20 @@ class PackStream(Unary):
             num_rows += len(group.rows)
             first, self._number = group.stop, group.number
             ends.append(num_rows)
-            heads.append((group.number, intake.position(first)))
+            numbers.append(group.number)
+            starts.append(first)
         if not groups:
             return False
         self._per_row = first / num_rows
-        self._block, self._ends, self._heads = self._written(groups), ends, heads
-        intake.drop(first)
+        self._set(self._written(groups), ends, numbers, starts)
         return True
+
+    def _set(self, block: Block, ends: Sequence[int], numbers: Sequence[Any], starts: Sequence[int]) -> None:
+        """Rows that are ready; groups have numbers and begin at sequences, the next one included."""
+        at = self._intake.positions()
+        self._block, self._ends = block, ends
+        self._head = lambda group: (numbers[group], at(starts[group]))
+        self._intake.drop(starts[-1])
 
     def _next_group(self, first: int, num_rows: int, *, careful: bool) -> Group | None:
         """The group that begins at a sequence; at least `num_rows` rows will be needed."""
@@ -293,35 +113,28 @@ class PackStream(Unary):
                 return stop
 
     def _written(self, groups: list[Group]) -> Block:
-        try:
+        with errors_named(self._packer):
             if self._intake.is_uniform:
                 return self._write([row for group in groups for row in group.rows], groups)
             return concat([self._write(group.rows, [group]) for group in groups])
-        except Exception as e:
-            add_note(e, f"in {self._packer.label()} (pipeline at {self._packer.site})")
-            raise
 
     def _write(self, rows: Sequence[Sequence[Piece]], groups: list[Group]) -> Block:
         """Rows of pieces as a block."""
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         leaves = self._layout.leaves
         written = [
-            self._finish(leaf, write(leaf, _pieces(column, rows, k), sizes))
+            self._finish(leaf, write(leaf, self._pieces(column, rows, k), sizes))
             for k, (leaf, column) in enumerate(zip(leaves, self._intake.columns, strict=True))
         ]
         values, segment_ids, positions = zip(*written, strict=True)
         return Columns(self._layout.put_together(values, segment_ids, positions), len(rows))
 
+    def _pieces(self, column: Column, rows: Sequence[Sequence[Any]], leaf: int) -> Column:
+        """What rows have of one leaf."""
+        return list(itemgetter(*chain.from_iterable(rows), -1)(column)[:-1])
+
     def _finish(self, leaf: Leaf, written: Written) -> Written:
         return written
-
-
-def _pieces(column: Column, rows: Sequence[Sequence[Piece]], leaf: int) -> Column:
-    return [
-        column[piece] if isinstance(piece, int) else column[piece[0]][piece[1][leaf] : piece[2][leaf]]
-        for row in rows
-        for piece in row
-    ]
 
 
 class BinsStream(PackStream):
@@ -376,13 +189,19 @@ def _(op: FirstFitPack, position: Position, context: Context) -> Stream:
 
 
 class SplitStream(PackStream):
-    """Rows of a concat-then-split; the number is 0, or how much of each leaf of the next sequence has come."""
+    """Rows of a concat-then-split; the number is 0, or how much of each leaf of the next sequence has come.
+
+    Where every sequence is equally long in all leaves, and so are rows, many are cut at once.
+    """
 
     _packer: ConcatThenSplit
 
     def __init__(self, op: ConcatThenSplit, *at: Any):
         super().__init__(op, *at)
         self._tape = op.tape()
+        leaves = self._layout.leaves
+        one_length = len({leaf.length for leaf in leaves}) == 1 and not any(leaf.is_meta for leaf in leaves)
+        self._even = one_length and op.split_full_length_features
 
     def _next_group(self, first: int, num_rows: int, *, careful: bool) -> Group | None:
         tape, taken = self._tape, tuple(self._number) if self._number else None
@@ -398,9 +217,63 @@ class SplitStream(PackStream):
         return Group(rows, left or 0, stop)
 
     def _make(self, n: int, *, careful: bool) -> bool:
+        if self._even:
+            num_rows = 1 if careful else min(n, max(1, BLOCK_CELLS // self._layout.leaves[0].length))
+            self._read_tokens(num_rows * self._layout.leaves[0].length, careful=careful)
+            self._even = self._intake.is_even and self._intake.is_uniform
+        if self._even:
+            with errors_named(self._packer):
+                return self._cut_evenly()
         made = super()._make(n, careful=careful)
         self._tape.drop(len(self._tape) - len(self._intake))
         return made
+
+    def _read_tokens(self, count: int, *, careful: bool) -> None:
+        """Reads until there are so many tokens that have not come, or all."""
+        intake = self._intake
+        there = sum(length[0] for length in intake.lengths) - (self._number[0] if self._number else 0)
+        while there < count:
+            known = len(intake)
+            wanted = (count - there) * max(known, 1) // max(there, 1) + 1 if there > 0 else 1
+            if not intake.read(min(wanted, count - there), careful=careful):
+                return
+            there += sum(length[0] for length in intake.lengths[known:])
+
+    def _cut_evenly(self) -> bool:
+        """Cuts all full rows of what has been read, and where that is less than one, the last row."""
+        intake, leaves, length = self._intake, self._layout.leaves, self._layout.leaves[0].length
+        taken = self._number[0] if self._number else 0
+        sizes = np.fromiter((size[0] for size in intake.lengths), np.int64, len(intake))
+        ends = np.cumsum(sizes) - taken
+        total = int(ends[-1]) if len(intake) else 0
+        num_rows = max(total // length, 1)
+        stop = min(num_rows * length, total)
+        if not stop:
+            return False
+        begins = np.append(np.arange(num_rows) * length, stop)
+        starts = np.searchsorted(ends, begins, side="right")
+        into = begins - np.append(-taken, ends)[starts]
+        numbers = [(n,) * len(leaves) if n else 0 for n in into.tolist()]
+        cuts = np.unique(np.concatenate([ends[: starts[-1]], begins[1:]]))
+        pieces = np.diff(cuts, prepend=0)
+        per_row = np.bincount((cuts - 1) // length, minlength=num_rows)
+        ends_in = int(starts[-1]), int(into[-1])
+        written = [
+            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), pieces, per_row))
+            for leaf, column in zip(leaves, intake.columns, strict=True)
+        ]
+        values, segment_ids, positions = zip(*written, strict=True)
+        block = Columns(self._layout.put_together(values, segment_ids, positions), num_rows)
+        self._number = numbers[-1]
+        self._set(block, range(1, num_rows + 1), numbers, starts.tolist())
+        return True
+
+    def _pieces(self, column: Column, rows: Sequence[Sequence[Piece]], leaf: int) -> Column:
+        return [
+            column[piece] if isinstance(piece, int) else column[piece[0]][piece[1][leaf] : piece[2][leaf]]
+            for row in rows
+            for piece in row
+        ]
 
     def _finish(self, leaf: Leaf, written: Written) -> Written:
         op = self._packer
@@ -414,6 +287,13 @@ class SplitStream(PackStream):
                     f"bos_token_id does not suit the feature {leaf.name!r} of {flat.dtype}: {e}."
                 ) from e
         return written
+
+
+def _between(column: Column, first: int, end: tuple[int, int]) -> Column:
+    """Sequences from a token of the first on, to a sequence and a token of that."""
+    last, stop = end
+    found = column[:last] + ([column[last][:stop]] if stop else [])
+    return [found[0][first:], *found[1:]]
 
 
 @stream_of.register

@@ -1,0 +1,119 @@
+"""What a row of packed sequences looks like."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace import _tree
+from headrace.errors import PipelineError, StructureError
+from headrace.options import check_count
+
+Lengths = tuple[int, ...]
+"""How much of a sequence there is in each leaf."""
+
+
+class Leaf(NamedTuple):
+    """One array of a row."""
+
+    name: str  # for people
+    length: int
+    padding: Any  # None for zeros, or what stands for them
+    alignment: int
+    is_meta: bool
+
+
+class Layout:
+    """What a row looks like: a dict of features, each a leaf, or a tree of leaves where it is a meta feature.
+
+    A feature that is none has its segment ids (which sequence of the row, from 1; 0 is padding) and positions
+    (which token of the sequence) beside it.
+    """
+
+    def __init__(self, length_struct: Any, meta_features: Sequence[str], *, padding: Any = None, alignment: Any = None):
+        is_dict = isinstance(length_struct, Mapping) and all(isinstance(key, str) for key in length_struct)
+        if not is_dict or not length_struct:
+            raise PipelineError(
+                "length_struct must be a dict from the names of features to lengths, such as {'tokens': 2048}; got "
+                f"{length_struct!r}."
+            )
+        self._meta = frozenset(meta_features)
+        self._trees: dict[str, Any] = {}  # a feature's structure, where it is more than a leaf
+        self.leaves: list[Leaf] = []
+        paddings = _leaves_like(length_struct, padding, "padding_struct", padding is None)
+        one = alignment is None or isinstance(alignment, int)
+        alignments = _leaves_like(length_struct, 1 if alignment is None else alignment, "pack_alignment_struct", one)
+        for key in sorted(length_struct):
+            for path, length in self._named_lengths(key, length_struct[key]):
+                check_count(f"length_struct[{key!r}]{path}", length, least=1)
+                step = alignments[len(self.leaves)]
+                check_count("pack_alignment_struct", step, least=1)
+                self.leaves.append(Leaf(key + path, length, paddings[len(self.leaves)], step, key in self._meta))
+        self.keys = sorted(length_struct)
+        self.is_flat = not self._trees
+        self._check_names()
+
+    def _named_lengths(self, key: str, lengths: Any) -> list[tuple[str, Any]]:
+        _, tree = _tree.flatten(lengths)
+        if tree.is_leaf() or tree.num_leaves == 0:
+            return [("", lengths)]
+        if key not in self._meta:
+            raise PipelineError(
+                f"length_struct[{key!r}] is {lengths!r}: only meta features may be nested. Give the feature an int, or "
+                "name it in meta_features."
+            )
+        self._trees[key] = tree
+        return _tree.named_leaves(lengths)
+
+    def _check_names(self) -> None:
+        made = {f"{key}{ending}" for key in self.keys if key not in self._meta for ending in _ENDINGS}
+        for key in sorted(made & {*self.keys, *self._meta}):
+            raise PipelineError(
+                f"The feature {key!r} has the name of one that packing adds. Rename it in a `map` before."
+            )
+
+    def take_apart(self, element: Any) -> list[Any]:
+        """The leaves of an element."""
+        found = []
+        for key in self.keys:
+            try:
+                value = element[key]
+                found += self._trees[key].flatten_up_to(value) if key in self._trees else [value]
+            except (KeyError, TypeError, IndexError, ValueError) as e:
+                has = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
+                raise StructureError(
+                    f"length_struct has the feature {key!r}, and an element does not have it in that form: it has "
+                    f"{has}. Give every element all features of length_struct in a `map` before."
+                ) from e
+        return found
+
+    def put_together(
+        self, values: Sequence[Any], segment_ids: Sequence[Any], positions: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Rows from what there is for each leaf."""
+        rows, i = {}, 0
+        for key in self.keys:
+            if key in self._trees:
+                tree = self._trees[key]
+                rows[key] = tree.unflatten(values[i : i + tree.num_leaves])
+                i += tree.num_leaves
+                continue
+            rows[key] = values[i]
+            if key not in self._meta:
+                rows |= {f"{key}_positions": positions[i], f"{key}_segment_ids": segment_ids[i]}
+            i += 1
+        return {key: rows[key] for key in sorted(rows)}
+
+
+_ENDINGS = ("_positions", "_segment_ids")
+
+
+def _leaves_like(length_struct: Any, values: Any, name: str, is_one: bool) -> list[Any]:
+    """A value for each leaf: one for all, or those of a tree of the same structure."""
+    _, tree = _tree.flatten(dict(length_struct))
+    if is_one:
+        return [values] * max(1, tree.num_leaves)
+    try:
+        return tree.flatten_up_to(values)
+    except ValueError as e:
+        raise PipelineError(
+            f"{name} must have the structure of length_struct, {length_struct!r}; got {values!r}."
+        ) from e

@@ -1,0 +1,131 @@
+"""Sequences that a packer has read, checked."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace._ops.layout import Layout, Leaf, Lengths
+from headrace._ops.pack import ConcatThenSplit, Packer
+from headrace._plan.kernels import add_note
+from headrace._plan.packed import Column, columns_of, kinds_of
+from headrace._plan.streams.base import At, Feed, Position, Stream
+from headrace.errors import PipelineError, StructureError
+
+
+class Intake:
+    """Sequences that have been read and are not used up: `columns[leaf][i]`, `lengths[i][leaf]`."""
+
+    def __init__(self, op: Packer, layout: Layout, stream: Stream):
+        self._op, self._layout, self._feed = op, layout, Feed(stream)
+        self.columns: list[Column] = [[] for _ in layout.leaves]
+        self.lengths: list[Lengths] = []
+        self.listed: dict[str, list[Any]] = {key: [] for key in op.listed_features}
+        self._kinds: list[set[Any]] = [set() for _ in layout.leaves]
+        self._runs: list[tuple[int, int, At]] = []  # of each: the numbers of its first sequence and of the one after
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether each leaf of all sequences has one dtype and shape."""
+        return all(len(kinds) == 1 for kinds in self._kinds)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether each sequence is equally long in all leaves."""
+        return len(self.columns) == 1 or all(len(set(lengths)) == 1 for lengths in self.lengths)
+
+    def read(self, count: int, *, careful: bool) -> bool:
+        """Reads about `count` sequences more; false at the end."""
+        self._feed.fill(1 if careful else count, careful=careful)
+        at, size = self._feed.positions(), self._feed.size
+        if not size:
+            return False
+        block = self._feed.take(size)
+        elements = block.own_rows() if self.listed else block.rows()
+        with errors_named(self._op):
+            self._take_in(elements)
+        self._runs.append((len(self) - size, len(self), at))
+        return True
+
+    def _take_in(self, elements: list[Any]) -> None:
+        columns = columns_of(self._layout, elements)
+        if isinstance(self._op, ConcatThenSplit):
+            check_features(self._layout, elements)
+        lengths = [list(map(len, column)) for column in columns]
+        check_lengths(self._layout.leaves, lengths, split=isinstance(self._op, ConcatThenSplit))
+        for key, values in self.listed.items():
+            values += [_meta_value(element, key) for element in elements]
+        for column, kinds, new in zip(self.columns, self._kinds, columns, strict=True):
+            column += new
+            kinds |= kinds_of(new)
+        self.lengths += zip(*lengths, strict=True)
+
+    def positions(self) -> At:
+        """The parent's position before each sequence that is there now."""
+        runs, end = list(self._runs), self._feed.stream.position
+
+        def before(i: int) -> Position:
+            for first, stop, at in runs:
+                if i <= stop:
+                    return at(i - first)
+            return end
+
+        return before
+
+    def drop(self, count: int) -> None:
+        """Forgets the first sequences."""
+        for values in (*self.columns, *self.listed.values(), self.lengths):
+            del values[:count]
+        self._runs = [(first - count, stop - count, at) for first, stop, at in self._runs if stop > count]
+        if not len(self):
+            self._kinds = [set() for _ in self._kinds]
+
+
+def check_features(layout: Layout, elements: Sequence[Any]) -> None:
+    """Raises where elements have features that rows would not have."""
+    if set(map(len, elements)) != {len(layout.keys)}:
+        element = next(element for element in elements if len(element) != len(layout.keys))
+        raise StructureError(
+            f"An element has the features {sorted(map(str, element))}, and length_struct has {layout.keys}: every "
+            "feature of an element needs a length. Give it one, or leave the feature out in a `map` before."
+        )
+
+
+def check_lengths(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]], *, split: bool) -> None:
+    """Raises where a sequence is longer than a row; where sequences are split, only meta features may not be."""
+    for leaf, found in zip(leaves, lengths, strict=True):
+        if max(found) > leaf.length and (leaf.is_meta or not split):
+            raise PipelineError(
+                f"A sequence of length {max(found)} does not fit into a row: the feature {leaf.name!r} has length "
+                f"{leaf.length} in length_struct. Give it more, or say what is to be done: `pack(..., "
+                "long_sequences=...)` takes 'split', 'truncate' and 'drop'."
+            )
+    packed = [found for leaf, found in zip(leaves, lengths, strict=True) if not leaf.is_meta] or lengths
+    if 0 in packed[0] and 0 in map(max, zip(*packed, strict=True)):
+        names = [leaf.name for leaf in leaves if not leaf.is_meta or packed is lengths]
+        raise PipelineError(
+            f"A sequence is empty: it has no tokens in {' and '.join(map(repr, names))}. Leave such elements out "
+            f"before, as in `.filter(lambda element: len(element[{names[0]!r}]))`."
+        )
+
+
+def _meta_value(element: Any, key: str) -> Any:
+    try:
+        return element[key]
+    except KeyError:
+        raise StructureError(
+            f"meta_features has {key!r}, and an element has only {sorted(map(str, element))}. Give every element that "
+            "feature in a `map` before, or leave it out of meta_features."
+        ) from None
+
+
+@contextlib.contextmanager
+def errors_named(op: Packer) -> Iterator[None]:
+    """Errors say in which operation of the pipeline they were raised."""
+    try:
+        yield
+    except Exception as e:
+        add_note(e, f"in {op.label()} (pipeline at {op.site})")
+        raise
