@@ -7,14 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import HeadraceError
 from headrace.sources import files, opening
+from headrace.sources.tf_example import parse_example
 from headrace.sources.writers import WRITERS, Progress, writer_of
 
-REPORTED_EVERY_S = 5.0
+BAR_EVERY_S, LINE_EVERY_S = 0.1, 5.0
+BAR_WIDTH = 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("target", metavar="TARGET", help=f"the file to write: one that ends in {', '.join(WRITERS)}")
     convert.add_argument("--shards", type=_positive, default=1, metavar="N", help="how many files to write (1)")
     convert.add_argument("--from", dest="format", metavar="FORMAT", help="the source's format, if it cannot be told")
-    convert.add_argument("--split", help="which split of a TFDS folder (train)")
+    convert.add_argument("--split", help="which split of a TFDS or Hugging Face folder (train)")
     convert.add_argument("--columns", nargs="+", metavar="NAME", help="which columns of a table (all)")
     convert.add_argument(
         "--parse-examples", action="store_true", help="records are tf.train.Example: write their features"
@@ -65,11 +67,9 @@ def _convert(given: argparse.Namespace) -> int:
     options = {name: value for name in ("split", "columns") if (value := getattr(given, name)) is not None}
     records: Any = opening.open(given.source, format=given.format, **options)
     if given.parse_examples:
-        from headrace.sources.tf_example import parse_example
-
         dataset = records if isinstance(records, IterDataset) else MapDataset.source(records)
         records = dataset.map(parse_example)
-    with contextlib.nullcontext() if given.quiet else _bar(os.path.basename(given.target)) as progress:
+    with contextlib.nullcontext() if given.quiet else _progress(os.path.basename(given.target), sys.stderr) as progress:
         paths = write(
             records,
             given.target,
@@ -85,44 +85,43 @@ def _convert(given: argparse.Namespace) -> int:
 def _identity(given: argparse.Namespace, options: dict[str, Any]) -> str:
     """What tells this conversion from others: the versions of the files that it reads, and how."""
     versions = [(path, *files.fingerprint(path)) for path in opening.paths_of(given.source)]
-    return json.dumps([versions, given.format, options, given.parse_examples])
-
-
-# ---------------------------------------------------------------------------------------------- progress
+    return json.dumps([given.source, versions, given.format, options, given.parse_examples])
 
 
 @contextlib.contextmanager
-def _bar(title: str) -> Iterator[Progress]:
+def _progress(title: str, out: TextIO) -> Iterator[Progress]:
     """A function that shows how far the work is: a bar on a terminal, and otherwise a line now and then."""
-    try:
-        from rich import progress as rich
-        from rich.console import Console
-    except ImportError:
-        yield _lines(title)
-        return
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines(title)
-        return
-    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()
-    with rich.Progress(*columns, rich.TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _lines(title: str) -> Progress:
-    began = told = time.monotonic()
+    on_terminal = out.isatty()
+    began, told = time.monotonic(), -1.0 if on_terminal else time.monotonic()
 
     def tell(done: int, total: int | None) -> None:
         nonlocal told
         now = time.monotonic()
-        if now - told >= REPORTED_EVERY_S or done == total:
-            told = now
-            rate = done / max(now - began, 1e-9)
-            of = "" if total is None else f" of {total:,}"
-            print(f"{title}: {done:,}{of} records, {rate:,.0f} per second", file=sys.stderr, flush=True)
+        if now - told < (BAR_EVERY_S if on_terminal else LINE_EVERY_S) and done != total:
+            return
+        told = now
+        rate = done / max(now - began, 1e-9)
+        line = f"{title}: {done:,}{'' if total is None else f' of {total:,}'} records, {rate:,.0f} per second"
+        print(f"\r{_bar(done, total)}{line}\033[K" if on_terminal else line, end="" if on_terminal else "\n", file=out)
+        out.flush()
 
-    return tell
+    try:
+        yield tell
+    finally:
+        if on_terminal:
+            print(file=out)
+
+
+def _bar(done: int, total: int | None) -> str:
+    """How much of the whole is done, drawn.
+
+    >>> _bar(2, 3)
+    '[####################..........] '
+    """
+    if not total:
+        return ""
+    filled = BAR_WIDTH * done // total
+    return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] "
 
 
 if __name__ == "__main__":

@@ -216,6 +216,26 @@ def test_a_folder_that_tfds_prepared(tmp_path):
     assert kind(open(prepared, split="train")) == "TfdsDataSource"
 
 
+def test_a_folder_that_hugging_face_saved(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list(ROWS, split="train").cast_column("x", datasets.ClassLabel(num_classes=10))
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows, "test": rows.select(range(3))}).save_to_disk(tmp_path / "two")
+    for given, length in (
+        (open(tmp_path / "one"), 10),
+        (open(tmp_path / "one", split="train"), 10),
+        (open(tmp_path / "two"), 10),
+        (open(tmp_path / "two", split="test"), 3),
+    ):
+        assert (kind(given), len(given), given[2]) == ("HuggingFaceDataSource", length, ROWS[2])
+        assert list(given.class_names) == ["x"]
+    assert kind(open(tmp_path / "one", format="Arrow")) == "ArrowDataSource"
+    with pytest.raises(PipelineError, match="has no split 'nope'; there are train, test"):
+        open(tmp_path / "two", split="nope")
+    with pytest.raises(PipelineError, match=r"is one dataset \(its split is 'train'\); got the split 'test'"):
+        open(tmp_path / "one", split="test")
+
+
 def test_a_folder_of_several_formats_must_be_told(tmp_path):
     with pytest.raises(DataError, match="is a folder that has no data files. Known are"):
         open(tmp_path)

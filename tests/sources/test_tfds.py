@@ -18,12 +18,13 @@ import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import DataError, PipelineError
-from headrace.sources import tfds as module
 from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.sources.tfds import TfdsDataSource
+from headrace.sources.tfds.splits import Piece, pieces_of
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from tests.sources.fixtures import make_tfds
+from tests.sources.fixtures.tfrecords import write
 
 pytest.importorskip("cv2")
 
@@ -233,16 +234,10 @@ def test_files_that_are_not_those_described_are_named(tfrecord):
 
 def rewrite(folder, change_record):
     """Changes the second record of the last file of the split `train`, with checksums that fit."""
-    from headrace.sources.crc32c import crc32c, masked, masked_crc_of_length
-    from headrace.sources.tfrecord import HEADER
-
     path = folder / "small-train.tfrecord-00002-of-00003"
     records = list(TFRecordDataSource(str(path)))
     records[1] = change_record(records[1])
-    with path.open("wb") as file:
-        for record in records:
-            file.write(HEADER.pack(len(record), masked_crc_of_length(len(record))) + record)
-            file.write(int(masked(crc32c(record))).to_bytes(4, "little"))
+    write(path, records)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +351,7 @@ for theirs, batch in batches:
 def shards(spec):
     try:
         return [(i.filename, i.skip, i.skip + i.take) for i in described[spec].file_instructions]
-    except ValueError:
+    except (ValueError, NotImplementedError):
         return None
 
 lengths, specs = pickle.load(sys.stdin.buffer)
@@ -392,6 +387,7 @@ def some_slices(lengths, count):
 def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(tmp_path):
     lengths = {"train": [3, 4, 0, 5, 1], "test": [7]}
     specs = [*some_slices(lengths, 300), "train", "train+test", "train[3:200]", "train[200:]", "train[-200:]", "nope"]
+    specs += ["all", "all[:3]", "all+test[1:]", "train[:1_0]", "train[0.5%:99.5%]", "train[1shard]"]
     output = run(["-c", AS_A_SOURCE, str(tmp_path)], pickle.dumps((lengths, specs)))
     for file_format in ("array_record", "tfrecord"):
         for split, elements in expected(pickle.loads((tmp_path / "read.pickle").read_bytes())).items():
@@ -400,15 +396,15 @@ def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(t
     assert isinstance(TfdsDataSource(tmp_path / "array_record")._records, ArrayRecordDataSource)
     theirs = pickle.loads(output.partition(b"RESULT")[2])
     splits = {
-        name: [module._Piece(f"/x/b-{name}.tfrecord-{i:05}-of-{len(sizes):05}", 0, n, n) for i, n in enumerate(sizes)]
+        name: [Piece(f"/x/b-{name}.tfrecord-{i:05}-of-{len(sizes):05}", 0, n, n) for i, n in enumerate(sizes)]
         for name, sizes in lengths.items()
     }
     for spec, pieces in zip(specs, theirs, strict=True):
         if pieces is None:
             with pytest.raises(PipelineError):
-                module._pieces(spec, splits)
+                pieces_of(spec, splits)
         else:
-            assert [(p.path, p.start, p.stop) for p in module._pieces(spec, splits)] == pieces, spec
+            assert [(p.path, p.start, p.stop) for p in pieces_of(spec, splits)] == pieces, spec
 
 
 def run(arguments, stdin=b""):

@@ -1,16 +1,10 @@
-"""TFRecord files and `tf.train.Example`, against files that TensorFlow wrote (`fixtures/make_tfrecord.py`)."""
+"""TFRecord files by index, against files that TensorFlow wrote (`fixtures/make_tfrecord.py`)."""
 
-import contextlib
-import gzip
-import importlib.util
 import os
 import pickle
 import shutil
-import struct
-import subprocess
 import sys
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,108 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace.errors import DataError, PipelineError, StateError
-from headrace.sources import tfrecord
-from headrace.sources.crc32c import checksum, crc32c, masked
-from headrace.sources.tf_example import (
-    ExampleDataSource,
-    ExampleParser,
-    Feature,
-    parse_example,
-    parse_sequence_example,
-)
-from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
+from headrace.errors import DataError
+from headrace.sources.crc32c import checksum, crc32c
+from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset, index, random_access
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from tests.sources.fixtures.tfrecords import FIXTURES, NUM_FIXTURES, damage, some_records, write
 
 TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
 ODD_NAMES = ["with space", "ünï-字", "a[1]", "*?#%20", 'it\'s "so"', "new\nline", os.fsdecode(b"not-\xff-unicode")]
-FIXTURES = Path(__file__).parent / "fixtures"
-NUM_FIXTURES = 40
-needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs tensorflow")
 
 
-def features_of(i):
-    """The features of example `i` of the fixtures: two orders, numbers of all widths, and sometimes one more."""
-    named = {
-        "id": [(-1) ** i * (i << i)],
-        "x": [i / 4 + j for j in range(4)],
-        "name": [f"näme {i}".encode() + b"\0" * (i % 3)],
-        "tags": [j * 50 for j in range(1 + i % 7)],
-        "pair": [b"", b"p" * i * 9],
-    }
-    if i % 5 == 0:
-        named["more"] = [float(i)]
-    return named if i % 3 else dict(reversed(named.items()))
-
-
-def sequence_of(i):
-    """The context and the feature lists of sequence `i` of the fixtures."""
-    lists = {"frames": [[float(i + j), -0.5] for j in range(i % 4)], "words": [[b"w", b"%d" % j] for j in range(3)]}
-    return {"length": [i % 4], "key": [b"k%d" % i]}, lists
-
-
-FEATURES = {
-    "id": np.int64,
-    "x": Feature(np.float32, (2, 2)),
-    "name": bytes,
-    "tags": Feature(np.int64, None),
-    "pair": Feature(bytes, (2,)),
-    "more": Feature(np.float32, default=-1),
-}
-
-
-def expected_of(i):
-    """What a parser of `FEATURES` makes of example `i`."""
-    named = features_of(i)
-    pair = np.empty(2, object)
-    pair[:] = named["pair"]
-    return {
-        "id": np.int64(named["id"][0]),
-        "x": np.array(named["x"], np.float32).reshape(2, 2),
-        "name": named["name"][0],
-        "tags": np.array(named["tags"]),
-        "pair": pair,
-        "more": np.float32(named.get("more", [-1])[0]),
-    }
-
-
-def as_parsed(values):
-    """A list of Python values as `parse_example` gives them."""
-    if values and isinstance(values[0], bytes):
-        return values
-    return np.array(values, np.float32 if values and isinstance(values[0], float) else np.int64)
-
-
-@pytest.fixture
-def copied(tmp_path):
-    """Copies a fixture to where an index may be written beside it."""
-    return lambda name: shutil.copy(FIXTURES / f"{name}.tfrecord", tmp_path)
-
-
-def write(path, records):
-    with open(path, "wb") as file:
-        for record in records:
-            length = struct.pack("<Q", len(record))
-            for piece in (length, record):
-                file.write(piece + struct.pack("<I", masked(crc32c(piece))))
-    return str(path)
-
-
-def some_records(count, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.bytes(int(n)) for n in rng.integers(0, 200, count)]
-
-
-def damage(path, offset, byte=b"\xaa"):
-    data = Path(path).read_bytes()
-    Path(path).write_bytes(data[:offset] + byte + data[offset + 1 :])
-
-
-# ------------------------------------------------------------------------------------------- random access
-
-
-def test_records_that_tensorflow_wrote_are_read_at_random_and_in_order(copied):
-    path = copied("examples")
+def test_records_that_tensorflow_wrote_are_read_at_random_and_in_order(tmp_path):
+    path = shutil.copy(FIXTURES / "examples.tfrecord", tmp_path)
     source, stream = TFRecordDataSource(path), list(TFRecordIterDataset(path, verify_data=True))
     assert len(source) == len(stream) == NUM_FIXTURES
     assert list(source) == stream == [source[i] for i in range(len(source))]
@@ -145,7 +49,7 @@ def test_records_come_in_the_order_asked_for(tmp_path_factory, shards, picks):
 
 @pytest.mark.parametrize("near", [0, 1 << 12, 1 << 30])
 def test_records_are_the_same_however_they_are_read_together(tmp_path, monkeypatch, near):
-    monkeypatch.setattr(tfrecord, "NEAR_BYTES", near)
+    monkeypatch.setattr(random_access, "NEAR_BYTES", near)
     records = some_records(500)
     source = TFRecordDataSource([write(tmp_path / "a", records[:300]), write(tmp_path / "b", records[300:])])
     indices = np.random.default_rng(1).integers(-500, 500, 90).tolist()
@@ -154,7 +58,7 @@ def test_records_are_the_same_however_they_are_read_together(tmp_path, monkeypat
 
 @pytest.mark.parametrize("read_bytes", [12, 13, 100, 1 << 18])
 def test_an_index_is_the_same_however_the_file_is_read(tmp_path, monkeypatch, read_bytes):
-    monkeypatch.setattr(tfrecord, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(index, "READ_BYTES", read_bytes)
     records = [*some_records(100), b"x" * 100_000, b"y" * 50_000, b"", *some_records(3)]
     assert list(TFRecordDataSource(write(tmp_path / "t", records))) == records
 
@@ -290,90 +194,6 @@ def test_addresses_are_read_as_paths_are(tmp_path, monkeypatch):
     memory.rm("/tfrecord-test", recursive=True)
 
 
-# --------------------------------------------------------------------------------------------------- index
-
-
-@pytest.fixture
-def scans(monkeypatch):
-    """The files whose records were looked for."""
-    seen, find = [], tfrecord._find_offsets
-
-    def watched(path, size):
-        seen.append(path)
-        return find(path, size)
-
-    monkeypatch.setattr(tfrecord, "_find_offsets", watched)
-    return seen
-
-
-def test_an_index_is_made_once(tmp_path, scans):
-    path = write(tmp_path / "t", some_records(30))
-    for _ in range(3):
-        assert list(TFRecordDataSource(path)) == some_records(30)
-    assert scans == [path]
-    assert sorted(os.listdir(tmp_path)) == [".t.index", "t"]
-
-
-def test_an_index_of_another_version_of_the_file_is_made_again(tmp_path, scans):
-    path = write(tmp_path / "t", [b"12", b"3"])
-    assert list(TFRecordDataSource(path)) == [b"12", b"3"]
-    write(path, [b"1", b"23"])  # of the same size
-    os.utime(path, ns=(1, 1))
-    assert list(TFRecordDataSource(path)) == [b"1", b"23"]
-    write(path, [b"1"])
-    assert list(TFRecordDataSource(path)) == [b"1"]
-    assert len(scans) == 3
-
-
-@pytest.mark.parametrize(
-    "change", [lambda d: d[:-1], lambda d: b"", lambda d: d[:60], lambda d: d[:-9] + b"\1" + d[-8:]]
-)
-def test_a_damaged_index_is_made_again(tmp_path, scans, change):
-    path = write(tmp_path / "t", some_records(30))
-    TFRecordDataSource(path)
-    index = tmp_path / ".t.index"
-    index.write_bytes(change(index.read_bytes()))
-    assert list(TFRecordDataSource(path)) == list(TFRecordDataSource(path)) == some_records(30)
-    assert len(scans) == 2
-
-
-def test_an_index_may_be_in_a_folder_of_its_own(tmp_path, scans):
-    paths = [write(tmp_path / name, [name.encode()]) for name in "ab"]
-    for _ in range(2):
-        assert list(TFRecordDataSource(paths, index_dir=tmp_path / "new/indices")) == [b"a", b"b"]
-    assert len(scans) == len(os.listdir(tmp_path / "new/indices")) == 2
-    assert sorted(os.listdir(tmp_path)) == ["a", "b", "new"]
-
-
-def test_an_index_that_cannot_be_beside_its_file_is_in_the_cache(tmp_path, scans, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = write(tmp_path / ("t" * 252), [b"1"])  # its index would have too long a name
-    for _ in range(2):
-        assert list(TFRecordDataSource(path)) == [b"1"]
-    assert len(scans) == len(os.listdir(tmp_path / "cache/headrace/tfrecord")) == 1
-
-
-def test_an_index_that_can_be_nowhere_is_not_needed(tmp_path, scans):
-    path, not_a_folder = write(tmp_path / "t", [b"1"]), write(tmp_path / "f", [])
-    source = TFRecordDataSource(path, index_dir=not_a_folder)
-    assert source[0] == pickle.loads(pickle.dumps(source))[0] == b"1"
-    assert len(scans) == 2
-    assert sorted(os.listdir(tmp_path)) == ["f", "t"]
-
-
-def test_a_file_that_is_still_written_is_an_error(tmp_path, monkeypatch):
-    path, find = write(tmp_path / "t", [b"1"]), tfrecord._find_offsets
-
-    def find_while_it_is_written(path, size):
-        found = find(path, size)
-        write(path, [b"1", b"2"])
-        return found
-
-    monkeypatch.setattr(tfrecord, "_find_offsets", find_while_it_is_written)
-    with pytest.raises(DataError, match="t was written to while its records were looked for"):
-        TFRecordDataSource(path)
-
-
 # -------------------------------------------------------------------------------------------------- damage
 
 
@@ -390,7 +210,7 @@ def test_a_file_that_is_still_written_is_an_error(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("read_bytes", [30, 1 << 18])
 def test_a_damaged_file_is_named_with_the_record(tmp_path, monkeypatch, change, message, read_bytes):
-    monkeypatch.setattr(tfrecord, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(index, "READ_BYTES", read_bytes)
     path = Path(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]))
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError, match=f"t is damaged at {message}"):
@@ -432,352 +252,3 @@ def test_checksums_are_checked_without_google_crc32c(tmp_path, monkeypatch):
             TFRecordDataSource(path)[0]
     finally:
         checksum.cache_clear()
-
-
-# --------------------------------------------------------------------------------------------- compression
-
-
-@pytest.mark.parametrize("kind", ["gzip", "zlib"])
-def test_compressed_files_that_tensorflow_wrote_are_streams(copied, kind):
-    path = copied(f"examples-{kind}")
-    ds = TFRecordIterDataset(path, verify_data=True)
-    assert list(ds) == list(TFRecordIterDataset(FIXTURES / "examples.tfrecord"))
-    assert_resumable(ds)
-    with pytest.raises(
-        PipelineError, match="is compressed, so its records cannot be read at random.*TFRecordIterDataset"
-    ):
-        TFRecordDataSource(path)
-
-
-PACKERS = {"gzip": gzip.compress, "zlib": zlib.compress}
-
-
-@pytest.mark.parametrize("pack", PACKERS)
-@pytest.mark.parametrize("read_bytes", [50, 1 << 18])
-def test_compressed_streams_are_what_was_compressed(tmp_path, monkeypatch, pack, read_bytes):
-    monkeypatch.setattr(tfrecord, "READ_BYTES", read_bytes)
-    records = [b"", *some_records(60), bytes(100_000), np.random.default_rng(0).bytes(30_000)]
-    path = Path(write(tmp_path / "t", records))
-    whole = path.read_bytes()
-    path.write_bytes(PACKERS[pack](whole))
-    ds = TFRecordIterDataset(path)
-    assert list(ds) == records
-    assert list(ds.mp_prefetch(TWO)) == records
-    path.write_bytes(PACKERS[pack](whole[:1000]) + PACKERS[pack](whole[1000:]) + b"\0" * 9)  # in two pieces, and padded
-    assert list(ds) == records
-    iterator = iter(ds)
-    iterator.set_state({"reader_offset": len(whole) + 1})
-    with pytest.raises(StateError, match="not the file that the state was saved with"):
-        next(iterator)
-
-
-@pytest.mark.parametrize("pack", PACKERS)
-def test_damaged_compressed_files_are_errors_after_the_records_before(tmp_path, pack):
-    records = [np.random.default_rng(i).bytes(1000) for i in range(100)]
-    path = Path(write(tmp_path / "t", records))
-    packed = PACKERS[pack](path.read_bytes())
-    for damaged, least in ((packed[:60_000], 58), (packed[:60_000] + b"\xff" * 50_000, 58), (packed[:-3], 100)):
-        path.write_bytes(damaged)
-        iterator = iter(TFRecordIterDataset(path, verify_data=True))
-        got = list(_until_an_error(iterator))
-        assert got == records[: len(got)]
-        assert len(got) >= least
-        what = "(its compressed bytes cannot be read|the checksum of its bytes is wrong)"
-        with pytest.raises(DataError, match=f"t is damaged at record {len(got)}, offset {1016 * len(got)}: {what}"):
-            next(iterator)
-
-
-def _until_an_error(iterator):
-    with contextlib.suppress(DataError):
-        yield from iterator
-
-
-# ------------------------------------------------------------------------------------------------ examples
-
-
-def test_examples_that_tensorflow_wrote_are_parsed(copied):
-    source = TFRecordDataSource(copied("examples"))
-    for i in range(NUM_FIXTURES):
-        assert_equal(
-            dict(sorted(parse_example(source[i]).items())), {k: as_parsed(v) for k, v in sorted(features_of(i).items())}
-        )
-        assert_equal(ExampleParser(FEATURES).map(source[i]), expected_of(i))
-
-
-def test_sequence_examples_that_tensorflow_wrote_are_parsed(copied):
-    for i, record in enumerate(TFRecordDataSource(copied("sequences"))):
-        context, lists = parse_sequence_example(record)
-        expected_context, expected_lists = sequence_of(i)
-        assert_equal(dict(sorted(context.items())), {k: as_parsed(v) for k, v in sorted(expected_context.items())})
-        expected = {k: [as_parsed(v) for v in steps] for k, steps in sorted(expected_lists.items())}
-        assert_equal(dict(sorted(lists.items())), expected)
-
-
-def test_a_batch_of_examples_has_the_rows_of_each(copied):
-    records, parser = list(TFRecordDataSource(copied("examples"))), ExampleParser(FEATURES)
-    for chosen in (range(NUM_FIXTURES), [*range(NUM_FIXTURES)] * 20, [3], [], [5] * 100):
-        batch = parser.batch([records[i] for i in chosen])
-        assert_is_batch_of(batch, [expected_of(i) for i in chosen])
-
-
-def assert_is_batch_of(batch, elements):
-    assert all(len(column) == len(elements) for column in batch.values())
-    for i, element in enumerate(elements):
-        assert_equal({name: column[i] for name, column in batch.items()}, element)
-
-
-def test_an_example_source_obeys_the_laws(copied):
-    source = ExampleDataSource(TFRecordDataSource(copied("examples")), FEATURES)
-    ds = MapDataset.source(source).shuffle(seed=1)
-    assert_block_law(ds)
-    assert_resumable(ds.to_iter_dataset().map(lambda e: {**e, "n": len(e["tags"])}))
-    batches = MapDataset.source(source).batch(16)
-    assert_is_batch_of(batches[1], [expected_of(i) for i in range(16, 32)])
-    inline, workers = iter(batches.to_iter_dataset()), iter(batches.to_iter_dataset().mp_prefetch(TWO))
-    for a, b in zip(inline, workers, strict=True):
-        assert_equal(_as_rows(a), _as_rows(b))
-    workers.close()
-    assert repr(source) == repr(pickle.loads(pickle.dumps(source)))
-    assert "id: int64[], x: float32[2, 2], name: bytes[], tags: int64['...']" in repr(source)
-    assert source.element_spec["x"].shape == (2, 2)
-
-
-def _as_rows(batch):
-    return {name: list(column) for name, column in batch.items()}
-
-
-@pytest.mark.parametrize("wrap", [list, TFRecordDataSource])
-def test_examples_come_from_any_source_of_records(copied, wrap):
-    records = TFRecordDataSource(copied("examples"))
-    source = ExampleDataSource(list(records) if wrap is list else records, {"id": np.int64})
-    columns = source.__getcolumns__(np.array([3, 1, 3, *range(20)]))
-    assert_equal(columns, {"id": np.array([features_of(i)["id"][0] for i in [3, 1, 3, *range(20)]])})
-
-
-# ---------------------------------------------------------------------- examples of all kinds, made by hand
-
-
-def varint(value):
-    value &= (1 << 64) - 1
-    out = b""
-    while value > 0x7F:
-        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
-    return out + bytes([value])
-
-
-def field(number, payload):
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
-
-
-def encode_list(values, *, packed=True):
-    if values and isinstance(values[0], bytes):
-        return field(1, b"".join(field(1, value) for value in values))
-    number, tag = (2, b"\x0d") if values and isinstance(values[0], float) else (3, b"\x08")
-    pieces = [struct.pack("<f", value) if number == 2 else varint(value) for value in values]
-    if packed:
-        return field(number, field(1, b"".join(pieces)) if pieces else b"")
-    return field(number, b"".join(tag + piece for piece in pieces))
-
-
-def encode(named, *, packed=True, extra=b""):
-    entries = [
-        field(1, field(1, name.encode()) + field(2, encode_list(values, packed=packed)))
-        for name, values in named.items()
-    ]
-    return field(1, b"".join(entries) + extra)
-
-
-INTS = st.one_of(st.integers(0, 200), st.integers(-(2**63), 2**63 - 1))
-FLOATS = st.floats(width=32, allow_nan=False).map(float)
-
-
-@st.composite
-def blocks(draw):
-    """Features, and records that have them, in a few orders and in all spellings."""
-    k, m = draw(st.integers(0, 3)), draw(st.integers(1, 40))
-    features = {
-        "i": Feature(np.int64),
-        "ii": Feature(np.int64, (k,)),
-        "f": Feature(np.float32, (m,)),
-        "b": Feature(bytes),
-        "bb": Feature(bytes, (1 + k,)),
-        "ri": Feature(np.int64, None),
-        "rf": Feature(np.float32, None),
-        "rb": Feature(bytes, None),
-        "d": Feature(np.int64, (2,), default=[7, 8]),
-    }
-    features = {name: features[name] for name in draw(st.lists(st.sampled_from([*features]), min_size=1, unique=True))}
-    records = []
-    for _ in range(draw(st.integers(1, 40))):
-        named = {
-            "i": [draw(INTS)],
-            "ii": draw(st.lists(INTS, min_size=k, max_size=k)),
-            "f": draw(st.lists(FLOATS, min_size=1, max_size=1)) * m,
-            "b": [draw(st.binary(max_size=3)) * draw(st.sampled_from([1, 1, 60, 6000]))],
-            "bb": draw(st.lists(st.binary(max_size=5), min_size=1 + k, max_size=1 + k)),
-            "ri": draw(st.lists(INTS, min_size=1, max_size=5)),
-            "rf": draw(st.lists(FLOATS, min_size=1, max_size=3)),
-            "rb": draw(st.lists(st.binary(max_size=3), min_size=1, max_size=3)),
-            "unused": [b"zz"],
-        }
-        if draw(st.booleans()):
-            named["d"] = [1, 2]
-        if draw(st.integers(0, 3)) == 0:
-            named = dict(sorted(named.items()))
-        records.append((named, draw(st.integers(0, 5)) > 0))
-    return features, records
-
-
-@settings(max_examples=60)
-@given(blocks())
-def test_records_parsed_together_are_those_parsed_alone(block):
-    features, named = block
-    parser = ExampleParser(features)
-    records = [encode(values, packed=packed) for values, packed in named]
-    alone = [parser.map(record) for record in records]
-    assert_is_batch_of(parser.batch(records), alone)
-    assert_is_batch_of(parser.batch(records * 5), alone * 5)
-    for (values, _), element in zip(named, alone, strict=True):
-        for name, feature in features.items():
-            expected = np.array(values.get(name, [7, 8]), feature.dtype)
-            if feature.shape is not None:
-                expected = expected.reshape(feature.shape)[()]
-            assert_equal(element[name], expected)
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_damaged_records_are_the_same_error_together_and_alone(data):
-    whole = encode({"i": [300, 5], "f": [1.0, 2.0], "b": [b"xyz"], "u": [b"abc"]})
-    parser = ExampleParser({"i": Feature(np.int64, (2,)), "f": Feature(np.float32, (2,)), "b": bytes})
-    changed = bytearray(whole)
-    changed[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    changed = bytes(changed)[: data.draw(st.integers(0, len(whole))) if data.draw(st.booleans()) else None]
-    before, after = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
-    block = [whole] * before + [changed] + [whole] * after
-    error = _error_of(lambda: parser.map(changed))
-    if error:
-        what = error.removeprefix("A record")
-        assert _error_of(lambda: parser.batch(block)) == f"Record {before}{what}"
-    else:
-        elements = [parser.map(record) for record in block]
-        assert_is_batch_of(parser.batch(block), elements)
-
-
-def _error_of(parse):
-    try:
-        parse()
-    except DataError as e:
-        return str(e)
-    return ""
-
-
-def test_what_protocol_buffers_allow_is_parsed():
-    entry = field(1, field(1, b"x") + field(2, encode_list([5])))
-    split = field(1, field(1, b"m") + field(2, encode_list([1])) + field(2, encode_list([2])))  # is merged
-    twice = field(1, field(1, b"o") + field(2, encode_list([1.0]) + encode_list([3, 4])))  # the last kind counts
-    unknown = (
-        varint(9 << 3) + varint(7) + varint(9 << 3 | 5) + b"1234" + varint(9 << 3 | 1) + b"12345678" + field(9, b"?")
-    )
-    record = unknown + encode({"x": [1]}) + field(1, entry + unknown + split) + field(1, twice)
-    expected = {"x": np.array([5]), "m": np.array([1, 2]), "o": np.array([3, 4])}
-    assert_equal(parse_example(record), expected)
-    parser = ExampleParser({name: Feature(np.int64, None) for name in expected})
-    for element in (parser.map(record), {k: v[7] for k, v in parser.batch([record] * 20).items()}):
-        assert_equal(element, expected)
-    assert_equal(parse_example(b""), {})
-    assert_equal(parse_example(field(1, field(1, field(1, b"nothing")))), {"nothing": []})
-
-
-@pytest.mark.parametrize(
-    ("record", "features", "message"),
-    [
-        (encode({"y": [1]}), {"x": np.int64}, "it has no feature 'x'. Give it a default"),
-        (encode({"x": [1.5]}), {"x": np.int64}, "feature 'x' is of floats, and not of ints"),
-        (encode({"x": [1, 2]}), {"x": np.int64}, r"feature 'x' has 2 values, and not the 1 of \(\)"),
-        (encode({"x": [1, 2]}), {"x": Feature(np.int64, (3,))}, r"has 2 values, and not the 3 of \(3,\)"),
-        (encode({"x": [1.0]})[:-1], {"x": np.float32}, "the field at offset 2 ends 1 bytes after what it is part of"),
-        (b"\x0a", {"x": np.int64}, "a number ends too early"),
-        (b"\xff" * 20, {"x": np.int64}, "the number at offset 0 has more than 10 bytes"),
-        (bytes(9), {"x": np.int64}, "is not the beginning of a field"),
-        (
-            field(1, field(1, field(1, b"x") + field(2, field(2, field(1, b"123"))))),
-            {"x": np.float32},
-            "4 does not divide",
-        ),
-        (field(1, field(1, field(1, b"x") + field(2, field(3, field(1, b"\xff"))))), {"x": np.int64}, "in the middle"),
-        (field(1, field(1, field(1, b"\xff"))), {"x": np.int64}, "is not UTF-8"),
-        (encode({"x": [1]}, extra=field(1, field(1, b"\xff") + field(2, b""))), {"x": np.int64}, "is not UTF-8"),
-    ],
-)
-def test_records_that_are_not_as_expected_are_errors(record, features, message):
-    parser = ExampleParser(features)
-    with pytest.raises(DataError, match=rf"A record \({len(record)} bytes\) is not the `Example` expected:.*{message}"):
-        parser.map(record)
-    for count in (1, 30):
-        with pytest.raises(DataError, match=rf"Record 0 \({len(record)} bytes\).*{message}"):
-            parser.batch([record] * count)
-    source = ExampleDataSource([encode({"x": [1]}), record], parser)
-    with pytest.raises(DataError, match=rf"Record 1 \({len(record)} bytes\).*{message}"):
-        source[1]
-
-
-def test_wrong_arguments_are_errors():
-    with pytest.raises(PipelineError, match=r"np.float32, np.int64 or bytes; got.*int32"):
-        Feature(np.int32)
-    with pytest.raises(PipelineError, match=r"sizes of 0 or more; got \(-1,\)"):
-        Feature(np.int64, (-1,))
-    for features in ({}, [1]):
-        with pytest.raises(PipelineError, match="`features` must be a dict"):
-            ExampleParser(features)  # type: ignore[arg-type]
-    for parse in (parse_example, parse_sequence_example):
-        with pytest.raises(DataError, match="A record of 1 bytes is no `.*Example`"):
-            parse(b"\x0a")
-
-
-# ---------------------------------------------------------------------------------------------- TensorFlow
-
-TENSORFLOW_PARSES = """
-import pickle, sys
-import tensorflow as tf
-records, k = pickle.load(sys.stdin.buffer)
-features = {
-    "i": tf.io.FixedLenFeature([], tf.int64),
-    "ii": tf.io.FixedLenFeature([k], tf.int64),
-    "f": tf.io.FixedLenFeature([2, k], tf.float32),
-    "b": tf.io.FixedLenFeature([], tf.string),
-    "d": tf.io.FixedLenFeature([2], tf.int64, [7, 8]),
-}
-parsed = tf.io.parse_example(records, features)
-sys.stdout.buffer.write(pickle.dumps({name: value.numpy() for name, value in parsed.items()}))
-"""
-
-
-@needs_tensorflow
-def test_examples_are_what_tensorflow_makes_of_them():
-    rng, k = np.random.default_rng(0), 5
-    records = []
-    for i in range(300):
-        named = {
-            "i": [int(rng.integers(-(2**63), 2**63 - 1)) >> int(rng.integers(0, 63))],
-            "ii": (rng.integers(0, 2**62, k) >> rng.integers(0, 62, k)).tolist(),
-            "f": rng.standard_normal(2 * k).tolist(),
-            "b": [rng.bytes(int(rng.integers(0, 400)))],
-            **({"d": [i, -i]} if i % 3 else {}),
-        }
-        names = rng.permutation([*named]).tolist() if i % 4 == 0 else [*named]
-        records.append(encode({name: named[name] for name in names}, packed=i % 10 > 0))
-    given = pickle.dumps((records, k))
-    done = subprocess.run(
-        [sys.executable, "-c", TENSORFLOW_PARSES], input=given, check=True, capture_output=True, timeout=100
-    )
-    features = {
-        "i": np.int64,
-        "ii": Feature(np.int64, (k,)),
-        "f": Feature(np.float32, (2, k)),
-        "b": bytes,
-        "d": Feature(np.int64, (2,), default=[7, 8]),
-    }
-    ours, theirs = ExampleParser(features).batch(records), pickle.loads(done.stdout)
-    for name in features:
-        assert_equal(ours[name], theirs[name])

@@ -2,18 +2,16 @@
 
 import importlib.util
 import pickle
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from headrace.errors import PipelineError, StateError
-from headrace.sources.crc32c import crc32c, masked
 from headrace.sources.tfrecord import TFRecordIterDataset
 from headrace.testing import assert_equal, assert_resumable
+from tests.sources.fixtures.tfrecords import damage, write
 from tests.sources.test_array_record import (
     ODD_NAMES,
     TWO,
@@ -26,22 +24,6 @@ from tests.sources.test_array_record import (
 grain = pytest.importorskip("grain")
 
 TEXTS = [b"", b"x", *named("y", 30), bytes(range(256)) * 5000]
-
-
-def write_tfrecord(path, records):
-    """The format as it is defined; a test below compares it with TensorFlow's own writer."""
-    with open(path, "wb") as file:
-        for record in records:
-            length = struct.pack("<Q", len(record))
-            for piece in (length, record):
-                file.write(piece + struct.pack("<I", masked(crc32c(piece))))
-    return str(path)
-
-
-def damaged(path, offset, byte=b"\xaa"):
-    data = Path(path).read_bytes()
-    Path(path).write_bytes(data[:offset] + byte + data[offset + 1 :])
-    return path
 
 
 TENSORFLOW_WRITES = """
@@ -58,12 +40,12 @@ with tf.io.TFRecordWriter(path) as writer:
 def test_tfrecord_files_are_those_that_tensorflow_writes(tmp_path):
     given = pickle.dumps((str(tmp_path / "theirs"), TEXTS))
     subprocess.run([sys.executable, "-c", TENSORFLOW_WRITES], input=given, check=True, capture_output=True, timeout=100)
-    assert Path(write_tfrecord(tmp_path / "ours", TEXTS)).read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert Path(write(tmp_path / "ours", TEXTS)).read_bytes() == (tmp_path / "theirs").read_bytes()
     assert list(TFRecordIterDataset(tmp_path / "theirs", verify_data=True)) == TEXTS
 
 
 def test_tfrecords_and_their_states_are_those_of_grain(tmp_path):
-    path = write_tfrecord(tmp_path / "t", TEXTS)
+    path = write(tmp_path / "t", TEXTS)
     ours, theirs = iter(TFRecordIterDataset(path)), iter(grain.experimental.TFRecordIterDataset(path))
     assert ours.get_state() == theirs.get_state()
     for a, b in zip(ours, theirs, strict=True):
@@ -74,24 +56,24 @@ def test_tfrecords_and_their_states_are_those_of_grain(tmp_path):
 
 @pytest.mark.parametrize("verify_data", [False, True])
 def test_tfrecords_resume_at_every_record(tmp_path, verify_data):
-    ds = TFRecordIterDataset(write_tfrecord(tmp_path / "t", TEXTS), verify_data=verify_data)
+    ds = TFRecordIterDataset(write(tmp_path / "t", TEXTS), verify_data=verify_data)
     assert_resumable(ds)
     assert_resumable(ds.map(len).batch(3))
 
 
 def test_tfrecords_seek_to_resume(tmp_path):
-    path = write_tfrecord(tmp_path / "t", TEXTS)
+    path = write(tmp_path / "t", TEXTS)
     iterator = iter(TFRecordIterDataset(path))
     before = [next(iterator) for _ in range(20)]
     state = iterator.get_state()
-    damaged(path, 0)
+    damage(path, 0)
     again = iter(TFRecordIterDataset(path))
     again.set_state(state)
     assert before + list(again) == TEXTS
 
 
 def test_tfrecords_are_the_same_with_workers(tmp_path):
-    paths = [write_tfrecord(tmp_path / f"{i}", named(i, 7 * (i % 4))) for i in range(9)]
+    paths = [write(tmp_path / f"{i}", named(i, 7 * (i % 4))) for i in range(9)]
     assert_same_with_workers(interleaved(paths, TFRecordIterDataset).map(bytes.upper))
     assert_same_with_workers(TFRecordIterDataset(paths[3]).map(bytes.upper))
     assert_resumable(interleaved(paths, TFRecordIterDataset))
@@ -112,7 +94,7 @@ def test_tfrecords_are_the_same_with_workers(tmp_path):
     ],
 )
 def test_a_damaged_tfrecord_file_is_an_error_after_the_records_before(tmp_path, change, before, message):
-    path = Path(write_tfrecord(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]))
+    path = Path(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]))
     path.write_bytes(change(path.read_bytes()))
     resumed = iter(TFRecordIterDataset(path))
     resumed.set_state({"reader_offset": 21 if before else 0})
@@ -131,7 +113,7 @@ def test_a_damaged_tfrecord_file_is_an_error_after_the_records_before(tmp_path, 
 
 
 def test_damaged_bytes_of_a_tfrecord_are_found_where_that_is_asked_for(tmp_path):
-    path = damaged(write_tfrecord(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]), 42 + 12 + 500)
+    path = damage(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]), 42 + 12 + 500)
     assert len(list(TFRecordIterDataset(path))) == 3
     iterator = iter(TFRecordIterDataset(path, verify_data=True))
     assert [next(iterator), next(iterator)] == [b"12345", b"67890"]
@@ -141,7 +123,7 @@ def test_damaged_bytes_of_a_tfrecord_are_found_where_that_is_asked_for(tmp_path)
 
 @pytest.mark.parametrize("offset", [20, 1059])
 def test_a_tfrecord_state_of_another_file_is_an_error(tmp_path, offset):
-    iterator = iter(TFRecordIterDataset(write_tfrecord(tmp_path / "t", [b"12345", b"67890", b"z" * 1000])))
+    iterator = iter(TFRecordIterDataset(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000])))
     iterator.set_state({"reader_offset": offset})
     for _ in range(2):
         with pytest.raises(StateError, match="not the file that the state was saved with"):
@@ -150,11 +132,11 @@ def test_a_tfrecord_state_of_another_file_is_an_error(tmp_path, offset):
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_tfrecord_files_may_have_any_name(tmp_path, name):
-    assert list(TFRecordIterDataset(write_tfrecord(tmp_path / name, TEXTS[:5]))) == TEXTS[:5]
+    assert list(TFRecordIterDataset(write(tmp_path / name, TEXTS[:5]))) == TEXTS[:5]
 
 
 def test_an_empty_tfrecord_file_has_no_records(tmp_path):
-    ds = TFRecordIterDataset(write_tfrecord(tmp_path / "t", []))
+    ds = TFRecordIterDataset(write(tmp_path / "t", []))
     assert list(ds) == []
     assert_resumable(ds)
 
@@ -166,17 +148,6 @@ def test_a_tfrecord_dataset_is_of_one_file_that_is_there(tmp_path):
         next(iter(TFRecordIterDataset(tmp_path / "nope")))
 
 
-@pytest.mark.parametrize("length", [*range(6), 64, 65, 511, 512, 513, 1024, 1027, 33_300])
-def test_a_checksum_of_many_bytes_is_that_of_a_loop_over_them(length):
-    data = np.random.default_rng(length).bytes(length)
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    assert crc32c(data) == crc ^ 0xFFFFFFFF
-
-
 def test_a_tfrecord_iterator_does_not_take_states_of_other_pipelines(tmp_path):
     for state in ({"next_index": 3}, 3):
         with pytest.raises(StateError, match="state of another pipeline"):
@@ -184,4 +155,4 @@ def test_a_tfrecord_iterator_does_not_take_states_of_other_pipelines(tmp_path):
 
 
 def test_tfrecord_iterators_give_their_files_back(tmp_path):
-    assert_files_are_given_back(TFRecordIterDataset, write_tfrecord(tmp_path / "t.tfrecord", named("x", 10)))
+    assert_files_are_given_back(TFRecordIterDataset, write(tmp_path / "t.tfrecord", named("x", 10)))

@@ -1,0 +1,125 @@
+"""Which source a path means."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.dataset import IterDataset
+from headrace.errors import DataError, PipelineError
+from headrace.sources import files
+from headrace.sources.opening.content import BEGIN_BYTES, is_compressed
+from headrace.sources.opening.folders import is_folder, is_hidden, kind_of_folder, listed
+from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, format_of, known, named, plain_name
+
+_RANGE = re.compile(r"\[\d+:\d+\]$")
+
+
+def open(  # the name is that of `headrace.sources.open`
+    path: Any, *, format: str | None = None, storage_options: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """The source for a file, a pattern, several files, or a folder; a stream (`IterDataset`) for compressed files.
+
+    A folder may be one that TFDS prepared or Hugging Face saved, a Zarr group, one of images, or one with data files of
+    one format.
+
+    Args:
+        path: A path, an address, a pattern (`*`, `?`, `[…]`), or a sequence of these.
+        format: The name of the format, where neither suffix nor content tell.
+        storage_options: What fsspec's file system must be told for addresses; see `Address`.
+        options: Arguments of the source's class.
+
+    >>> open("missing.parquet")
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: 1 of 1 paths of Data files match no file: missing.parquet.
+    """
+    if storage_options:
+        path = _with_options(path, storage_options)
+    if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
+        return _open_folder(os.fsdecode(path), format, options)
+    given = [path] if isinstance(path, str | os.PathLike) else path
+    ranged = isinstance(given, Sequence) and any(_has_range(one) for one in given)
+    return _open_files(paths_of(path), format, options, given=list(given) if ranged else None)
+
+
+def paths_of(path: Any) -> list[str]:
+    """The files that `open` would read for a path, a pattern or a sequence of these; of a folder, what is in it."""
+    if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
+        return [one for one in listed(os.fsdecode(path)) if not is_hidden(one)]
+    given = [path] if isinstance(path, str | os.PathLike) else path
+    plain = [_without_range(one) for one in given] if isinstance(given, Sequence) else given
+    return files.expand(plain, what="Data files")
+
+
+def _open_files(paths: list[str], name: str | None, options: dict[str, Any], *, given: list[Any] | None = None) -> Any:
+    """Opens files of one format; `given` is what to hand over instead of their paths."""
+    begin = _begin(paths[0])
+    found = format_of(paths[0], begin) if name is None else named(name)
+    asked = given or paths
+    if found.begins is not None and is_compressed(begin) and found.stream != found.source:
+        if found.stream is None:
+            raise DataError(f"{paths[0]} is compressed, and {found.name} files are not read so. Decompress it first.")
+        return _streams(found, asked, options)
+    if not found.many and len(asked) > 1:
+        raise PipelineError(f"{found.name} files are opened one at a time; got {len(asked)}: {', '.join(asked[:5])}.")
+    return found.reader(asked if len(asked) > 1 else asked[0], **options)
+
+
+def _streams(found: Format, paths: list[str], options: dict[str, Any]) -> Any:
+    """Compressed files, one after the other."""
+    make = found.stream_reader
+    if len(paths) == 1:
+        return make(paths[0], **options)
+    return IterDataset.interleave([make(path, **options) for path in paths], cycle_length=1)
+
+
+def _begin(path: str) -> bytes:
+    if not files.is_remote(path) and os.path.isdir(path):
+        raise PipelineError(f"{path} is a folder; folders are opened one at a time.")
+    file = files.open_file(path)
+    try:
+        return file.read(0, BEGIN_BYTES)
+    finally:
+        file.close()
+
+
+def _open_folder(folder: str, name: str | None, options: dict[str, Any]) -> Any:
+    kind = kind_of_folder(folder) if name is None else name
+    if kind is not None and named(kind) in FOLDERS:
+        return named(kind).reader(folder, **options)
+    paths = [path for path in listed(folder) if not is_hidden(path)]
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for form in FORMATS:
+            if plain_name(path).endswith(form.suffixes):
+                found.setdefault(form.name, []).append(path)
+    if name is not None:
+        return _open_files(found.get(named(name).name) or paths, name, options)
+    if len(found) != 1:
+        seen = "; ".join(f"{len(few)} of {kind}, as {few[0]}" for kind, few in found.items())
+        raise DataError(
+            f"{folder} is a folder that has {seen or 'no data files'}. {known()} Name the files by a pattern, or "
+            "the format by `format`."
+        )
+    return _open_files(next(iter(found.values())), None, options)
+
+
+def _with_options(path: Any, options: Mapping[str, Any]) -> Any:
+    from headrace.sources.remote import Address
+
+    if isinstance(path, str | os.PathLike):
+        return Address(os.fsdecode(path), **options)
+    return [Address(os.fsdecode(one), **options) for one in path]
+
+
+def _has_range(path: Any) -> bool:
+    """Whether a path ends in `[a:b]`, which asks for some of its records."""
+    return isinstance(path, str) and _RANGE.search(path) is not None and not os.path.exists(path)
+
+
+def _without_range(path: Any) -> Any:
+    if not _has_range(path):
+        return path
+    plain = _RANGE.sub("", path)
+    return type(path)(plain, **path.options) if hasattr(path, "options") else plain

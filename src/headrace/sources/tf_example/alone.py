@@ -1,0 +1,88 @@
+"""Examples parsed one at a time, in whatever way that protocol buffers allow they are written."""
+
+import numpy as np
+
+from headrace.errors import DataError
+from headrace.sources.tf_example.wire import Malformed, Piece, fields, ints_of, merged, messages
+
+Values = np.ndarray | list[bytes]
+
+BYTES, FLOATS, INTS = 0x0A, 0x12, 0x1A  # a feature's kind, as its tag
+
+
+def parse_example(record: bytes) -> dict[str, Values]:
+    """The features of an `Example`: float32 and int64 arrays of one dimension, and lists of bytes.
+
+    >>> parse_example(b"\\n\\x0c\\n\\n\\n\\x01x\\x12\\x05\\x1a\\x03\\n\\x01\\x07")
+    {'x': array([7])}
+    """
+    try:
+        return _values_by_name(record)
+    except Malformed as e:
+        raise DataError(f"A record of {len(record)} bytes is no `Example`: {e}.") from None
+
+
+def parse_sequence_example(record: bytes) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    """The context of a `SequenceExample`, and its feature lists: for each step what `parse_example` gives."""
+    try:
+        context = _values_by_name(record)
+        lists = features_in((record, 0, len(record)), FLOATS)  # their field has the tag of a feature's floats
+        steps = {
+            name: [values_of(*kind_of((data, a, b))) for tag, a, b in fields(data, begin, end) if tag == BYTES]
+            for name, (data, begin, end) in lists.items()
+        }
+    except Malformed as e:
+        raise DataError(f"A record of {len(record)} bytes is no `SequenceExample`: {e}.") from None
+    return context, steps
+
+
+def _values_by_name(record: bytes) -> dict[str, Values]:
+    return {name: values_of(*kind_of(piece)) for name, piece in features_in((record, 0, len(record)), BYTES).items()}
+
+
+def features_in(message: Piece, tag: int) -> dict[str, Piece]:
+    """The map in the fields with this tag: the message of each name."""
+    found: dict[str, Piece] = {}
+    for data, begin, end in messages(message, tag):
+        for entry in messages((data, begin, end), BYTES):
+            names, values = [*messages(entry, 0x0A)], [*messages(entry, 0x12)]
+            name = names[-1][0][names[-1][1] : names[-1][2]] if names else b""
+            found[text_of(name)] = merged(values)
+    return found
+
+
+def text_of(name: bytes) -> str:
+    """The name of a feature."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise Malformed(f"the name {name!r} of a feature is not UTF-8") from None
+
+
+def kind_of(feature: Piece) -> tuple[int, Piece]:
+    """Which kind of list a feature has, and the list: the last one that is set."""
+    kind, lists = 0, []
+    data, begin, end = feature
+    for tag, a, b in fields(data, begin, end):
+        if tag in (BYTES, FLOATS, INTS):
+            lists = [*lists, (data, a, b)] if tag == kind else [(data, a, b)]
+            kind = tag
+    return kind, merged(lists)
+
+
+def values_of(kind: int, message: Piece) -> Values:
+    """The values in a list of some kind."""
+    data, begin, end = message
+    if kind == FLOATS:
+        # Each field is either a number or many of them, packed.
+        pieces = [data[a:b] for tag, a, b in fields(data, begin, end) if tag in (0x0A, 0x0D)]
+        if any(len(piece) % 4 for piece in pieces):
+            raise Malformed("a list of floats has a number of bytes that 4 does not divide")
+        return np.frombuffer(b"".join(pieces), "<f4").astype(np.float32)
+    if kind == INTS:
+        packed = b"".join([data[a:b] for tag, a, b in fields(data, begin, end) if tag in (0x0A, 0x08)])
+        ints = ints_of(np.frombuffer(packed, np.uint8))
+        if ints is None:
+            raise Malformed("a list of ints ends in the middle of one, or has one of more than 10 bytes")
+        return ints
+    return [data[a:b] for tag, a, b in fields(data, begin, end) if tag == 0x0A]

@@ -1,0 +1,184 @@
+"""What `features.json` says of the features, and their values in an example.
+
+Values have the dtypes and shapes that it tells, as `tfds.as_numpy` gives them.
+"""
+
+import functools
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import DataError, PipelineError
+from headrace.sources.images import decode_image
+from headrace.sources.tf_example import Feature
+
+Example = dict[str, np.ndarray]  # the values of each feature, in one dimension
+ENCODINGS = ("none", "bytes", "zlib")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A feature that is a number, a text, an array or an image, in as many sequences as there are `lengths`."""
+
+    name: str
+    dtype: np.dtype  # object for texts
+    shape: tuple[int | None, ...] = ()
+    encoding: str = "none"  # or `bytes`, `zlib`, `image`: each item is then one text in the example
+    lengths: tuple[int | None, ...] = ()
+    is_label: bool = False
+    is_video: bool = False  # its images have one size, whichever it is
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a value is a list, since its parts have sizes of their own."""
+        in_pieces = self.encoding != "none" and None in self.shape and not self.is_video
+        return len(self.lengths) > 1 or (len(self.lengths) == 1 and in_pieces)
+
+    def spec(self) -> ShapeDtypeStruct:
+        return ShapeDtypeStruct((*self.lengths, *self.shape), self.dtype)
+
+    def parts(self) -> list[tuple[str, Feature]]:
+        """The features of an example that it is read from; those that are not there are empty."""
+        stored = {"i": np.int64, "u": np.int64, "b": np.int64, "f": np.float32}.get(self.dtype.kind, bytes)
+        sizes = (*self.lengths, *self.shape)
+        if len(self.lengths) > 1:
+            around = [f"{self.name}/ragged_row_lengths_{i}" for i in range(len(self.lengths) - 1)]
+            flat = Feature(bytes if self.encoding != "none" else stored, None)
+            return [(f"{self.name}/ragged_flat_values", flat), *((name, Feature(np.int64, None)) for name in around)]
+        if self.encoding == "image":
+            return [(self.name, Feature(bytes, None if self.lengths else (1,)))]
+        if self.encoding != "none":
+            shape = (f"{self.name}/shape", Feature(np.int64, None))
+            return [(self.name, Feature(bytes, None)), (f"{self.name}/value", Feature(bytes, None)), shape]
+        return [(self.name, Feature(stored, None if None in sizes else (math.prod(sizes),)))]  # type: ignore[arg-type]
+
+    def read(self, example: Example) -> Any:
+        """The value in an example."""
+        if len(self.lengths) < 2:
+            return self._shaped(example, self.name, (*self.lengths, *self.shape))
+        rows = self._shaped(example, f"{self.name}/ragged_flat_values", (None, *self.shape))
+        for i in reversed(range(len(self.lengths) - 1)):
+            stops = np.cumsum(example[f"{self.name}/ragged_row_lengths_{i}"]).tolist()
+            rows = [rows[a:b] for a, b in zip([0, *stops], stops, strict=False)]
+        return rows
+
+    def _shaped(self, example: Example, name: str, shape: tuple[int | None, ...]) -> Any:
+        if self.encoding != "none":
+            return self._decoded(example, name, in_sequence=len(shape) > len(self.shape))
+        try:
+            return example[name].astype(self.dtype).reshape([-1 if size is None else size for size in shape])[()]
+        except ValueError:
+            found = len(example[name])
+            raise DataError(f"feature {name!r} has {found} values, and its shape is {list(shape)}") from None
+
+    def _decoded(self, example: Example, name: str, *, in_sequence: bool) -> Any:
+        shapes = example.get(f"{name}/shape", ())
+        if not len(shapes):
+            items = [self._decode(value, self.shape) for value in example[name]]
+        else:  # each item has its own
+            each = np.reshape(shapes, (-1, len(self.shape))).tolist()
+            items = [self._decode(value, shape) for value, shape in zip(example[f"{name}/value"], each, strict=True)]
+        if not in_sequence and len(items) != 1:
+            raise DataError(f"feature {name!r} has {len(items)} values instead of one")
+        if not in_sequence:
+            return items[0]
+        if None in self.shape and not self.is_video:
+            return items
+        return np.stack(items) if items else np.empty((0, *(size or 0 for size in self.shape)), self.dtype)
+
+    def _decode(self, value: Any, shape: Sequence[int | None]) -> np.ndarray:
+        if self.encoding == "image":
+            if self.dtype == np.float32:  # the four bytes of each number, as channels
+                rgba = decode_image(value, where=f"feature {self.name!r}", channels=4)
+                return rgba.view("<f4").astype(np.float32)
+            return decode_image(value, where=f"feature {self.name!r}", channels=self.shape[-1], dtype=self.dtype)
+        try:
+            content = zlib.decompress(value) if self.encoding == "zlib" else value
+            array = np.frombuffer(content, self.dtype.newbyteorder("<")).astype(self.dtype)
+            return array.reshape([-1 if size is None else size for size in shape])
+        except (ValueError, zlib.error) as e:
+            raise DataError(f"feature {self.name!r} is not the array that it should be: {e}") from e
+
+
+def mapped(function: Callable[[Leaf], Any], tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: mapped(function, child) for key, child in tree.items()}
+    return tuple(mapped(function, child) for child in tree) if isinstance(tree, tuple) else function(tree)
+
+
+def leaves(tree: Any) -> list[Leaf]:
+    found: list[Leaf] = []
+    mapped(found.append, tree)
+    return found
+
+
+def features_of(feature: Mapping[str, Any], name: str, *, decode: bool) -> Any:
+    """A feature of `features.json`, as a leaf or as a dict of them."""
+    kind, content = next((item for item in feature.items() if item[0] != "pythonClassName"), ("nothing", {}))
+    inside = functools.partial(features_of, decode=decode)
+    match kind:
+        case "featuresDict":
+            children = content.get("features", {})
+            return {key: inside(child, f"{name}/{key}" if name else key) for key, child in children.items()}
+        case "sequence":
+            length = int(content.get("length", -1))
+            around = (None if length < 0 else length,)
+            return mapped(lambda leaf: replace(leaf, lengths=around + leaf.lengths), inside(content["feature"], name))
+        case "classLabel":
+            return Leaf(name, np.dtype(np.int64), is_label=True)
+        case "text":
+            return Leaf(name, np.dtype(object))
+        case "translation":
+            keys, lengths = content.get("languages", ()), ()
+            if content.get("variableLanguagesPerExample"):
+                keys, lengths = ("language", "translation"), (None,)
+            return {key: Leaf(f"{name}/{key}", np.dtype(object), lengths=lengths) for key in keys}
+        case "image" | "video" if not decode:
+            return Leaf(name, np.dtype(object), lengths=() if kind == "image" else (None,))
+        case "image":
+            return Leaf(name, _dtype(name, content), _shape(content), "image")
+        case "video":
+            length, *shape = _shape(content)
+            return Leaf(name, _dtype(name, content), tuple(shape), "image", (length,), is_video=True)
+        case "tensor" | "boundingBox" | "audio" if content.get("encoding", "none").lower() in ENCODINGS:
+            encoding = content.get("encoding", "none").lower()
+            return Leaf(name, _dtype(name, content), _shape(content), encoding)
+    raise PipelineError(
+        f"Feature {name!r} is a {feature.get('pythonClassName', 'feature')} ({kind}), which is not read here. Read the "
+        "folder with `tfds.data_source`, which is a source as well."
+    )
+
+
+def _dtype(name: str, content: Mapping[str, Any]) -> np.dtype:
+    told = content.get("dtype", "uint8")
+    try:
+        return np.dtype(object if told in ("string", "object", "str") else told)
+    except TypeError:
+        raise PipelineError(f"Feature {name!r} has the dtype {told!r}, which NumPy does not have.") from None
+
+
+def _shape(content: Mapping[str, Any]) -> tuple[int | None, ...]:
+    sizes = map(int, content.get("shape", {}).get("dimensions", ()))
+    return tuple(None if size < 0 else size for size in sizes)
+
+
+def supervised(features: dict[str, Any], described: dict[str, Any]) -> Any:
+    """The features that `dataset_info.json` says input and target are."""
+
+    def chosen(keys: Mapping[str, Any]) -> Any:
+        if "featureKey" in keys:
+            return features[keys["featureKey"]]
+        if "tuple" in keys:
+            return tuple(chosen(item) for item in keys["tuple"]["items"])
+        if "dict" in keys:
+            return {key: chosen(item) for key, item in keys["dict"]["dict"].items()}
+        return features[keys["input"]], features[keys["output"]]  # as older versions wrote it
+
+    if not described.get("supervisedKeys"):
+        raise PipelineError(f"{described['name']} does not say what input and target are: leave `as_supervised` out.")
+    return chosen(described["supervisedKeys"])

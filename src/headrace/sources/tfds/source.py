@@ -1,0 +1,177 @@
+"""The examples of a folder that TensorFlow Datasets prepared.
+
+`dataset_info.json` says which files a split has and how many records each of them, `features.json` what is in a record:
+an `Example`, in which the names of nested features are joined by `/`.
+"""
+
+import functools
+import glob
+import json
+import operator
+import os
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import DataError, PipelineError
+from headrace.sources import files
+from headrace.sources.array_record import ArrayRecordDataSource
+from headrace.sources.images import below
+from headrace.sources.tf_example import ExampleParser
+from headrace.sources.tfds.features import Leaf, features_of, leaves, mapped, supervised
+from headrace.sources.tfds.splits import Piece, pieces_of
+from headrace.sources.tfrecord import TFRecordDataSource
+
+FILE_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+
+class TfdsDataSource:
+    """The examples of a split, as dicts: numbers and arrays are NumPy's, texts are bytes, images are decoded.
+
+    A sequence of sequences is a list of arrays, and so is a sequence of images whose sizes may differ.
+
+    Args:
+        folder: The folder that has `dataset_info.json`, as in `~/tensorflow_datasets/mnist/3.0.1`.
+        split: A split, some of it, or a sum of these: `train`, `train[:80%]`, `train[10:20]+test`, `train[-1shard:]`,
+            `all`.
+        as_supervised: Elements are pairs of input and target, as the data set defines them.
+        decode: With False, images stay the bytes that they were encoded to.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike, split: str = "train", *, as_supervised: bool = False, decode: bool = True
+    ):
+        if isinstance(folder, str) and files.is_remote(folder):
+            self._folder = folder
+        else:
+            self._folder = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
+        described = _described(self._folder)
+        features = features_of(_json(below(self._folder, "features.json")), "", decode=decode)
+        self._labels = [leaf.name for leaf in leaves(features) if leaf.is_label]
+        self._tree = supervised(features, described) if as_supervised else features
+        self._parser = ExampleParser({name: feature for leaf in leaves(self._tree) for name, feature in leaf.parts()})
+        pieces = pieces_of(split, _splits(self._folder, described))
+        self._paths = [piece.path for piece in pieces]
+        self._ends = np.cumsum([piece.stop - piece.start for piece in pieces], dtype=np.int64)
+        self._starts = np.array([piece.start for piece in pieces], np.int64)
+        self._firsts, self._records = _records(described.get("fileFormat", "tfrecord"), pieces)
+        options = f"{', as_supervised=True' if as_supervised else ''}{'' if decode else ', decode=False'}"
+        named = "/".join(filter(None, [described["name"], described.get("configName"), described.get("version")]))
+        self._named = f"TfdsDataSource({named!r}, split={split!r}{options}, length={len(self)})"
+
+    @functools.cached_property
+    def class_names(self) -> dict[str, list[str]]:
+        """The names of the classes of each feature that has some; a nested one is called as in `objects/label`."""
+        found = {}
+        for name in self._labels:
+            try:
+                with files.open_stream(below(self._folder, f"{name.replace('/', '-')}.labels.txt")) as stream:
+                    found[name] = stream.read().decode().splitlines()
+            except FileNotFoundError:  # classes may have numbers only
+                continue
+        return found
+
+    @property
+    def element_spec(self) -> Any:
+        return None if any(leaf.is_list for leaf in leaves(self._tree)) else mapped(Leaf.spec, self._tree)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The examples at these indices: each file is read once, in its own order."""
+        if not len(indices):
+            return []
+        places, length = np.asarray(indices, np.int64), len(self)
+        outside = places[(places < -length) | (places >= length)]
+        if len(outside):
+            raise IndexError(f"Index {outside[0]} is out of range for {length} examples.")
+        pieces = np.searchsorted(self._ends, places % length, side="right")
+        in_files = places % length - np.append(0, self._ends)[pieces] + self._starts[pieces]
+        records = self._records.__getitems__((self._firsts[pieces] + in_files).tolist())
+        try:
+            return self._elements(records)
+        except DataError:  # which of them is it?
+            for piece, place, record in zip(pieces, in_files, records, strict=True):
+                try:
+                    self._elements([record])
+                except DataError as e:
+                    raise DataError(f"{self._paths[piece]}, record {place}: {e}") from e
+            raise
+
+    def _elements(self, records: Sequence[bytes]) -> list[Any]:
+        columns = self._parser.batch(records)
+        names, rows = list(columns), zip(*columns.values(), strict=True)
+        examples = (dict(zip(names, row, strict=True)) for row in rows)
+        return [mapped(operator.methodcaller("read", example), self._tree) for example in examples]
+
+    def close(self) -> None:
+        """Closes the files; reading from the source opens them again."""
+        if self._records is not None:
+            self._records.close()
+
+    def __repr__(self) -> str:
+        return self._named
+
+
+# ------------------------------------------------------------------------------------------------- folders
+
+
+def _described(folder: str) -> dict[str, Any]:
+    """What `dataset_info.json` says."""
+    try:
+        return _json(below(folder, "dataset_info.json"))
+    except FileNotFoundError:
+        below_it = [glob.glob(f"{depth}/dataset_info.json", root_dir=folder) for depth in ("*", "*/*", "*/*/*")]
+        others = ", ".join(sorted(os.path.dirname(path) for paths in below_it for path in paths)[:20])
+        raise FileNotFoundError(
+            f"{folder} has no `dataset_info.json`, as a folder that TensorFlow Datasets prepared has. Folders below it "
+            f"that have one: {others or 'none'}."
+        ) from None
+
+
+def _json(path: str) -> dict[str, Any]:
+    with files.open_stream(path) as stream:
+        try:
+            return json.load(stream)
+        except ValueError as e:
+            raise DataError(f"{path} is no JSON: {e}. Was it written or copied to its end?") from e
+
+
+def _splits(folder: str, described: dict[str, Any]) -> dict[str, list[Piece]]:
+    """The files of each split."""
+    splits: dict[str, list[Piece]] = {}
+    for split in described.get("splits", ()):
+        sizes, template = [*map(int, split.get("shardLengths", ()))], split.get("filepathTemplate") or FILE_NAME
+        named = {"DATASET": described["name"], "SPLIT": split["name"], "NUM_SHARDS": f"{len(sizes):05}"}
+        named["FILEFORMAT"] = described.get("fileFormat", "tfrecord")
+        shards = splits[split["name"]] = []
+        for i, size in enumerate(sizes):
+            place = {"SHARD_INDEX": f"{i:05}", "SHARD_X_OF_Y": f"{i:05}-of-{len(sizes):05}"}
+            shards.append(Piece(below(folder, template.format(**named, **place)), 0, size, size))
+    return splits
+
+
+def _records(file_format: str, pieces: list[Piece]) -> tuple[np.ndarray, Any]:
+    """A source of the files' records, and the place of the first record of each piece's file in it."""
+    sizes = {piece.path: piece.num_records for piece in pieces}
+    ends = np.cumsum([0, *sizes.values()], dtype=np.int64)
+    firsts = dict(zip(sizes, ends.tolist(), strict=False))
+    records: Any = None
+    if file_format not in ("array_record", "tfrecord"):
+        raise PipelineError(f"Files of the format {file_format!r} are not read, only `array_record` and `tfrecord`.")
+    if file_format == "array_record" and pieces:  # with the numbers of records, no file is opened to count them
+        told = [SimpleNamespace(filename=p, skip=0, take=n, examples_in_shard=n) for p, n in sizes.items()]
+        records = ArrayRecordDataSource(told)
+    elif pieces:
+        records = TFRecordDataSource(list(sizes))
+    if pieces and len(records) != ends[-1]:
+        found = {path: len(TFRecordDataSource(path)) for path in sizes}
+        wrong = next(path for path in sizes if found[path] != sizes[path])
+        raise DataError(f"{wrong} has {found[wrong]} records, and `dataset_info.json` says {sizes[wrong]}.")
+    return np.array([firsts[piece.path] for piece in pieces], np.int64), records

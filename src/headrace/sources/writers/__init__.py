@@ -1,0 +1,39 @@
+"""Writes records to files, in shards: ArrayRecord, TFRecord, JSON lines, Parquet, Arrow and CSV.
+
+A file appears under its name when it is complete and not before: it is written beside it under another name, and then
+renamed. Shards hold consecutive records, so that read one after the other they give the order that was written. A call
+that is stopped and made again with the same `job` goes on after the shards that are finished.
+"""
+
+import os
+from collections.abc import Callable
+
+from headrace.errors import PipelineError
+from headrace.sources.writers.records import write_array_record as write_array_record
+from headrace.sources.writers.records import write_json_lines as write_json_lines
+from headrace.sources.writers.records import write_tfrecord as write_tfrecord
+from headrace.sources.writers.shards import Progress as Progress
+from headrace.sources.writers.shards import shard_names as shard_names
+from headrace.sources.writers.tables import write_arrow as write_arrow
+from headrace.sources.writers.tables import write_csv as write_csv
+from headrace.sources.writers.tables import write_parquet as write_parquet
+
+WRITERS: dict[str, Callable[..., list[str]]] = {
+    ".array_record": write_array_record,
+    ".arrayrecord": write_array_record,
+    ".tfrecord": write_tfrecord,
+    ".tfrecords": write_tfrecord,
+    ".parquet": write_parquet,
+    ".arrow": write_arrow,
+    ".feather": write_arrow,
+    ".csv": write_csv,
+    ".jsonl": write_json_lines,
+}
+
+
+def writer_of(path: str) -> Callable[..., list[str]]:
+    """The function that writes files with the suffix of this path."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in WRITERS:
+        raise PipelineError(f"{path} ends in {suffix!r}; the suffixes that can be written are {', '.join(WRITERS)}.")
+    return WRITERS[suffix]

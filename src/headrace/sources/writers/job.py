@@ -1,0 +1,131 @@
+"""The job file of a call that writes shards: what it has finished, for a call that goes on after a stop.
+
+It stands beside the target (`.NAME.job`) and is locked while a call is at work. Its first line says what is written,
+and each further one names a finished shard, with its size and modification time.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+from headrace.errors import PipelineError
+
+
+class Job:
+    """The job file of a call: locked while it is at work, and gone when all is written.
+
+    Args:
+        target: What the shards are named after.
+        names: The shards.
+        identity: What is written; a call goes on where one with the same identity stopped.
+        overwrite: Replaces shards that are there.
+        resumable: Keeps the file after an error.
+    """
+
+    def __init__(self, target: str, names: list[str], identity: list[Any], *, overwrite: bool, resumable: bool):
+        self._folder, name = os.path.split(target)
+        self._path = os.path.join(self._folder, f".{name}.job")
+        self.partial = os.path.join(self._folder, f".{name}.partial")  # where a shard is written until it is complete
+        self._names, self._overwrite, self._resumable = names, overwrite, resumable
+        self._header = json.dumps(identity)
+        self.finished: set[str] = set()
+
+    def __enter__(self) -> Self:
+        os.makedirs(self._folder or ".", exist_ok=True)
+        self._fd = self._locked()
+        try:
+            self._begin()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return self
+
+    def _locked(self) -> int:
+        """The job file, which nobody else has: one that another call removed meanwhile is not it."""
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                _lock(fd, f"Another process is writing {self._names[0]} (it holds {self._path}).")
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(fd), os.stat(self._path)):
+                        return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _begin(self) -> None:
+        """Finds what is finished already, and what is in the way."""
+        found = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        whole, _, torn = found.rpartition(b"\n")  # the last line is torn, if the machine stopped while it was written
+        os.ftruncate(self._fd, len(found) - len(torn))
+        header, *notes = whole.decode(errors="replace").split("\n")
+        left = [name for note in notes if (name := self._noted(note))]
+        if self._resumable and header == self._header:
+            self.finished = set(left) & set(self._names)
+        elif left and not self._overwrite:
+            raise FileExistsError(
+                f"A call that was stopped has left {len(left)} shards of something else: {_few(left)}. Remove them and "
+                f"{self._path}, or say `overwrite`."
+            )
+        there = [name for name in self._names if name not in self.finished and os.path.exists(name)]
+        if there and not self._overwrite:
+            if not header:
+                os.unlink(self._path)
+            raise FileExistsError(
+                f"{len(there)} files are already there: {_few(there)}. Say `overwrite` to replace them."
+            )
+        if not self.finished:
+            for name in set(left) - set(self._names):
+                os.unlink(name)
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, f"{self._header}\n".encode())
+
+    def finish(self, name: str) -> None:
+        """Gives what was written to `partial` the name of a shard."""
+        fd = os.open(self.partial, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            status = os.fstat(fd)
+        finally:
+            os.close(fd)
+        # Noted before it is renamed: a call that is killed in between loses nothing.
+        note = json.dumps([os.path.basename(name), status.st_size, status.st_mtime_ns])
+        os.write(self._fd, f"{note}\n".encode())
+        os.replace(self.partial, name)
+        self.finished.add(name)
+
+    def _noted(self, note: str) -> str | None:
+        """The path of a shard that is noted as finished, if it is there as it was written."""
+        name, *version = json.loads(note)
+        path = os.path.join(self._folder, name)
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return path if [status.st_size, status.st_mtime_ns] == version else None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.partial)
+        if kind is None or not self._resumable or not self.finished:
+            os.unlink(self._path)
+        os.close(self._fd)
+
+
+def _lock(fd: int, otherwise: str) -> None:
+    """Keeps a file from others, where the system can."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+        raise PipelineError(otherwise) from e
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

@@ -1,0 +1,113 @@
+"""Files of records: ArrayRecord, TFRecord and JSON lines."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from headrace.errors import PipelineError, optional
+from headrace.sources.tf_example import encode_example
+from headrace.sources.tfrecord.framing import framed
+from headrace.sources.writers.shards import File, Writing, write
+
+WRITE_BYTES = 1 << 20
+
+
+def write_array_record(
+    records: Any, path: str | os.PathLike, *, options: str = "group_size:1", **how: Unpack[Writing]
+) -> list[str]:
+    """Writes records to ArrayRecord files, and returns their paths; dicts are written as `tf.train.Example`.
+
+    Args:
+        records: Bytes, text (written as UTF-8) or dicts: a dataset, a source, a sequence or any other iterable.
+        path: The file; with several shards, `train.array_record` stands for `train-00000-of-00004.array_record` and
+            so on. Folders are made.
+        options: Options of ArrayRecord's writer; by default each record can be read on its own.
+        num_shards: How many files; 1 by default.
+        overwrite: Replaces files that are there; otherwise they are an error.
+        job: Text that identifies the records. Shards that a stopped call with the same text finished are kept.
+        progress: Is called now and then with the number of records written, and of all if it is known.
+    """
+    module = optional("array_record.python.array_record_module", extra="arrayrecord")
+
+    def make(partial: str, first: str | None) -> File:
+        return _ArrayRecordFile(module.ArrayRecordWriter(os.fsencode(partial), options))
+
+    return write(records, path, make, f"ArrayRecord {options}", **how)
+
+
+def write_tfrecord(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
+    """Writes records to TFRecord files, and returns their paths; arguments as for `write_array_record`."""
+    return write(records, path, lambda partial, first: _TFRecordFile(partial), "TFRecord", **how)
+
+
+def write_json_lines(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
+    """Writes records to files of JSON lines, and returns their paths; arguments as for `write_array_record`.
+
+    A record is what JSON can say, with arrays as lists, and bytes as the text that they are in UTF-8.
+    """
+    return write(records, path, lambda partial, first: _JsonLinesFile(partial), "JSON lines", **how)
+
+
+class _ArrayRecordFile:
+    def __init__(self, writer: Any):
+        self._writer = writer
+
+    def write(self, record: Any) -> None:
+        self._writer.write(_as_bytes(record))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _TFRecordFile:
+    def __init__(self, path: str):
+        self._file = open(path, "wb", buffering=WRITE_BYTES)  # noqa: SIM115
+
+    def write(self, record: Any) -> None:
+        self._file.write(framed(_as_bytes(record)))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _as_bytes(record: Any) -> bytes:
+    if isinstance(record, bytes):
+        return record
+    if isinstance(record, Mapping):
+        return encode_example(record)
+    if isinstance(record, str):
+        return record.encode()
+    if isinstance(record, bytearray | memoryview):
+        return bytes(record)
+    raise PipelineError(
+        f"A record must be bytes, text, or a dict to be written as `tf.train.Example`; got {type(record).__name__}. "
+        "Map the dataset to one of these first."
+    )
+
+
+class _JsonLinesFile:
+    def __init__(self, path: str):
+        self._file = open(path, "w", encoding="utf-8", newline="\n", buffering=WRITE_BYTES)  # noqa: SIM115
+
+    def write(self, record: Any) -> None:
+        try:
+            line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=_as_json)
+        except (TypeError, ValueError) as e:
+            raise PipelineError(f"JSON cannot hold this record: {e}. Map the dataset to what it can hold first.") from e
+        self._file.write(line + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    raise TypeError(f"{type(value).__name__} is no text, number, list or dict")

@@ -1,0 +1,178 @@
+"""Records cut into shards, and shards written one after the other."""
+
+import collections
+import contextlib
+import itertools
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypedDict
+
+from headrace.dataset import IterDataset, MapDataset
+from headrace.errors import PipelineError
+from headrace.sources.files import is_remote
+from headrace.sources.writers.job import Job
+
+Progress = Callable[[int, int | None], None]
+
+REPORTED_EVERY = 256  # records
+ENDLESS = 1 << 62
+
+
+class Writing(TypedDict, total=False):
+    """What each writer can be told; see `write_array_record`."""
+
+    num_shards: int
+    overwrite: bool
+    job: str | None
+    progress: Progress | None
+
+
+class File(Protocol):
+    """A file that is being written."""
+
+    def write(self, record: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def shard_names(path: str, num_shards: int) -> list[str]:
+    """The names of the shards of a file.
+
+    >>> shard_names("train.parquet", 2)
+    ['train-00000-of-00002.parquet', 'train-00001-of-00002.parquet']
+    """
+    if num_shards == 1:
+        return [path]
+    stem, suffix = os.path.splitext(path)
+    return [f"{stem}-{number:05}-of-{num_shards:05}{suffix}" for number in range(num_shards)]
+
+
+def write(
+    records: Any,
+    path: str | os.PathLike,
+    make: Callable[[str, str | None], File],
+    kind: str,
+    *,
+    num_shards: int = 1,
+    overwrite: bool = False,
+    job: str | None = None,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Writes records to files, and returns their paths.
+
+    Args:
+        records: As of `write_array_record`, and so are the arguments that are not named here.
+        path: The file, or what the names of the shards are made of.
+        make: Opens a file to write to; its arguments are a path, and that of the first shard for those after it.
+        kind: Text that identifies the format and its options: shards of another kind are not gone on with.
+    """
+    target = os.fsdecode(path)
+    if is_remote(target):
+        raise PipelineError(
+            f"Files are written on this machine; got the address {target}. Write it here, then copy it."
+        )
+    if operator.index(num_shards) < 1:
+        raise PipelineError(f"`num_shards` must be at least 1; got {num_shards}.")
+    names = shard_names(target, num_shards)
+    shards = Shards(records, num_shards)
+    done = 0
+    with Job(target, names, [job, kind, num_shards], overwrite=overwrite, resumable=job is not None) as running:
+        for name, (size, part) in zip(names, shards, strict=True):
+            if name in running.finished:
+                done += size or 0
+                continue
+            file = make(running.partial, None if name == names[0] else names[0])
+            with _opened(part) as iterator:
+                done = _write_file(iterator, file, done, shards.total, progress)
+            running.finish(name)
+        if progress is not None:
+            progress(done, shards.total)
+    return names
+
+
+def _write_file(records: Iterator[Any], file: File, done: int, total: int | None, progress: Progress | None) -> int:
+    """Writes one file to its end; returns how many records are written in all."""
+    try:
+        for record in records:
+            try:
+                file.write(record)
+            except Exception as e:
+                e.add_note(f"writing record {done}")
+                raise
+            done += 1
+            if progress is not None and done % REPORTED_EVERY == 0:
+                progress(done, total)
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what is raised
+            file.close()
+        raise
+    file.close()
+    return done
+
+
+class Shards:
+    """Records cut into consecutive parts, each with its size: all parts are asked for, in order."""
+
+    def __init__(self, records: Any, num_shards: int):
+        self._num_shards = num_shards
+        self._random, self._stream = _dataset(records)
+        if self._random is not None:
+            self.total = len(self._random)
+            if self.total >= ENDLESS:
+                raise PipelineError("These records have no end (a `repeat()`?): `take(count)` says how many to write.")
+        else:
+            self.total = None if num_shards == 1 else self._count()
+
+    def _count(self) -> int:
+        """How many records a stream has: it is read once more for that."""
+        if isinstance(self._stream, Iterator):
+            raise PipelineError(
+                f"An iterator cannot be cut into {self._num_shards} shards, since nobody knows where it ends. Pass a "
+                "dataset or a list, or write one shard."
+            )
+        with _opened(self._stream) as iterator:
+            return sum(1 for _ in iterator)
+
+    def __iter__(self) -> Iterator[tuple[int | None, Iterable[Any]]]:
+        if self.total is None:
+            yield None, self._stream
+            return
+        # Rounded up, so that the first shard has records if there are any.
+        cuts = [-(-self.total * number // self._num_shards) for number in range(self._num_shards + 1)]
+        if self._random is not None:
+            for begin, end in itertools.pairwise(cuts):
+                yield end - begin, self._random[begin:end]
+            return
+        with _opened(self._stream) as iterator:
+            for begin, end in itertools.pairwise(cuts):
+                part = itertools.islice(iterator, end - begin)
+                yield end - begin, part
+                collections.deque(part, maxlen=0)  # where the shard was kept, what is in it is skipped
+
+
+@contextlib.contextmanager
+def _opened(records: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """An iterator over the records, which is closed afterwards if it was made here."""
+    iterator = iter(records)
+    try:
+        yield iterator
+    finally:
+        close = getattr(iterator, "close", None)
+        if close is not None and iterator is not records:
+            close()
+
+
+def _dataset(records: Any) -> tuple[MapDataset | None, Any]:
+    """The records by index, if they can be had so, or else as a stream."""
+    if isinstance(records, MapDataset):
+        return records, None
+    if isinstance(records, str | bytes | bytearray):
+        raise PipelineError(f"Records are an iterable of bytes or dicts; got {type(records).__name__}.")
+    if isinstance(records, IterDataset):
+        return None, records
+    if hasattr(records, "__len__") and (hasattr(records, "__getitem__") or hasattr(records, "__getitems__")):
+        return MapDataset.source(records), None
+    if not isinstance(records, Iterable):
+        raise PipelineError(f"Records are a dataset, a source or an iterable; got {type(records).__name__}.")
+    return None, records
