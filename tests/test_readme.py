@@ -1,14 +1,27 @@
-"""The README's code runs as it stands."""
+"""The code of the README and of the document on text runs as it stands."""
 
 import re
+import tempfile
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_blocks(document):
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL):
+        exec(compile(code, document, "exec"), {})
 
 
 def test_the_first_screen_runs(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    for code in blocks:
-        exec(compile(code, str(README), "exec"), {})
-        assert capsys.readouterr().out == "(128, 28, 28)\n"
+    run_blocks("README.md")
+    assert capsys.readouterr().out == "(128, 28, 28)\n" * 2
+
+
+def test_texts_become_packed_batches(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_blocks("docs/text.md")
+    out = "{'tokens': (8, 128), 'tokens_positions': (8, 128), 'tokens_segment_ids': (8, 128)}\n"
+    assert capsys.readouterr().out == out
