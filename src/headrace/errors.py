@@ -5,6 +5,7 @@
     ├── StateError (ValueError)        a state does not fit the pipeline that it is given to
     ├── StructureError (ValueError)    elements that cannot be stacked into one batch
     ├── DataError (ValueError)         bytes at rest that are damaged, or not what they should be
+    ├── RemoteError (OSError)          a file behind an address that could not be read
     ├── SpecError (ValueError)         an element spec that cannot be known without reading data
     ├── FilterError (ValueError)       a filter dropped more than the pipeline allows
     ├── ClosedError (ValueError)       an iterator was used after `close()`
@@ -41,6 +42,10 @@ class StructureError(HeadraceError, ValueError):
 
 class DataError(HeadraceError, ValueError):
     """Bytes at rest are damaged, or not what they should be; the message has the path, the record and the offset."""
+
+
+class RemoteError(HeadraceError, OSError):
+    """A file behind an address could not be read; the message has the address and what failed."""
 
 
 class SpecError(HeadraceError, ValueError):

@@ -3,7 +3,9 @@
 `Map(fn)` and the like, with a function, do without a subclass.
 Each may also define `output_spec(input_spec)`, which lets `element_spec` be known without reading data.
 `Map` may define `map_batch(columns)` beside `map`: it gets a pytree whose leaves have one leading axis and
-returns one of the same length, row for row what `map` returns.
+returns one of the same length, row for row what `map` returns. Where elements are no columns (texts, or arrays of
+different lengths), it may define `map_rows(elements)`: it gets a list and returns one of the same length. How many
+elements they get at once is nothing to rely on.
 """
 
 import abc

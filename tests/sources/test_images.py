@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import DataError, PipelineError
-from headrace.sources import images
-from headrace.sources.images import ImageFolderDataSource, below, decode_image
+from headrace.sources.images import ImageFolderDataSource, below, decode_image, decoding
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 
 pillow = pytest.importorskip("PIL.Image")
@@ -178,8 +177,8 @@ def test_it_travels_without_images_and_is_told_by_its_repr(classes):
 # ----------------------------------------------------------------------------------------------- decoding
 
 DECODERS = {
-    "OpenCV": lambda *args: images._with_opencv(cv2, *args),
-    "Pillow": lambda *args: images._with_pillow(pillow, *args),
+    "OpenCV": lambda *args: decoding._with_opencv(cv2, *args),
+    "Pillow": lambda *args: decoding._with_pillow(pillow, *args),
 }
 
 
@@ -204,6 +203,30 @@ def test_both_decoders_see_the_same_colours_whatever_the_file_has(kind, mode):
     assert ours.shape == (40, 56, 3)
     tolerance = 1 if mode == "CMYK" else 0
     np.testing.assert_allclose(ours.astype(int), other.astype(int), atol=tolerance)
+    ours, other = (decode(content, None, False) for decode in DECODERS.values())
+    assert ours.shape == other.shape
+    np.testing.assert_allclose(ours.astype(int), other.astype(int), atol=tolerance)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("quality", [30, 90])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jpegs_have_the_same_pixels_whatever_decodes_them(subsampling, quality, progressive, channels):
+    image = RNG.integers(256, size=(33, 47, 3), dtype=np.uint8)
+    content = encoded(image, "JPEG", quality=quality, subsampling=subsampling, progressive=progressive)
+    ours, other = (decode(content, channels, False) for decode in DECODERS.values())
+    assert_equal(ours, other)
+    assert_equal(decode_image(content, where="here", channels=channels), ours)  # by simplejpeg, where it is installed
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "WEBP"])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_grey_of_colours_does_not_depend_on_the_decoder(kind, channels):
+    image = RNG.integers(256, size=(300, 300, channels), dtype=np.uint8)
+    ours, other = (decode(encoded(image, kind), 1, False) for decode in DECODERS.values())
+    assert ours.shape == (300, 300, 1)
+    assert_equal(ours, other)
 
 
 def test_grey_is_one_channel_and_a_jpegs_own():

@@ -30,6 +30,12 @@ class Map(Unary):
             return method_or_function(self.transform, "map_batch", op="map")
         return getattr(self.transform, "map_batch", None)
 
+    @property
+    def rows_fn(self) -> Callable[[list[Any]], list[Any]] | None:
+        """The function of a list of elements, where there is one beside that of an element."""
+        rows_fn = None if self.batched else getattr(self.transform, "map_rows", None)
+        return rows_fn if rows_fn is not None and self.fn == getattr(self.transform, "map", None) else None
+
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 

@@ -5,6 +5,7 @@ past the length belongs to a later epoch, here and everywhere. With `e, i = divm
 at most `e * n + n - 1`, so int64 overflows only in the last, unfinished epoch before 2**63.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,19 @@ class IndexOp(Unary):
         raise NotImplementedError
 
 
+def by_epoch(idx: np.ndarray, n: int, rewrite: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
+    """Indices that are rewritten within their epoch: `rewrite` gets those of one, counted from its start."""
+    first, last = int(idx.min()) // n, int(idx.max()) // n
+    if first == last:
+        return rewrite(idx - first * n, first) + first * n if first else rewrite(idx, 0)
+    epochs = idx // n
+    out = np.empty_like(idx)
+    for epoch in sorted(set(epochs.tolist())):
+        here = epochs == epoch
+        out[here] = rewrite(idx[here] - epoch * n, epoch) + epoch * n
+    return out
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Shuffle(IndexOp):
     """All elements in an order that the seed and the epoch name."""
@@ -47,20 +61,7 @@ class Shuffle(IndexOp):
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
         n = self.length()
-        first, last = int(idx.min()) // n, int(idx.max()) // n
-        if first == last:
-            return self._epoch_indices(idx, first, n)
-        epochs = idx // n
-        out = np.empty_like(idx)
-        for epoch in sorted(set(epochs.tolist())):
-            here = epochs == epoch
-            out[here] = self._epoch_indices(idx[here], epoch, n)
-        return out
-
-    def _epoch_indices(self, idx: np.ndarray, epoch: int, n: int) -> np.ndarray:
-        start = epoch * n
-        out = shuffled_indices(idx - start if start else idx, n - 1, self.epoch_seed(epoch))
-        return out + start if start else out
+        return by_epoch(idx, n, lambda within, epoch: shuffled_indices(within, n - 1, self.epoch_seed(epoch)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,6 +106,63 @@ class WindowShuffle(IndexOp):
             last = min(size, n - start) - 1
             out[here] = shuffled_indices(offsets[here], last, self.window_seed(window)) + (start + epoch * n)
         return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GroupShuffle(IndexOp):
+    """Groups of elements in an order that the seed and the epoch name, shuffled in windows that keep to groups."""
+
+    name = "group_shuffle"
+    ends: np.ndarray
+    window_size: int
+    seed: int | None = None
+
+    def __post_init__(self):
+        check_counts(self, "window_size", least=1)
+        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="group_shuffle"))
+        object.__setattr__(self, "_planned", {})
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        return by_epoch(idx, self.length(), self._within_epoch)
+
+    def _within_epoch(self, idx: np.ndarray, epoch: int) -> np.ndarray:
+        ends, shift, cuts = self._plan(epoch)
+        windows = np.searchsorted(cuts, idx, side="right") - 1
+        first, rows = windows.min(), np.empty_like(idx)
+        for window in (first + np.flatnonzero(np.bincount(windows - first))).tolist():  # cheaper than `np.unique`
+            here, start, stop = windows == window, cuts[window], cuts[window + 1]
+            seed = self._seed(epoch, window)
+            rows[here] = shuffled_indices(idx[here] - start, int(stop - start) - 1, seed) + start
+        return rows + shift[np.searchsorted(ends, rows, side="right")]
+
+    def _seed(self, epoch: int, window: int) -> int:
+        assert self.seed is not None
+        return (self.seed + epoch * 0x9E3779B1 + window) % 2**32
+
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where groups end in the order of an epoch, how far each was moved, and where windows begin and end."""
+        planned: dict[int, Any] = self._planned  # type: ignore[attr-defined]
+        found = planned.get(epoch)
+        if found is None:
+            lengths = np.diff(self.ends, prepend=0)
+            order = shuffled_indices(np.arange(len(lengths)), len(lengths) - 1, self._seed(epoch, -1))
+            ends = np.cumsum(lengths[order])
+            found = ends, self.ends[order] - ends, self._cuts(ends)
+            planned.clear()  # epochs come one after the other
+            planned[epoch] = found
+        return found
+
+    def _cuts(self, ends: np.ndarray) -> np.ndarray:
+        cuts, group = [0], 0
+        while group < len(ends):
+            begin, start = cuts[-1], int(ends[group - 1]) if group else 0
+            full = int(np.searchsorted(ends, begin + self.window_size, side="right"))
+            if full > group and begin == start:  # whole groups
+                cuts.append(int(ends[full - 1]))
+            else:  # a part of one, or what is left of it
+                cuts.append(min(begin + self.window_size, int(ends[group])))
+            group = int(np.searchsorted(ends, cuts[-1], side="right"))
+        return np.array(cuts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -100,7 +100,18 @@ def _reader(op: Source) -> Fetch:
         return lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx))
     if hasattr(source, "__getitems__"):
         return lambda idx: _read_many(op, source, ints(idx))
+    if type(source) in (list, tuple):
+        return lambda idx: Rows(_items(source, idx), owned=False)
     return lambda idx: _read_each(op, source.__getitem__, ints(idx))
+
+
+def _items(items: list[Any] | tuple[Any, ...], idx: Indices) -> list[Any]:
+    """The items at these places of a list."""
+    if isinstance(idx, range) and idx.step > 0:
+        return list(items[idx.start : idx.stop : idx.step])
+    if len(idx) == 1:
+        return [items[idx[0]]]
+    return list(operator.itemgetter(*ints(idx))(items)) if len(idx) else []
 
 
 def _nth(values: range, idx: Indices) -> Indices:
@@ -227,12 +238,14 @@ def element_kernel(op: Op, *, holes: bool) -> Kernel:
 
 
 def _map_kernel(op: Map, *, holes: bool) -> Kernel:
-    batch_fn = op.batch_fn
+    batch_fn, rows_fn = op.batch_fn, op.rows_fn
     fn: Any = None if op.batched else op.fn
 
     def kernel(block: Block, idx: Any) -> Block:
         if batch_fn is not None and (op.batched or isinstance(block, Columns)) and len(block):
             return _map_columns(op, batch_fn, block, None if idx is None else ints(idx), holes=holes)
+        if rows_fn is not None:
+            return _map_rows(op, rows_fn, block, idx, holes=holes)
         rows = block.own_rows()
         feed = iter(rows)
         try:
@@ -273,6 +286,30 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
             "it must return one row for each that it gets."
         )
     return Columns(tree, len(block))
+
+
+def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: Any, *, holes: bool) -> Block:
+    """A function of a list of elements over a block."""
+    rows = block.own_rows()
+    given = [x for x in rows if x is not None] if holes else rows
+    count = len(given)
+    if not count:
+        return Rows(rows, owned=True)
+    try:
+        made = fn(given)
+    except Exception as e:  # which of several it was, only calls with one of them can tell
+        blame(e, op, iter(()), ints(idx) if len(rows) == 1 else None)
+        raise
+    if not isinstance(made, list) or len(made) != count:
+        found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
+        raise PipelineError(
+            f"{op.label()} (pipeline at {op.site}) got a list of {count} elements and its `map_rows` returned {found}: "
+            "it must return a list with one element for each that it gets."
+        )
+    if count == len(rows):
+        return Rows(made, owned=True)
+    feed = iter(made)
+    return Rows([None if x is None else next(feed) for x in rows], owned=True)
 
 
 def _map_with_index_kernel(op: MapWithIndex | PlacedMap, *, holes: bool) -> Kernel:
@@ -317,7 +354,21 @@ def _random_map_kernel(op: RandomMap, *, holes: bool) -> Kernel:
 @fetcher.register(RandomMap)
 def _(op: Any) -> Fetch:
     parent, kernel = fetcher(op.parent), element_kernel(op, holes=True)
+    if isinstance(op, Map) and op.rows_fn is not None:
+        return lambda idx: _fetch_together(parent, kernel, idx)
     return lambda idx: kernel(parent(idx), idx)
+
+
+def _fetch_together(parent: Fetch, kernel: Kernel, idx: Indices) -> Block:
+    """Elements by one call for all of them; after an error one by one, which tells the element that fails."""
+    block = parent(idx)
+    try:
+        return kernel(block, idx)
+    except Exception:
+        if len(idx) > 1:
+            for i in range(len(idx)):
+                kernel(parent(idx[i : i + 1]), idx[i : i + 1])
+        raise
 
 
 @fetcher.register

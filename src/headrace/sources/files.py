@@ -1,22 +1,26 @@
 """Files, wherever they are: which ones a path or pattern means, and bytes of them by offset.
 
-A path with a protocol (`s3://`, `gs://`, `http://`, `memory://`, `zip://`) is read through fsspec, see `remote.py`; any
-other is a local file. Nothing is opened before it is read, and a pool keeps no more files open than it is told.
+A path with a protocol (`s3://`, `gs://`, `http://`, `memory://`, `zip://`) is read through fsspec, see `remote/`; any
+other is a local file. Nothing is opened before it is read, and a pool keeps no more files open than it is told, each in
+one version for as long as the pool is there, in this process and in others.
 """
 
 import concurrent.futures
+import contextlib
 import glob
 import io
+import mmap
 import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from headrace.errors import PipelineError
+from headrace.errors import DataError, PipelineError
 
 LOOKING_THREADS = 16
+READING_THREADS = 16
 _ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z0-9+.:-]*)?://")
 
 
@@ -32,6 +36,9 @@ class File(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def version(self) -> Fingerprint: ...
 
     def read(self, offset: int, length: int) -> bytes:
         """`length` bytes from `offset` on, or fewer at the end."""
@@ -81,12 +88,15 @@ def _matches(path: str) -> list[str]:
     return sorted(glob.glob(path)) if glob.has_magic(path) else []
 
 
-def open_file(path: str) -> File:
-    """A file to be read by offset."""
+def open_file(path: str, *, maps: bool = False) -> File:
+    """A file to be read by offset; with `maps`, one on this machine is a `MappedFile` if it can be."""
     if is_remote(path):
         from headrace.sources import remote
 
         return remote.RemoteFile(path)
+    if maps:
+        with contextlib.suppress(OSError, ValueError):  # an empty file, or a file system that cannot
+            return MappedFile(path)
     return LocalFile(path)
 
 
@@ -105,8 +115,22 @@ def fingerprint(path: str) -> Fingerprint:
         from headrace.sources import remote
 
         return remote.fingerprint(path)
-    status = os.stat(path)
+    return _fingerprint(os.stat(path))
+
+
+def _fingerprint(status: os.stat_result) -> Fingerprint:
     return Fingerprint(status.st_size, str(status.st_mtime_ns))
+
+
+def cache_folder() -> str:
+    """The folder for what may be removed at any time; `HEADRACE_CACHE` names another."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get("HEADRACE_CACHE") or os.path.join(home, "headrace")
+
+
+def changed(path: str) -> DataError:
+    """The error for a file that is not the one that a source was made of."""
+    return DataError(f"{path} has changed since its source was made. Make the source again.")
 
 
 class LocalFile:
@@ -115,8 +139,9 @@ class LocalFile:
     _fd = -1
 
     def __init__(self, path: str):
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        self.size = os.fstat(self._fd).st_size
+        self._fd = os.open(path, os.O_RDONLY)
+        self.version = _fingerprint(os.fstat(self._fd))
+        self.size = self.version.size
 
     def read(self, offset: int, length: int) -> bytes:
         return os.pread(self._fd, length, offset)
@@ -135,11 +160,46 @@ class LocalFile:
             close(self._fd)
 
 
-class Pool:
-    """Files that are open, the least recently used closed first; it travels to other processes without them."""
+class MappedFile:
+    """A file on this machine, not an empty one, read through memory: many small pieces come without a call for each.
 
-    def __init__(self, most_open: int = 256):
+    While a page of it comes from the disk, all threads wait: it is for files that are there after some reading.
+    """
+
+    def __init__(self, path: str):
+        with io.open(path, "rb") as file:  # noqa: UP020
+            self.version = _fingerprint(os.fstat(file.fileno()))
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.size = self.version.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self.read_many([(offset, length)])[0]
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        mapped, end = self._bytes, self._bytes.size()
+        if end < self.size:  # the file has become shorter: to touch what was behind its end would end the process
+            return [mapped[offset : min(offset + length, end)] for offset, length in ranges]
+        return [mapped[offset : offset + length] for offset, length in ranges]
+
+    def close(self) -> None:
+        self._bytes.close()
+
+
+class Pool:
+    """Files that are open, the least recently used closed first; it travels to other processes without them.
+
+    A file that is opened again must be the one that it was before.
+
+    Args:
+        most_open: How many files are open at a time.
+        versions: Those that files must have, by path; of any other file, the first that is opened.
+        maps: Whether files on this machine are read through memory, if there is room for all of them.
+    """
+
+    def __init__(self, most_open: int = 256, *, versions: Mapping[str, Fingerprint] | None = None, maps: bool = False):
         self._most_open = most_open
+        self._versions = dict(versions or {})
+        self._maps = maps and sum(version.size for version in self._versions.values()) <= _memory_bytes() // 2
         self._open: OrderedDict[str, File] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -147,21 +207,38 @@ class Pool:
         """The file at a path; it stays usable for whoever got it, also after it has left the pool."""
         with self._lock:
             file = self._open.get(path)
-            if file is None:
-                file = self._open[path] = open_file(path)
-                if len(self._open) > self._most_open:
-                    self._open.popitem(last=False)  # closed when the last one who reads it lets go
-            else:
+            if file is not None:
                 self._open.move_to_end(path)
+                return file
+        file = open_file(path, maps=self._maps)  # which may take long: others go on
+        with self._lock:
+            if file.version != self._versions.setdefault(path, file.version):
+                raise changed(path)
+            file = self._open.setdefault(path, file)
+            if len(self._open) > self._most_open:
+                self._open.popitem(last=False)  # closed when the last one who reads it lets go
             return file
+
+    def read(self, wanted: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[list[bytes]]:
+        """Pieces of several files, each a path and what its `read_many` is given; files far away are read at once."""
+        if len(wanted) == 1 or not any(is_remote(path) for path, _ in wanted):
+            return [self.get(path).read_many(ranges) for path, ranges in wanted]
+        threads = min(READING_THREADS, len(wanted))
+        with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-read") as pool:
+            return list(pool.map(lambda file: self.get(file[0]).read_many(file[1]), wanted))
 
     def close(self) -> None:
         """Closes all; reading opens them again."""
         with self._lock:
             self._open.clear()
 
-    def __getstate__(self) -> int:
-        return self._most_open
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {"versions": dict(self._versions), "most_open": self._most_open, "maps": self._maps}
 
-    def __setstate__(self, most_open: int) -> None:
-        self.__init__(most_open)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

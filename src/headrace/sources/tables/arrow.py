@@ -1,65 +1,57 @@
 """Arrow IPC and Feather files as sources."""
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import DataError, optional
-from headrace.sources.tables.base import CACHE_BYTES, Group, Scan, TableDataSource
+from headrace.sources.tables.base import Group, Scan, TableDataSource
+from headrace.sources.tables.choice import Choice, with_columns
 from headrace.sources.tables.values import arrow, has_nulls
 
 
 class ArrowDataSource(TableDataSource):
     """The rows of Arrow IPC files, IPC streams and Feather files; files on this machine are mapped into memory.
 
-    An IPC stream has no table of contents: its batches are found by reading over them, and one from far away is held
-    in memory.
+    The record batches are looked over once at the start, for nulls: that costs nothing to speak of where they are
+    mapped, and reads those that are compressed or far away. An IPC stream has no table of contents: its batches are
+    found by reading over them, and one from far away is held in memory.
 
     Args:
         paths: A path, a pattern, or a sequence of these.
-        columns: Which columns to read; all by default.
+        columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.
         filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length is that of what
             is left.
         cache_bytes: How much memory decoded record batches may take, besides those in use.
     """
 
     what = "Arrow IPC or Feather files"
-    _maps = True
-
-    def __init__(
-        self,
-        paths: Any,
-        *,
-        columns: Sequence[str] | None = None,
-        filters: Any = None,
-        cache_bytes: int = CACHE_BYTES,
-    ):
-        super().__init__(paths, columns, filters, cache_bytes)
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
         with self._blaming(path):
             reader = self._reader(path)
-            names = [field.name for field in reader.schema if self._wants(field.name)]
+            wanted = self._choice.schema(path, reader.schema)
             groups, nulls = [], set()
             for i in range(reader.num_batches):
-                batch = reader.batch(i)
-                groups.append(Group(file, i, batch.num_rows, f"record batch {i}"))
-                nulls |= {name for name in names if name not in nulls and has_nulls(batch.column(name))}
+                table = with_columns(reader.table(i), wanted)
+                groups.append(Group(file, i, table.num_rows, f"record batch {i}"))
+                nulls |= {name for name in wanted.names if any(map(has_nulls, table.column(name).chunks))}
         return Scan(reader.schema, groups, nulls)
 
     def _reader(self, path: str) -> "_Batches":
-        chosen = None if self._filters is not None else self._columns
-        return self._opened.get(path, lambda: _Batches(path, self._input(path), chosen))
+        return self._opened.get(path, lambda: _Batches(path, self._input(path), self._choice))
+
+    def _open_here(self, path: str) -> Any:
+        return arrow().memory_map(path)
 
     def _read(self, group: Group) -> Any:
-        return arrow().Table.from_batches([self._reader(self.paths[group.file]).batch(group.place)])
+        return self._reader(self.paths[group.file]).table(group.place)
 
 
 class _Batches:
     """The record batches of an IPC file or stream by number, for several threads."""
 
-    def __init__(self, path: str, source: Any, columns: list[str] | None):
+    def __init__(self, path: str, source: Any, choice: Choice):
         ipc = optional("pyarrow.ipc", extra="parquet")
         magic = source.read(6)
         if magic[:4] == b"FEA1":
@@ -72,15 +64,16 @@ class _Batches:
             return read(source, options=ipc.IpcReadOptions(**options))
 
         reader = open_with()
-        self.schema = reader.schema
-        if columns is not None:
-            reader = open_with(included_fields=[i for i, name in enumerate(self.schema.names) if name in columns])
+        self.schema, names = reader.schema, reader.schema.names
+        if choice.columns is not None:
+            reader = open_with(included_fields=list(map(names.index, choice.columns_read(names))))
         self._lock, self._reader = threading.Lock(), reader
         self._all = None if is_file else list(reader)
         self.num_batches = reader.num_record_batches if self._all is None else len(self._all)
 
-    def batch(self, number: int) -> Any:
+    def table(self, number: int) -> Any:
+        """One of them as a table."""
         if self._all is not None:
-            return self._all[number]
+            return arrow().Table.from_batches([self._all[number]])
         with self._lock:
-            return self._reader.get_batch(number)
+            return arrow().Table.from_batches([self._reader.get_batch(number)])

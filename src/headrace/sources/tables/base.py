@@ -20,8 +20,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from headrace import _tree
-from headrace.errors import DataError, HeadraceError, PipelineError, optional
+from headrace.errors import DataError, HeadraceError
 from headrace.sources import files
+from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.kept import Recent, Seekable, first_line
 from headrace.sources.tables.values import arrow, empty, fill, in_one_chunk, num_bytes, spec_of, taken, values_of
 
@@ -48,27 +49,31 @@ class Scan:
     nulls: set[str]
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TableDataSource:
     """The rows of tables in files; a subclass knows how a format is scanned and how a group is read."""
 
     what: ClassVar[str]
+    paths: Any
+    _: dataclasses.KW_ONLY
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    cache_bytes: int = CACHE_BYTES
 
-    def __init__(self, paths: Any, columns: Sequence[str] | None, filters: Any, cache_bytes: int):
-        if isinstance(columns, str) or (columns is not None and not columns):
-            raise PipelineError(f"`columns` must be a sequence of at least one name, or None for all; got {columns!r}.")
-        self.paths = files.expand(paths, what=self.what)
-        self.cache_bytes = cache_bytes
-        self._columns = None if columns is None else list(columns)
-        self._filters = filters
+    def __post_init__(self):
+        self._choice = Choice(self.columns, self.filters)
+        self.columns = None if self.columns is None else list(self.columns)
+        self.paths = files.expand(self.paths, what=self.what)
+        self._pool = files.Pool(MOST_OPEN)
+        self._versions: dict[str, files.Fingerprint] = {}
         self._open_caches()
         threads = min(OPENING_THREADS, len(self.paths))
         with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
             scans = list(pool.map(self._scan, range(len(self.paths))))
             self._schema = self._one_schema([scan.schema for scan in scans])
-            self._check_filters()
             kept = list(pool.map(self._count, [scan.groups for scan in scans]))
         nulls = set().union(*(scan.nulls for scan in scans))
-        self._specs = {name: spec_of(self._schema.field(name).type, nulls=name in nulls) for name in self._names}
+        self._specs = {field.name: spec_of(field.type, nulls=field.name in nulls) for field in self._schema}
         counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)
         left = [(group, count) for group, count in counted if count]
         self._groups = [group for group, _ in left]
@@ -81,66 +86,31 @@ class TableDataSource:
         raise NotImplementedError
 
     def _read(self, group: Group) -> Any:
-        """The rows of a group as a pyarrow table, with all columns that are wanted; not filtered."""
+        """The rows of a group as a pyarrow table, with all columns that are needed; not filtered."""
         raise NotImplementedError
 
-    def _read_filtered(self, group: Group) -> Any:
-        return self._read(group).filter(self._expression)
+    def _one_schema(self, schemas: list[Any]) -> Any:
+        """What is wanted of the schema of all files."""
+        return one_schema(self.paths, schemas, self._choice)
 
     def _count(self, groups: list[Group]) -> list[int]:
         """How many rows of each group of a file there are after the filters."""
-        if self._filters is None:
+        if self.filters is None:
             return [group.num_rows for group in groups]
         return [self._table(group).num_rows for group in groups]
 
-    # ---- schema and filters
+    def _input(self, path: str) -> Any:
+        """A file as pyarrow reads it; it must be the one that it was before."""
+        if files.is_remote(path):
+            return arrow().PythonFile(Seekable(self._pool.get(path)), mode="r")
+        found = files.fingerprint(path)
+        if found != self._versions.setdefault(path, found):
+            raise files.changed(path)
+        return self._open_here(path)
 
-    @property
-    def _names(self) -> list[str]:
-        """The columns of an element."""
-        return self._schema.names if self._columns is None else self._columns
-
-    def _wants(self, name: str) -> bool:
-        return self._columns is None or name in self._columns
-
-    def _one_schema(self, schemas: list[Any]) -> Any:
-        """The schema of all files; raises where the columns that are wanted differ."""
-        first = schemas[0]
-        for path, schema in zip(self.paths, schemas, strict=True):
-            doubled = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
-            if doubled:
-                raise DataError(f"{path} has several columns of the name {doubled[0]!r}. Write it with one of each.")
-            for name in self._columns if self._columns is not None else dict.fromkeys(first.names + schema.names):
-                if name not in schema.names or name not in first.names:
-                    here, there = (path, self.paths[0]) if name not in schema.names else (self.paths[0], path)
-                    found = f"which {there} has; it has {schema.names}" if here != there else f"only {schema.names}"
-                    raise PipelineError(f"{here} has no column {name!r}, {found}. Choose others with `columns`.")
-                if not schema.field(name).type.equals(first.field(name).type):
-                    raise DataError(
-                        f"Column {name!r} is of type {schema.field(name).type} in {path} and of type "
-                        f"{first.field(name).type} in {self.paths[0]}. Give it one type, or choose other `columns`."
-                    )
-        return first
-
-    @functools.cached_property
-    def _expression(self) -> Any:
-        try:
-            return optional("pyarrow.parquet", extra="parquet").filters_to_expression(self._filters)
-        except (TypeError, ValueError) as e:
-            raise PipelineError(
-                f"`filters` must be a pyarrow expression, or tuples such as [('x', '>', 1)]; got {self._filters!r}: {e}"
-            ) from e
-
-    def _check_filters(self) -> None:
-        if self._filters is None:
-            return
-        try:
-            self._schema.empty_table().filter(self._expression)
-        except (arrow().ArrowException, KeyError) as e:
-            raise PipelineError(
-                f"The filters {self._filters!r} do not fit the columns of {self.paths[0]}: {first_line(e)}. It has "
-                f"{[f'{field.name}: {field.type}' for field in self._schema]}."
-            ) from e
+    def _open_here(self, path: str) -> Any:
+        """A file on this machine as pyarrow reads it."""
+        return arrow().OSFile(path)
 
     # ---- groups
 
@@ -161,20 +131,13 @@ class TableDataSource:
             ) from e
 
     def _table(self, group: Group) -> Any:
-        """A group as it is left by the filters."""
+        """What is wanted of a group."""
         with self._blaming(f"{self.paths[group.file]}, {group.line},"):
-            return self._read(group) if self._filters is None else self._read_filtered(group)
+            return self._choice.of(self._read(group), self._schema)
 
     def _decode(self, number: int) -> Any:
         """A group as columns, or as a table where not all columns are numbers."""
-        group = self._groups[number]
-        table = self._table(group).select(self._names)
-        expected = int(self.group_ends[number] - self._start(number))
-        if table.num_rows != expected:
-            raise DataError(
-                f"{self.paths[group.file]} has {table.num_rows} rows in {group.line}, and had {expected} when the "
-                "source was made. Is it another version of the file?"
-            )
+        table = self._table(self._groups[number])
         return self._as_columns(table) if self._columnar else table.combine_chunks()
 
     def _as_columns(self, table: Any) -> dict[str, Any]:
@@ -254,7 +217,6 @@ class TableDataSource:
     # ---- travel
 
     def _open_caches(self) -> None:
-        self._pool = files.Pool(MOST_OPEN)
         self._opened = Recent(MOST_OPEN, lambda _: 1)
         self._decoded = Recent(self.cache_bytes, num_bytes, self._decode)
 
@@ -264,7 +226,7 @@ class TableDataSource:
         self._open_caches()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_pool", "_opened", "_decoded")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_opened", "_decoded")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -272,15 +234,11 @@ class TableDataSource:
 
     def __repr__(self) -> str:
         digest = hashlib.sha1("\n".join(self.paths).encode(errors="surrogateescape"), usedforsecurity=False)
-        chosen = "" if self._columns is None else f"columns={self._columns}, "
-        chosen += "" if self._filters is None else f"filters={self._filters}, "
+        given = [(f.name, repr(getattr(self, f.name)), repr(f.default)) for f in dataclasses.fields(self)]
+        chosen = "".join(
+            f"{name}={value}, "
+            for name, value, default in given
+            if value != default and name not in ("paths", "cache_bytes")
+        )
         counts = f"num_files={len(self.paths)}, num_rows={len(self)}"
         return f"{type(self).__name__}({counts}, {chosen}hash_of_paths={digest.hexdigest()})"
-
-    def _input(self, path: str) -> Any:
-        """A file as pyarrow reads it."""
-        if not files.is_remote(path):
-            return arrow().memory_map(path) if self._maps else arrow().OSFile(path)
-        return arrow().PythonFile(Seekable(self._pool.get(path)), mode="r")
-
-    _maps: ClassVar[bool] = False

@@ -1,58 +1,53 @@
 """CSV files as sources."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import DataError, optional
 from headrace.sources import files
-from headrace.sources.tables.base import CACHE_BYTES, Group, Scan, TableDataSource
+from headrace.sources.tables.base import Group, Scan, TableDataSource
+from headrace.sources.tables.kept import MAGIC_BYTES, Unpacked, codec_of
 from headrace.sources.tables.values import arrow, has_nulls, in_one_chunk
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CsvDataSource(TableDataSource):
-    """The rows of CSV files, UTF-8 and not compressed; quoted values may have line breaks in them.
+    """The rows of CSV files in UTF-8; quoted values may have line breaks in them.
 
     The files are read once at the start, a block at a time: for the types of columns, which are those that suit all
-    values, and for where blocks begin.
+    values, and for where blocks begin. A file that is compressed (gzip, zstd, bzip2, lz4) is unpacked into a temporary
+    file without a name, once in each process.
 
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default.
         filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length is that of what
             is left.
+        cache_bytes: How much memory parsed blocks may take, besides those in use.
         delimiter: What is between values.
         quote_char: What values may be quoted with; None if a quote is a character like others.
         column_names: The names of the columns, where the files do not begin with them.
         column_types: The pyarrow type of some columns, by name.
         block_bytes: About how much of a file is parsed at once.
-        cache_bytes: How much memory parsed blocks may take, besides those in use.
     """
 
     what = "CSV files"
+    delimiter: str = ","
+    quote_char: str | None = '"'
+    column_names: Sequence[str] | None = None
+    column_types: Mapping[str, Any] | None = None
+    block_bytes: int = 1 << 20
 
-    def __init__(
-        self,
-        paths: Any,
-        *,
-        columns: Sequence[str] | None = None,
-        filters: Any = None,
-        delimiter: str = ",",
-        quote_char: str | None = '"',
-        column_names: Sequence[str] | None = None,
-        column_types: Mapping[str, Any] | None = None,
-        block_bytes: int = 1 << 20,
-        cache_bytes: int = CACHE_BYTES,
-    ):
-        self._delimiter, self._quote_char, self._block_bytes = delimiter, quote_char, block_bytes
-        self._column_names = None if column_names is None else list(column_names)
-        self._types: dict[str, Any] = dict(column_types or {})
-        super().__init__(paths, columns, filters, cache_bytes)
+    def __post_init__(self):
+        self._types: dict[str, Any] = dict(self.column_types or {})
+        super().__post_init__()
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
-        names, groups, nulls = self._column_names, [], set()
+        names, groups, nulls = self.column_names and list(self.column_names), [], set()
         types: dict[str, Any] = {}
         offset, line = 0, 1
         for block in self._blocks(path):
@@ -63,8 +58,8 @@ class CsvDataSource(TableDataSource):
                 else:
                     table = self._parse(block, names)
                     groups.append(Group(file, (offset, len(block), tuple(names)), table.num_rows, place))
-                    types = {f.name: _wider(types.get(f.name, f.type), f.type) for f in table.schema}
-                    nulls |= {name for name in names if has_nulls(in_one_chunk(table.column(name)))}
+                    types |= {f.name: _wider(types.get(f.name, f.type), f.type) for f in table.schema}
+                    nulls |= {name for name in table.column_names if has_nulls(in_one_chunk(table.column(name)))}
             offset, line = offset + len(block), line + block.count(b"\n")
         if names is None:
             raise DataError(f"{path} is empty: it has no line with the names of columns. Give `column_names`.")
@@ -74,42 +69,53 @@ class CsvDataSource(TableDataSource):
 
     def _blocks(self, path: str) -> Iterator[bytes]:
         """A file in blocks of whole records; the names of the columns are a block of their own."""
-        with files.open_stream(path) as stream:
-            held, in_header = b"", self._column_names is None
-            while chunk := stream.read(self._block_bytes):
-                if not held and chunk.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh")):
-                    raise DataError(
-                        f"{path} is compressed, and has no random access. Unpack it, or write it as Parquet."
-                    )
-                held += chunk
-                ends = self._record_ends(held)
-                if in_header and len(ends):
-                    yield held[: ends[0]]
-                    in_header = False
-                    held, ends = held[ends[0] :], ends[1:] - ends[0]
-                if len(ends):
-                    yield held[: ends[-1]]
-                    held = held[ends[-1] :]
-            if held:
-                yield held
+        file, offset = self._file(path), 0
+        held, in_header = b"", self.column_names is None
+        while chunk := file.read(offset, self.block_bytes):
+            offset += len(chunk)
+            held += chunk
+            ends = self._record_ends(held)
+            if in_header and len(ends):
+                yield held[: ends[0]]
+                in_header = False
+                held, ends = held[ends[0] :], ends[1:] - ends[0]
+            if len(ends):
+                yield held[: ends[-1]]
+                held = held[ends[-1] :]
+        if held:
+            yield held
+
+    def _file(self, path: str) -> files.File | Unpacked:
+        """The text of a file, by offset."""
+        return self._opened.get(path, lambda: self._open(path))
+
+    def _open(self, path: str) -> files.File | Unpacked:
+        file = self._pool.get(path)
+        codec = codec_of(file.read(0, MAGIC_BYTES))
+        if codec is None:
+            return file
+        with self._blaming(path), files.open_stream(path) as stream:
+            return Unpacked(stream, codec)
 
     def _record_ends(self, held: bytes) -> np.ndarray:
         """Where records end: after line breaks that have an even number of quotes before them."""
         values = np.frombuffer(held, np.uint8)
         breaks = np.flatnonzero(values == ord("\n"))
-        if self._quote_char is not None and self._quote_char.encode() in held:
-            quotes = np.flatnonzero(values == ord(self._quote_char))
+        if self.quote_char is not None and self.quote_char.encode() in held:
+            quotes = np.flatnonzero(values == ord(self.quote_char))
             breaks = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
         return breaks + 1
 
     def _parse(self, block: bytes, names: Sequence[str] | None) -> Any:
+        """A block as a table, with the columns that are needed."""
         csv = optional("pyarrow.csv", extra="parquet")
+        needed = [] if names is None or self.columns is None else self._choice.columns_read(names)
         return csv.read_csv(
             arrow().BufferReader(block),
             # One thread, and a block at once: errors then say which row it is.
             csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names and list(names)),
-            csv.ParseOptions(delimiter=self._delimiter, quote_char=self._quote_char or False, newlines_in_values=True),
-            csv.ConvertOptions(column_types=self._types),
+            csv.ParseOptions(delimiter=self.delimiter, quote_char=self.quote_char or False, newlines_in_values=True),
+            csv.ConvertOptions(column_types=self._types, include_columns=needed),
         )
 
     def _one_schema(self, schemas: list[Any]) -> Any:
@@ -126,7 +132,7 @@ class CsvDataSource(TableDataSource):
 
     def _read(self, group: Group) -> Any:
         offset, length, names = group.place
-        return self._parse(self._pool.get(self.paths[group.file]).read(offset, length), names)
+        return self._parse(self._file(self.paths[group.file]).read(offset, length), names)
 
 
 def _is_number(kind: Any) -> bool:

@@ -1,12 +1,20 @@
 """What is kept open or decoded between reads, and files as pyarrow reads them."""
 
 import io
+import os
+import re
+import shutil
+import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
 from headrace.sources import files
+from headrace.sources.tables.values import arrow
+
+MAGIC_BYTES = 10
+_CODECS = {rb"\x1f\x8b\x08": "gzip", rb"\x28\xb5\x2f\xfd": "zstd", rb"BZh[1-9]1AY&SY": "bz2", rb"\x04\x22M\x18": "lz4"}
 
 
 def first_line(error: Exception) -> str:
@@ -78,3 +86,30 @@ class Seekable(io.RawIOBase):
         buffer[: len(piece)] = piece
         self._at += len(piece)
         return len(piece)
+
+
+def codec_of(magic: bytes) -> str | None:
+    """How a file that begins with these bytes is compressed."""
+    return next((codec for begin, codec in _CODECS.items() if re.match(begin, magic)), None)
+
+
+class Unpacked:
+    """What is in a compressed file, by offset: it is unpacked into a temporary file that has no name."""
+
+    def __init__(self, stream: BinaryIO, codec: str):
+        self._file = tempfile.TemporaryFile(prefix="headrace-")  # noqa: SIM115  (it lives as long as this object)
+        with arrow().CompressedInputStream(arrow().PythonFile(stream, mode="r"), codec) as unpacking:
+            shutil.copyfileobj(unpacking, self._file, 1 << 20)
+        self._file.flush()
+        self.size = self._file.tell()
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._file.fileno(), length, offset)
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read(offset, length) for offset, length in ranges]
+
+    def close(self) -> None:
+        self._file.close()
+
+    __del__ = close

@@ -1,24 +1,23 @@
 """Folders of images as a source: files of a folder for each class, or of one folder without classes.
 
 The order is that of the names, whatever the file system says. An image is read and decoded when its element is asked
-for; libjpeg-turbo is behind all three libraries that may decode it, and they give the same pixels.
+for.
 """
 
 import concurrent.futures
-import functools
 import hashlib
-import io
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace._spec import ShapeDtypeStruct
-from headrace.errors import DataError, MissingDependency, PipelineError, optional
+from headrace.errors import PipelineError
 from headrace.sources import files
+from headrace.sources.images.decoding import decode_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 READING_THREADS = 16  # of files that are far away
@@ -84,9 +83,6 @@ class ImageFolderDataSource:
         digest = hashlib.sha1(named.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
         return f"ImageFolderDataSource({counts}, channels={self._channels}, hash_of_paths={digest})"
-
-
-# ------------------------------------------------------------------------------------------------- folders
 
 
 def below(folder: str, name: str) -> str:
@@ -156,93 +152,3 @@ def _chosen(root: str, found: list[str], flat: bool | None) -> tuple[list[str], 
 
 def _top(name: str) -> str:
     return name.partition("/")[0]
-
-
-# ------------------------------------------------------------------------------------------------ decoding
-
-Decode = Callable[[bytes, int | None, bool], np.ndarray]  # bytes, channels, and whether 16 bits stay 16
-
-
-def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype: Any = np.uint8) -> np.ndarray:
-    """An encoded image as an array of height, width and channel; the orientation that EXIF tells is left alone.
-
-    Args:
-        content: The bytes of a JPEG, PNG, WebP or BMP file.
-        where: Where they are from, for the message if they do not decode.
-        channels: 1 (grey), 3 (red, green, blue), 4 (these and alpha); None for as many as there are.
-        dtype: uint8 or uint16.
-    """
-    decode = _jpeg_decoder() if content[:2] == b"\xff\xd8" and channels in (1, 3) else _decoder()
-    try:
-        return decode(content, channels, np.dtype(dtype) == np.uint16)
-    except MissingDependency:
-        raise
-    except Exception as e:
-        found = f"{len(content)} bytes that begin with {content[:8].hex(' ')}" if content else "it is empty"
-        raise DataError(
-            f"{where} does not decode as an image: {str(e).strip().rstrip('.') or type(e).__name__} ({found}). Was it "
-            "written or copied to its end?"
-        ) from e
-
-
-@functools.cache
-def _jpeg_decoder() -> Decode:
-    """What decodes JPEG: simplejpeg, and what decodes all images for the few that it does not know (CMYK)."""
-    try:
-        simplejpeg = optional("simplejpeg", extra="image")
-    except MissingDependency:
-        return _decoder()
-
-    def decode(content: bytes, channels: int | None, deep: bool) -> np.ndarray:
-        try:
-            return simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB")
-        except ValueError as e:
-            try:
-                other = _decoder()
-            except MissingDependency:
-                raise e from None
-            return other(content, channels, deep)
-
-    return decode
-
-
-@functools.cache
-def _decoder() -> Decode:
-    """What decodes all images: OpenCV or, without it, Pillow."""
-    try:
-        return functools.partial(_with_opencv, optional("cv2", extra="image"))
-    except MissingDependency as missing:
-        try:
-            return functools.partial(_with_pillow, optional("PIL.Image", extra="image"))
-        except MissingDependency:
-            raise missing from None
-
-
-def _with_opencv(cv2: Any, content: bytes, channels: int | None, deep: bool) -> np.ndarray:
-    how = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR}.get(channels, cv2.IMREAD_UNCHANGED)  # type: ignore[arg-type]
-    if how != cv2.IMREAD_UNCHANGED:
-        how |= cv2.IMREAD_IGNORE_ORIENTATION | (cv2.IMREAD_ANYDEPTH if deep else 0)
-    image = cv2.imdecode(np.frombuffer(content, np.uint8), how) if content else None
-    if image is None:
-        raise ValueError("OpenCV cannot read it")
-    if channels == 4 and image.ndim == 2:
-        return cv2.cvtColor(image, cv2.COLOR_GRAY2RGBA)
-    if image.ndim == 2:
-        return image[..., None]
-    into = {(3, 4): cv2.COLOR_BGR2RGBA, (4, 4): cv2.COLOR_BGRA2RGBA, (4, None): cv2.COLOR_BGRA2RGBA}
-    return cv2.cvtColor(image, into.get((image.shape[2], channels), cv2.COLOR_BGR2RGB))
-
-
-def _with_pillow(pillow: Any, content: bytes, channels: int | None, deep: bool) -> np.ndarray:
-    with pillow.open(io.BytesIO(content)) as image:
-        if image.mode.startswith("I"):  # 16 bits of grey
-            grey = np.asarray(image).astype(np.uint16)[..., None]
-            grey = grey if deep else (grey >> 8).astype(np.uint8)
-            return np.repeat(grey, 3, axis=2) if channels == 3 else grey
-        if deep:
-            raise ValueError("Pillow keeps 8 bits of it; OpenCV would keep 16")
-        if channels == 1:
-            image.draft("L", image.size)  # a JPEG's own grey, as the others take it
-        mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels, image.mode)  # type: ignore[arg-type]
-        array = np.array(image.convert(mode if mode in ("L", "RGB", "RGBA") else "RGB"))
-    return array[..., None] if array.ndim == 2 else array

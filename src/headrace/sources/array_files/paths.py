@@ -1,0 +1,75 @@
+"""Paths of files of arrays, names of arrays in them, and errors that name both."""
+
+import contextlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.errors import DataError, HeadraceError, PipelineError
+from headrace.sources import files
+
+Path = str | os.PathLike
+
+
+def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
+    """The paths as strings that also hold in another working folder; raises with all that are missing."""
+    if isinstance(paths, str | os.PathLike):
+        return existing({"": paths}, what=what)[""]
+    if not isinstance(paths, Mapping) or not paths:
+        raise PipelineError(f"{what} are given by a path, or by a dict of paths; got {paths!r}.")
+    found = {name: _absolute(path) for name, path in paths.items()}
+    missing = [path for path in found.values() if not files.is_remote(path) and not os.path.exists(path)]
+    if missing:
+        raise FileNotFoundError(f"{len(missing)} of {len(found)} {what} do not exist: {', '.join(missing)}.")
+    return found
+
+
+def _absolute(path: Path) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise PipelineError(f"A path must be a string or a path object; got {type(path).__name__}: {path!r}.")
+    return path if isinstance(path, str) and files.is_remote(path) else os.path.abspath(os.fsdecode(path))
+
+
+def each(function: Callable[[str], Any], paths: Any) -> Any:
+    """What a function makes of a path, or of each in a dict of paths."""
+    return {name: function(path) for name, path in paths.items()} if isinstance(paths, dict) else function(paths)
+
+
+def checked_keys(keys: Sequence[str] | None) -> list[str] | None:
+    """The names of arrays that a user asks for; None is for all."""
+    if isinstance(keys, str) or (keys is not None and not keys):
+        raise PipelineError(f"`keys` must be a sequence of names, at least one; got {keys!r}.")
+    return None if keys is None else list(keys)
+
+
+def chosen_keys(path: str, found: Sequence[str], keys: list[str] | None) -> list[str]:
+    """The names of the arrays to read among those that are in a file."""
+    missing = [key for key in keys or () if key not in found]
+    if missing:
+        raise PipelineError(f"{path} has no {', '.join(map(repr, missing))}; it has {', '.join(map(repr, found))}.")
+    return list(found) if keys is None else keys
+
+
+def on_this_machine(path: str) -> str:
+    """A local path to the bytes, for libraries that open files themselves."""
+    if files.is_remote(path):
+        from headrace.sources import remote
+
+        return remote.local_copy(path)
+    return path
+
+
+@contextlib.contextmanager
+def damage_named(path: str, what: str) -> Iterator[None]:
+    """Errors of a reader as one that names the file."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (ValueError, EOFError, KeyError, OSError, zlib.error, zipfile.BadZipFile) as e:
+        if isinstance(e, FileNotFoundError | PermissionError):
+            raise
+        found = str(e).rstrip(".") or type(e).__name__
+        raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from e

@@ -1,0 +1,130 @@
+"""Arrays that stay in their file, and of which rows are read."""
+
+import operator
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from headrace import _tree
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import PipelineError
+from headrace.sources.array_files.paths import Path, checked_keys, chosen_keys, damage_named, existing
+
+
+class StoredArrays:
+    """Arrays that stay in their file: it is opened when they are first read, in each process on its own."""
+
+    what: ClassVar[str]
+
+    def __init__(self, path: Path, *, group: str = "/", keys: Sequence[str] | None = None):
+        self._path = existing(path, what=f"Files of {type(self).__name__}")
+        self._group, self._keys = group, checked_keys(keys)
+        self._lock = threading.Lock()
+        self._open: tuple[Any, Any] | None = None  # the file, and the tree of its arrays
+        self.element_spec = _spec_of(self._arrays())
+        self._length = _tree.leaves(self._arrays())[0].shape[0]
+
+    def _open_file(self) -> Any:
+        raise NotImplementedError
+
+    def _close_file(self, file: Any) -> None:
+        file.close()
+
+    def _members(self, group: Any) -> Mapping[str, Any] | None:
+        """The groups and arrays in a group; None if it is an array."""
+        raise NotImplementedError
+
+    def _rows(self, array: Any, indices: np.ndarray) -> np.ndarray:
+        """The rows of an array at indices that ascend."""
+        raise NotImplementedError
+
+    def _arrays(self) -> Any:
+        with self._lock:
+            if self._open is None:
+                with damage_named(self._path, self.what):
+                    file = self._open_file()
+                try:
+                    arrays = self._tree_of(self._group_in(file), self._group.strip("/"), self._keys)
+                    _check_lengths(self._path, arrays)
+                except BaseException:
+                    self._close_file(file)
+                    raise
+                self._open = file, arrays
+            return self._open[1]
+
+    def _group_in(self, file: Any) -> Any:
+        inside = self._group.strip("/")
+        if not inside:
+            return file
+        try:
+            return file[inside]
+        except KeyError:
+            there = ", ".join(map(repr, sorted(self._members(file) or ())))
+            raise PipelineError(f"{self._path} has no group or array {inside!r}; at its top are {there}.") from None
+
+    def _tree_of(self, node: Any, name: str, keys: list[str] | None = None) -> Any:
+        members = self._members(node)
+        if members is None:
+            return node
+        if len(members) == 0:
+            raise PipelineError(f"Group {name or '/'!r} of {self._path} has no arrays.")
+        chosen = chosen_keys(self._path, sorted(members), keys)
+        return {key: self._tree_of(members[key], f"{name}/{key}") for key in chosen}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        place = operator.index(index)
+        if not -self._length <= place < self._length:
+            raise IndexError(f"Index {index} is out of range for {self._length} rows.")
+        return _tree.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place % self._length])))
+
+    def __getcolumns__(self, indices: np.ndarray) -> Any:
+        """The rows at `indices`, each of which lies in `0..len - 1`, as columns; the file is read in its own order."""
+        places, order = np.unique(indices, return_inverse=True)
+
+        def read(array: Any) -> np.ndarray:
+            with damage_named(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):
+                rows = self._rows(array, places)[order]
+            # A list that is asked for twice must be two: they are the user's to change.
+            is_list = rows.dtype == object and rows.ndim == 1
+            return np.fromiter(map(_tree.copy_tree, rows), object, len(rows)) if is_list else rows
+
+        if not len(places):
+            return _tree.tree_map(lambda spec: np.empty((0, *spec.shape), spec.dtype), self.element_spec)
+        return _tree.tree_map(read, self._arrays())
+
+    def close(self) -> None:
+        """Closes the file; reading from the source opens it again."""
+        with self._lock:
+            opened, self._open = self._open, None
+        if opened is not None:
+            self._close_file(opened[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lock": None, "_open": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_lock": threading.Lock()}
+
+    def __repr__(self) -> str:
+        inside = self._group.strip("/")
+        chosen = (f", group={inside!r}" if inside else "") + (f", keys={self._keys}" if self._keys else "")
+        return f"{type(self).__name__}({self._path!r}{chosen}, length={self._length})"
+
+
+def _spec_of(arrays: Any) -> Any:
+    return _tree.tree_map(lambda array: ShapeDtypeStruct(array.shape[1:], array.dtype), arrays)
+
+
+def _check_lengths(path: str, arrays: Any) -> None:
+    shapes = {name: array.shape for name, array in _tree.named_leaves(arrays)}
+    if not all(shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        listed = ", ".join(f"{name or 'the array'}: {list(shape or ())}" for name, shape in shapes.items())
+        raise PipelineError(
+            f"Arrays of one source must have the same length; {path} has the shapes {listed}. Choose some of them "
+            "by `keys`, or a group of them by `group`."
+        )

@@ -1,0 +1,120 @@
+"""Files that are mapped or read at once: `.npy`, `.npz` and IDX."""
+
+import functools
+import gzip
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import DataError
+from headrace.sources import files
+from headrace.sources.array_files.paths import (
+    Path,
+    checked_keys,
+    chosen_keys,
+    damage_named,
+    each,
+    existing,
+    on_this_machine,
+)
+from headrace.sources.arrays import ArrayDataSource
+
+IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+class WholeArrays(ArrayDataSource):
+    """Arrays of files, each read at once by the format's function; the repr has the files as well."""
+
+    def __init__(self, paths: Path | Mapping[str, Path], read: Callable[[str], Any]):
+        self._paths = existing(paths, what=f"Files of {type(self).__name__}")
+        super().__init__(each(read, self._paths))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._paths!r}, {super().__repr__().removeprefix('ArrayDataSource(')}"
+
+
+class NpyDataSource(WholeArrays):
+    """The rows of a `.npy` file, which is mapped into memory; of a dict of files, a dict of rows.
+
+    Args:
+        paths: A path, or a dict of paths, as in `{"image": "images.npy", "label": "labels.npy"}`.
+    """
+
+    def __init__(self, paths: Path | Mapping[str, Path]):
+        super().__init__(paths, _mapped)
+        self._versions = each(files.fingerprint, self._paths)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self._paths, "versions": self._versions}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["paths"])
+        if self._versions != state["versions"]:
+            raise DataError(f"{self._paths!r} changed since the source was made: make it again.")
+
+
+class NpzDataSource(WholeArrays):
+    """The rows of the arrays in a `.npz` file, as dicts.
+
+    Args:
+        path: The file.
+        keys: Which arrays; all by default.
+    """
+
+    def __init__(self, path: Path, *, keys: Sequence[str] | None = None):
+        super().__init__(path, functools.partial(_read_npz, keys=checked_keys(keys)))
+
+
+class IdxDataSource(WholeArrays):
+    """The rows of an IDX file, gzipped or not; of a dict of files, a dict of rows.
+
+    Args:
+        paths: A path, or a dict of paths, as in `{"image": "train-images-idx3-ubyte.gz", "label": …}`.
+    """
+
+    def __init__(self, paths: Path | Mapping[str, Path]):
+        super().__init__(paths, _read_idx)
+
+
+def _mapped(path: str) -> np.ndarray:
+    with damage_named(path, "a `.npy` file"):
+        return np.lib.format.open_memmap(on_this_machine(path), mode="r")
+
+
+def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
+    with damage_named(path, "a `.npz` file"), files.open_stream(path) as stream:
+        loaded = np.load(stream, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("it is one array, and no archive")
+        with loaded as archive:
+            arrays = {}
+            for key in chosen_keys(path, archive.files, keys):
+                try:
+                    arrays[key] = archive[key]
+                except ValueError as e:
+                    raise ValueError(f"array {key!r}: {e}") from e
+            return arrays
+
+
+def _read_idx(path: str) -> np.ndarray:
+    with damage_named(path, "an IDX file"), files.open_stream(path) as stream:
+        content = stream.read()
+        return _parse_idx(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+
+
+def _parse_idx(content: bytes) -> np.ndarray:
+    """Two zero bytes, the type, the number of axes, their lengths, and the values; all big-endian."""
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_DTYPES:
+        raise ValueError(f"it begins with {content[:4].hex(' ') or 'nothing'}, where two zeros and a type should be")
+    dtype, num_axes = np.dtype(IDX_DTYPES[content[2]]), content[3]
+    start = 4 + 4 * num_axes
+    if len(content) < start:
+        raise ValueError(f"it ends after {len(content)} bytes, within the lengths of its {num_axes} axes")
+    shape = np.frombuffer(content, ">u4", num_axes, offset=4).tolist()
+    needed = start + math.prod(shape) * dtype.itemsize
+    if len(content) != needed:
+        raise ValueError(f"its shape is {shape} of {dtype}, which takes {needed} bytes, and it has {len(content)}")
+    values = np.frombuffer(content, dtype, offset=start).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))

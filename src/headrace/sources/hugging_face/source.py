@@ -1,0 +1,128 @@
+"""A `datasets.Dataset` as a source."""
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import PipelineError, optional
+from headrace.sources.hugging_face.columns import Numbers, column, filled, shape_of
+
+Element = Any
+
+
+class HuggingFaceDataSource:
+    """The rows of a `datasets.Dataset`, as dicts.
+
+    A number is a NumPy scalar of the dtype that the features say, a list of numbers or an image an array, a string
+    `str`, and a null `None`. A dataset with a format or transform of its own (`with_format`, `set_transform`) is read
+    through that instead.
+
+    Where every column is of numbers, or of lists of one shape, batches are made without rows:
+
+        dataset = datasets.load_dataset("ylecun/mnist", split="train")
+        batches = MapDataset.source(HuggingFaceDataSource(dataset)).shuffle(seed=1).batch(128)
+
+    Args:
+        dataset: A dataset; of a `DatasetDict`, one split: `dataset["train"]`.
+    """
+
+    def __init__(self, dataset: Any):
+        self._dataset = checked(dataset, "Dataset")
+        given = dataset.format
+        self._formatted = given["type"] is not None
+        self._names: list[str] = dataset.column_names if given["output_all_columns"] else given["columns"]
+        self._shapes = {} if self._formatted else {name: shape_of(self._chunks(name)) for name in self._names}
+
+    @property
+    def features(self) -> Any:
+        """The dataset's features by column: what its values are, and how they are decoded."""
+        return self._dataset.features
+
+    @property
+    def class_names(self) -> dict[str, list[str]]:
+        """The names of the classes of each column that has labels."""
+        return {name: list(f.names) for name, f in self.features.items() if type(f).__name__ == "ClassLabel"}
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Element:
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Element]:
+        """The rows at these indices."""
+        places, length = np.asarray(indices, np.int64), len(self)
+        outside = places[(places < -length) | (places >= length)]
+        if len(outside):
+            raise IndexError(f"Index {outside[0]} is out of range for {length} rows.")
+        if not len(places):
+            return []
+        places %= length
+        if self._formatted:
+            return self._dataset.__getitems__(places.tolist())
+        rows = self._rows_of(places)
+        columns = [column.take(rows) for column in self._columns.values()]
+        return [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    @property
+    def __getcolumns__(self) -> Callable[[np.ndarray], Any]:
+        """What reads rows as columns, where every column is of numbers."""
+        if not self._shapes or not all(isinstance(shape, tuple) for shape in self._shapes.values()):
+            raise AttributeError("`__getcolumns__`: not all columns are of numbers of one shape")
+        return self._read_columns
+
+    def _read_columns(self, indices: np.ndarray) -> Any:
+        rows = self._rows_of(indices)
+        return {name: column.take(rows) for name, column in self._columns.items()}
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of an element, where every column is of numbers."""
+        _ = self.__getcolumns__
+        return {name: ShapeDtypeStruct(column.shape, column.dtype) for name, column in self._columns.items()}
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        features = self.features
+        return {name: column(self._chunks(name), shape, name, features) for name, shape in self._shapes.items()}
+
+    @cached_property
+    def _order(self) -> Numbers | None:
+        """Which rows of the table are the dataset's, where it was shuffled or selected from."""
+        indices = self._dataset._indices
+        return None if indices is None else Numbers(filled(indices.column(0)), ())
+
+    def _rows_of(self, places: np.ndarray) -> np.ndarray:
+        return places if self._order is None else self._order.take(places).astype(np.int64)
+
+    def _chunks(self, name: str) -> list[Any]:
+        return filled(self._dataset.data.column(name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_columns", "_order")}
+
+    def __repr__(self) -> str:
+        # The fingerprint names the data and all that was done to it, the same in every process.
+        return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint})"
+
+
+def checked(dataset: Any, kind: str) -> Any:
+    """The dataset, if it is one of this kind."""
+    datasets = optional("datasets", extra="hf")
+    if isinstance(dataset, getattr(datasets, kind)):
+        return dataset
+    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+        splits = list(dataset) or ["…"]
+        raise PipelineError(
+            f"{type(dataset).__name__} has the splits {splits}: choose one, as in `dataset[{splits[0]!r}]`."
+        )
+    hint = ""
+    if isinstance(dataset, datasets.Dataset):
+        hint = " It has random access: use `MapDataset.source(HuggingFaceDataSource(dataset))`."
+    elif isinstance(dataset, datasets.IterableDataset):
+        hint = " It is a stream: use `HuggingFaceIterDataset(dataset)`."
+    raise PipelineError(f"Needed a `datasets.{kind}`; got {type(dataset).__module__}.{type(dataset).__name__}.{hint}")

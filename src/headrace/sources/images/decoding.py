@@ -1,0 +1,111 @@
+"""Encoded images as arrays.
+
+JPEG is decoded by simplejpeg where that is installed; all else, and JPEG without it, by OpenCV or, without that, by
+Pillow. All three give the same pixels, but for CMYK: what OpenCV and Pillow make of that may differ by one. Behind them
+are libjpeg-turbo, libpng and libwebp, whose own versions may round differently.
+"""
+
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import DataError, MissingDependency, optional
+
+Decode = Callable[[bytes, int | None, bool], np.ndarray]  # bytes, channels, and whether 16 bits stay 16
+JPEG = b"\xff\xd8"
+GREY = np.array([9798, 19235, 3735], np.uint32)  # of red, green and blue, in parts of 2**15: as OpenCV has it
+
+
+def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype: Any = np.uint8) -> np.ndarray:
+    """An encoded image as an array of height, width and channel; the orientation that EXIF tells is left alone.
+
+    Args:
+        content: The bytes of a JPEG, PNG, WebP or BMP file.
+        where: Where they are from, for the message if they do not decode.
+        channels: 1 (grey), 3 (red, green, blue), 4 (these and alpha); None for as many as there are.
+        dtype: uint8 or uint16.
+    """
+    decode = _jpeg_decoder() if content[:2] == JPEG and channels in (1, 3) else _decoder()
+    try:
+        return decode(content, channels, np.dtype(dtype) == np.uint16)
+    except MissingDependency:
+        raise
+    except Exception as e:
+        found = f"{len(content)} bytes that begin with {content[:8].hex(' ')}" if content else "it is empty"
+        raise DataError(
+            f"{where} does not decode as an image: {str(e).strip().rstrip('.') or type(e).__name__} ({found}). Was it "
+            "written or copied to its end?"
+        ) from e
+
+
+@functools.cache
+def _jpeg_decoder() -> Decode:
+    """What decodes JPEG: simplejpeg, and what decodes all images for the few that it does not know (CMYK)."""
+    try:
+        simplejpeg = optional("simplejpeg", extra="image")
+    except MissingDependency:
+        return _decoder()
+
+    def decode(content: bytes, channels: int | None, deep: bool) -> np.ndarray:
+        try:
+            return simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB")
+        except ValueError as e:
+            try:
+                other = _decoder()
+            except MissingDependency:
+                raise e from None
+            return other(content, channels, deep)
+
+    return decode
+
+
+@functools.cache
+def _decoder() -> Decode:
+    """What decodes all images: OpenCV or, without it, Pillow."""
+    try:
+        return functools.partial(_with_opencv, optional("cv2", extra="image"))
+    except MissingDependency as missing:
+        try:
+            return functools.partial(_with_pillow, optional("PIL.Image", extra="image"))
+        except MissingDependency:
+            raise missing from None
+
+
+def _with_opencv(cv2: Any, content: bytes, channels: int | None, deep: bool) -> np.ndarray:
+    grey_of_jpeg = channels == 1 and content[:2] == JPEG
+    how = cv2.IMREAD_GRAYSCALE if grey_of_jpeg else cv2.IMREAD_COLOR if channels in (1, 3) else cv2.IMREAD_UNCHANGED
+    if how != cv2.IMREAD_UNCHANGED:
+        how |= cv2.IMREAD_IGNORE_ORIENTATION | (cv2.IMREAD_ANYDEPTH if deep else 0)
+    image = cv2.imdecode(np.frombuffer(content, np.uint8), how) if content else None
+    if image is None:
+        raise ValueError("OpenCV cannot read it")
+    if channels == 4 and image.ndim == 2:
+        return cv2.cvtColor(image, cv2.COLOR_GRAY2RGBA)
+    if channels == 1 and image.ndim == 3:
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+    if image.ndim == 2:
+        return image[..., None]
+    into = {(3, 4): cv2.COLOR_BGR2RGBA, (4, 4): cv2.COLOR_BGRA2RGBA, (4, None): cv2.COLOR_BGRA2RGBA}
+    return cv2.cvtColor(image, into.get((image.shape[2], channels), cv2.COLOR_BGR2RGB))
+
+
+def _with_pillow(pillow: Any, content: bytes, channels: int | None, deep: bool) -> np.ndarray:
+    with pillow.open(io.BytesIO(content)) as image:
+        if image.mode.startswith("I"):  # 16 bits of grey
+            grey = np.asarray(image).astype(np.uint16)[..., None]
+            grey = grey if deep else (grey >> 8).astype(np.uint8)
+            return np.repeat(grey, 3, axis=2) if channels == 3 else grey
+        if deep:
+            raise ValueError("Pillow keeps 8 bits of it; OpenCV would keep 16")
+        if channels == 1:
+            image.draft("L", image.size)  # a JPEG's own grey, as the others take it
+        is_grey = image.mode in ("1", "L")
+        as_it_is = "RGBA" if image.has_transparency_data else "L" if is_grey else "RGB"
+        mode = {1: "L" if is_grey else "RGB", 3: "RGB", 4: "RGBA"}.get(channels, as_it_is)  # type: ignore[arg-type]
+        array = np.array(image.convert(mode))
+    if channels == 1 and array.ndim == 3:
+        array = ((array @ GREY + (1 << 14)) >> 15).astype(np.uint8)
+    return array[..., None] if array.ndim == 2 else array

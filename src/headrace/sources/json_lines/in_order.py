@@ -1,0 +1,170 @@
+"""Lines as a stream.
+
+A position is an offset in the plain bytes. To go there, a compressed file is read from the start of the gzip member or
+zstd frame that has it: the whole file before it where there is only one, and a block where there are many (`bgzip`,
+`pzstd`).
+"""
+
+import collections
+import io
+from collections.abc import Generator, Iterator
+from typing import Any, ClassVar, TypeVar
+
+from headrace.dataset import IterDataset
+from headrace.errors import ClosedError, DataError, StateError
+from headrace.iterator import DatasetIterator
+from headrace.sources import files
+from headrace.sources.json_lines.index import hash_of_paths
+from headrace.sources.json_lines.lines import BOM, JSON, TEXT, WHITE, Format
+from headrace.sources.json_lines.plain import Frames, drop_frames_before, plain_bytes
+
+T = TypeVar("T")
+
+_BLANK: Any = object()
+
+
+class LinesIterDataset(IterDataset[T]):
+    """The lines of files, one file after the other."""
+
+    _format: ClassVar[Format]
+
+    def __init__(self, paths: Any):
+        super().__init__()
+        self._paths = files.expand(paths, what=f"{self._format.name} files")
+
+    def __iter__(self) -> "LinesIterator[T]":
+        return LinesIterator(self._paths, self._format)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_files={len(self._paths)}, hash_of_paths={hash_of_paths(self._paths)})"
+
+
+class JsonLinesIterDataset(LinesIterDataset[Any]):
+    """The values of JSON lines files in order, one for every line that is not blank.
+
+    Args:
+        paths: A path, a pattern, an address, or a sequence of these. Files may be compressed by gzip or zstd, which
+            their first bytes tell, whatever their names.
+    """
+
+    _format = JSON
+
+
+class TextLinesIterDataset(LinesIterDataset[str]):
+    """The lines of text files in order, as `str` without line ends; blank ones too.
+
+    Args:
+        paths: As in `JsonLinesIterDataset`.
+    """
+
+    _format = TEXT
+
+
+class LinesIterator(DatasetIterator[T]):
+    """Hands over the lines of files; a file is opened for the first of its lines."""
+
+    def __init__(self, paths: list[str], form: Format):
+        super().__init__()
+        self._paths, self._format, self._parse = paths, form, form.parser()
+        # Where the next line is: its file, its number in it, and its offset in the plain bytes.
+        self._file, self._line, self._offset = 0, 0, 0
+        self._frames: Frames = collections.deque()
+        self._chunks: Generator[bytes, None, None] | None = None  # of the file that is open
+        self._lines: Iterator[bytes] = iter(())
+        self._rest = b""  # what has been read of the line after these
+        self._closed = False
+
+    def __next__(self) -> T:
+        while True:
+            for line in self._lines:
+                try:
+                    element = self._parse(line)
+                except (ValueError, RecursionError) as e:
+                    if line.strip(WHITE) or not self._format.skips_blank:
+                        self._close_file()  # the next call comes to this line again
+                        raise self._unreadable(line, e) from e
+                    element = _BLANK
+                self._line += 1
+                self._offset += len(line)
+                if element is not _BLANK:
+                    return element
+            self._read_on()
+
+    def _unreadable(self, line: bytes, error: Exception) -> DataError:
+        return self._format.unreadable(self._paths[self._file], self._line + 1, self._offset, line, error)
+
+    def _read_on(self) -> None:
+        """Goes to the next lines, in this file or the next one; raises `StopIteration` after the last."""
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
+        while self._file < len(self._paths):
+            try:
+                block = self._next_block()
+            except BaseException as e:
+                self._close_file()  # so that the next call fails alike, and does not take it for the end
+                e.add_note(f"reading {self._paths[self._file]}, after line {self._line}")
+                raise
+            if block:
+                self._lines = iter(io.BytesIO(block))
+                return
+            self._close_file()
+            self._file, self._line, self._offset = self._file + 1, 0, 0
+            self._frames.clear()
+        raise StopIteration
+
+    def _next_block(self) -> bytes:
+        """Some whole lines, or none at the end of the file."""
+        if self._chunks is None:
+            if self._line == 0:  # maybe after a byte order mark, which comes again
+                self._offset = 0
+                self._frames.clear()
+            self._chunks = plain_bytes(self._paths[self._file], self._offset, self._frames)
+        drop_frames_before(self._frames, self._offset)
+        pieces = [self._rest]
+        for chunk in self._chunks:
+            cut = chunk.rfind(b"\n") + 1
+            if cut:
+                pieces.append(chunk[:cut])
+                self._rest = chunk[cut:]
+                break
+            pieces.append(chunk)
+        else:
+            self._rest = b""
+        block = b"".join(pieces)
+        if self._line == 0 and block.startswith(BOM):
+            self._offset = len(BOM)
+            return block[len(BOM) :]
+        return block
+
+    def get_state(self) -> dict[str, Any]:
+        drop_frames_before(self._frames, self._offset)
+        state: dict[str, Any] = {"file": self._file, "line": self._line, "offset": self._offset}
+        if self._frames and self._frames[0] != (0, 0):
+            state["frame"] = list(self._frames[0])
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        fields = state if isinstance(state, dict) else {}
+        frame = fields.get("frame", (0, 0))
+        place: list[Any] = [fields.get("file"), fields.get("line"), fields.get("offset")]
+        place += frame if isinstance(frame, list | tuple) else [None, None]
+        valid = len(place) == 5 and all(type(number) is int and number >= 0 for number in place)
+        if not valid or place[0] > len(self._paths) or place[3] > place[2]:
+            raise StateError(
+                f"The state of {len(self._paths)} {self._format.name} files has the fields `file`, `line`, `offset`, "
+                f"and maybe `frame` where they are compressed; got {state!r}. It is the state of another pipeline."
+            )
+        self._close_file()
+        self._file, self._line, self._offset = place[:3]
+        self._frames = collections.deque([(place[3], place[4])])
+
+    def close(self) -> None:
+        self._closed = True
+        self._close_file()
+
+    def _close_file(self) -> None:
+        """Lets go of the file and of what has been read ahead of the next line."""
+        chunks, self._chunks = self._chunks, None
+        self._lines, self._rest = iter(()), b""
+        if chunks is not None:
+            chunks.close()

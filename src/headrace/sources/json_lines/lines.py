@@ -1,0 +1,76 @@
+"""What a line is taken for: JSON, or text."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import DataError, MissingDependency, optional
+
+BOM = b"\xef\xbb\xbf"
+WHITE = b" \t\r\n"
+SHOWN_BYTES = 60
+
+_scan_value = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # `raw_decode` takes a tenth longer
+_LINE_ENDS = frozenset(("\n", "\r\n", ""))
+_DIGITS = bytes(ord("0") if chr(i) in "0123456789" else ord(".") for i in range(256))
+_LONG_NUMBER = b"0" * 19
+
+
+@dataclass(frozen=True)
+class Format:
+    """What lines are taken for."""
+
+    name: str
+    skips_blank: bool
+    parser: Callable[[], Callable[[bytes], Any]]
+    fix: str
+
+    def unreadable(self, path: str, number: int, offset: int, line: bytes, error: Exception) -> DataError:
+        """The error for a line that does not parse; lines are counted from one, as editors do."""
+        if isinstance(error, json.JSONDecodeError):
+            what = f"{error.msg}, at column {min(error.pos, len(error.doc.rstrip())) + 1}"
+        elif isinstance(error, UnicodeDecodeError):
+            what = f"byte {error.start + 1} of the line is not UTF-8"
+        else:
+            what = f"{type(error).__name__}: {error}"
+        shown = repr(line[:SHOWN_BYTES].rstrip(WHITE))[1:] + ("…" if len(line) > SHOWN_BYTES else "")
+        return DataError(f"Line {number} of {path}, at offset {offset}, is no {self.name}: {what}: {shown}. {self.fix}")
+
+
+def json_value(line: bytes) -> Any:
+    """The value of a line, by the parser of the standard library."""
+    text = str(line, "utf-8")
+    try:
+        value, end = _scan_value(text, 0)
+    except (StopIteration, json.JSONDecodeError):  # there may be white space at the front
+        return json.loads(text)
+    return value if text[end:] in _LINE_ENDS else json.loads(text)
+
+
+@functools.cache
+def json_parser() -> Callable[[bytes], Any]:
+    """What parses a line: orjson where it is installed, and then with the values that `json` gives."""
+    try:
+        loads = optional("orjson", extra="json").loads
+    except MissingDependency:
+        return json_value
+
+    def parse(line: bytes) -> Any:
+        if _LONG_NUMBER in line.translate(_DIGITS):  # orjson makes a float of an int beyond 64 bits
+            return json_value(line)
+        try:
+            return loads(line)
+        except (ValueError, RecursionError):  # NaN, half a surrogate pair: `json` takes more
+            return json_value(line)
+
+    return parse
+
+
+def _text(line: bytes) -> str:
+    return str(line, "utf-8").removesuffix("\n").removesuffix("\r")
+
+
+JSON = Format("JSON lines", True, json_parser, "Every line must be one JSON value: mend the line, or take it out.")
+TEXT = Format("text", False, lambda: _text, "Text must be UTF-8: convert the file, or mend the line.")

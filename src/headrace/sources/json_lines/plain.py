@@ -1,0 +1,109 @@
+"""The plain bytes of a file from an offset on, also where it is compressed by gzip or zstd."""
+
+import collections
+import functools
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from headrace.errors import DataError, StateError, optional
+from headrace.sources import files
+
+READ_BYTES = 1 << 18
+COMPRESSED_READ_BYTES = 1 << 16  # what comes out of it is in memory at once
+
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+SKIPPABLE = b"\x2a\x4d\x18"  # after a first byte from 0x50 to 0x5f: a zstd frame without data
+LARGEST_WINDOW_BYTES = 1 << 31  # as of `zstd --long=31`
+
+# Of a compressed file: for each gzip member or zstd frame, how many plain bytes come before it, and its own offset.
+Frames = collections.deque[tuple[int, int]]
+
+
+def drop_frames_before(frames: Frames, offset: int) -> None:
+    """Leaves the frame that has the byte before an offset as the first one: known whatever has been read ahead."""
+    while len(frames) > 1 and frames[1][0] < offset:
+        frames.popleft()
+
+
+def plain_bytes(path: str, offset: int, frames: Frames) -> Generator[bytes, None, None]:
+    """The plain bytes of a file from an offset on, where a line begins; `frames` tells of a frame before it."""
+    with files.open_stream(path) as file:
+        codec = _codec(file.read(4))
+        start = at = max(offset - 1, 0)
+        if codec is not None:
+            start, at = frames[0] if frames else (0, 0)
+        frames.clear()
+        file.seek(at)
+        if codec is None:
+            chunks = iter(lambda: file.read(READ_BYTES), b"")
+        else:
+            chunks = _decompressed(path, file, codec, frames, start, at)
+        yield from _from_line(chunks, offset - start, path)
+
+
+def _from_line(chunks: Iterable[bytes], skipped: int, path: str) -> Iterator[bytes]:
+    """What comes after some bytes, which must end with a line."""
+    last = b"\n"
+    for chunk in chunks:
+        cut = min(skipped, len(chunk))
+        if cut:
+            last, chunk, skipped = chunk[cut - 1 : cut], chunk[cut:], skipped - cut
+        if chunk:
+            if last != b"\n":
+                raise _not_a_line(path)
+            yield chunk
+    if skipped:
+        raise _not_a_line(path)
+
+
+def _not_a_line(path: str) -> StateError:
+    return StateError(
+        f"No line of {path} begins where the state says. It is not the file that the state was saved with."
+    )
+
+
+class _Codec(NamedTuple):
+    """What decompresses a frame, and the error for one that is damaged."""
+
+    make: Callable[[], Any]
+    error: type[Exception]
+
+
+def _codec(head: bytes) -> _Codec | None:
+    """How a file is compressed, if it is, by its first bytes."""
+    if head.startswith(GZIP):
+        return _Codec(functools.partial(zlib.decompressobj, wbits=31), zlib.error)
+    if head == ZSTD or (head[1:] == SKIPPABLE and head[0] >> 4 == 5):
+        zstandard = optional("zstandard", extra="zstd")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
+        return _Codec(decompressor.decompressobj, zstandard.ZstdError)
+    return None
+
+
+def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plain: int, at: int) -> Iterator[bytes]:
+    """The plain bytes of the frames from offset `at` on, before which there are `plain`; each is added to `frames`."""
+    data, frame = b"", None
+    while data := data or file.read(COMPRESSED_READ_BYTES):
+        if frame is None:
+            zeros = len(data) - len(data.lstrip(b"\0"))  # a gzip file may be filled up with them
+            data, at = data[zeros:], at + zeros
+            if not data:
+                continue
+            frame = codec.make()
+            frames.append((plain, at))
+        try:
+            chunk = frame.decompress(data)
+        except codec.error as e:
+            raise _damaged(path, at, f"it cannot be decompressed from there ({e})") from e
+        rest = frame.unused_data if frame.eof else b""
+        at, plain, data = at + len(data) - len(rest), plain + len(chunk), rest
+        frame = None if frame.eof else frame
+        if chunk:
+            yield chunk
+    if frame is not None:
+        raise _damaged(path, at, "its compressed data ends in the middle")
+
+
+def _damaged(path: str, at: int, what: str) -> DataError:
+    return DataError(f"{path} is damaged at offset {at}: {what}. Was it written or copied to its end?")

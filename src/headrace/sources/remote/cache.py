@@ -1,0 +1,146 @@
+"""A folder of pieces of far-away files that never holds more bytes than it may.
+
+Environment: `HEADRACE_CACHE` is the folder (`~/.cache/headrace` by default), `HEADRACE_CACHE_BYTES` how much it may
+hold (10 GiB by default, 0 for no cache).
+"""
+
+import contextlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+
+from headrace.errors import PipelineError, RemoteError
+from headrace.sources.files import cache_folder
+
+CACHE_BYTES = 10 << 30
+LOCK = ".lock"
+_PARTIAL = re.compile(r"\.partial-(\d+)-")
+
+
+def the_cache() -> "Cache":
+    """The cache that the environment asks for."""
+    most_bytes = os.environ.get("HEADRACE_CACHE_BYTES") or str(CACHE_BYTES)
+    if not most_bytes.isdecimal():
+        raise PipelineError(f"HEADRACE_CACHE_BYTES must be a number of bytes; got {most_bytes!r}.")
+    return Cache(os.path.join(cache_folder(), "remote"), int(most_bytes))
+
+
+class Cache:
+    """Pieces in a folder, the least recently used removed first; threads and processes may share it.
+
+    A piece appears under its name when it is complete; until then its file says in its name how long it will be. The
+    lock file has the sum of all, which may be too large (a writer was killed, somebody removed pieces) and never too
+    small: where it leaves no room, the folder is looked at and the sum made right.
+    """
+
+    def __init__(self, folder: str, most_bytes: int):
+        self.folder, self.most_bytes = folder, most_bytes
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether so much may be kept at all."""
+        return num_bytes <= self.most_bytes
+
+    def get(self, name: str, length: int) -> bytes | None:
+        """A piece, if it is there and complete."""
+        try:
+            with io.open(os.path.join(self.folder, name), "rb") as file:  # noqa: UP020
+                piece = file.read()
+                os.utime(file.fileno())
+        except OSError:
+            return None
+        return piece if len(piece) == length else None
+
+    def put(self, name: str, piece: bytes) -> None:
+        """Keeps a piece, if it can."""
+        if self.fits(len(piece)):
+            with contextlib.suppress(OSError):  # a full disk, a folder of somebody else's: reading goes on
+                self.keep(name, len(piece), lambda partial: _write(partial, piece))
+
+    def keep(self, name: str, size: int, make: Callable[[str], None]) -> str:
+        """The path of a piece, which is made if it is not there: `make` writes it to the path it is given."""
+        path = os.path.join(self.folder, name)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_size == size:
+                os.utime(path)
+                return path
+        partial = self._reserve(size)
+        try:
+            make(partial)
+            self._name(partial, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
+            raise
+        return path
+
+    def _reserve(self, size: int) -> str:
+        """The path of a new file that so many bytes may be written to."""
+        os.makedirs(self.folder, exist_ok=True)
+        with self._locked() as lock:
+            text = os.pread(lock, 20, 0)
+            total = int(text) if text.isdigit() else self.most_bytes
+            if total + size > self.most_bytes:
+                total = self._make_room(size)
+            os.pwrite(lock, b"%020d" % (total + size), 0)
+            fd, partial = tempfile.mkstemp(prefix=f".partial-{size}-", dir=self.folder)
+        os.close(fd)
+        return partial
+
+    def _name(self, partial: str, path: str) -> None:
+        """Gives what is complete its name."""
+        with self._locked():  # or somebody who makes room removes the folder
+            if not os.path.exists(partial):
+                raise RemoteError(
+                    f"The cache {self.folder} holds {self.most_bytes} bytes, too few for what is copied to it at once: "
+                    "set HEADRACE_CACHE_BYTES."
+                )
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.replace(partial, path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Nobody else, in this process or another, makes room or gives names; the lock file is open."""
+        fd = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with contextlib.suppress(ImportError, OSError):  # Windows, and some network file systems, have no locks
+                import fcntl
+
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _make_room(self, size: int) -> int:
+        """Removes the least recently used, so that there is room for `size` bytes; returns how many are left."""
+        found = sorted(self._files())
+        total = sum(num_bytes for _, num_bytes, _ in found)
+        if total + size <= self.most_bytes:
+            return total
+        enough = max(0, self.most_bytes - max(size, self.most_bytes // 10))  # some room, not to look again at once
+        for _, num_bytes, path in found:
+            if total <= enough:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                total -= num_bytes
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(path))
+        return total
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """When each file was last used, how many bytes it has or is going to have, and its path."""
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                path = os.path.join(folder, name)
+                promised = _PARTIAL.match(name)
+                with contextlib.suppress(OSError):
+                    status = os.stat(path)
+                    if name != LOCK:
+                        yield status.st_mtime, int(promised[1]) if promised else status.st_size, path
+
+
+def _write(path: str, piece: bytes) -> None:
+    with io.open(path, "wb") as file:  # noqa: UP020
+        file.write(piece)

@@ -1,0 +1,133 @@
+"""Tokenizers that are open: texts in, one array of tokens for each out.
+
+A text's tokens depend on the text alone: not on the texts that it is given with, and not on threads.
+"""
+
+import abc
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace._executors import workers
+from headrace.errors import DataError, PipelineError
+from headrace.text.origin import Origin
+
+Token = int | str | Literal[True] | None
+"""A token by its id or by its name; `True` is the tokenizer's own for the purpose."""
+
+
+INT32 = np.dtype(np.int32)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How texts are turned into tokens; see `Tokenize`."""
+
+    dtype: np.dtype = INT32
+    bos: Token = None
+    eos: Token = None
+    max_length: int | None = None
+    add_special_tokens: bool = True
+    allowed_special: frozenset[str] | Literal["all"] = frozenset()
+    threads: int | None = None
+
+
+class Encoder(abc.ABC):
+    """A tokenizer that is open in this process. A subclass opens it, says what its tokens are, and calls it."""
+
+    def __init__(self, origin: Origin, settings: Settings):
+        self.origin, self.settings = origin, settings
+        self._open(origin)
+        self._check_dtype()
+        self.bos, self.eos = self._affix("bos"), self._affix("eos")
+        self.room = self._room(settings.max_length)
+
+    def __call__(self, texts: list[str]) -> list[np.ndarray]:
+        """The tokens of each text."""
+        try:
+            rows = self._encode(texts)
+        except Exception:
+            _check_text(texts)
+            raise
+        if not len(self.bos) and not len(self.eos):
+            return rows
+        return [np.concatenate((self.bos, row, self.eos)) for row in rows]
+
+    def array(self, ids: list[int]) -> np.ndarray:
+        """Tokens of a text as an array, with no more of them than there is room for."""
+        ids = ids if self.room is None else ids[: self.room]
+        return np.fromiter(ids, self.settings.dtype, len(ids))
+
+    @property
+    def num_threads(self) -> int | None:
+        """How many threads may be used; `None`: as many as the library likes."""
+        return 1 if self.settings.threads is None and workers.is_worker else self.settings.threads
+
+    # ---- what a library says
+
+    @abc.abstractmethod
+    def _open(self, origin: Origin) -> None:
+        """Opens the tokenizer."""
+
+    @abc.abstractmethod
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The tokens of each text, without those at its beginning and end."""
+
+    @abc.abstractmethod
+    def _ids(self) -> Iterable[int]:
+        """The ids of all tokens, or the largest of them."""
+
+    @abc.abstractmethod
+    def _id_of(self, token: str) -> int | None:
+        """The id of the token with this name, if there is one."""
+
+    def _own_id(self, role: str) -> int | None:
+        """The id of its own token for the beginning (`bos`) or the end (`eos`) of a text, if it knows one."""
+        return None
+
+    # ---- checks
+
+    def _check_dtype(self) -> None:
+        dtype = self.settings.dtype
+        if np.iinfo(dtype).max < np.iinfo(np.int32).max and np.iinfo(dtype).max < (largest := max(self._ids())):
+            raise PipelineError(
+                f"The tokens of {self.origin} go up to {largest}, and dtype={dtype} does not. Use int32."
+            )
+
+    def _affix(self, role: str) -> np.ndarray:
+        token: Token = getattr(self.settings, role)
+        found: Any = token
+        if token is True:
+            found = self._own_id(role)
+        elif isinstance(token, str):
+            found = self._id_of(token)
+        if found is None and token is not None:
+            what = f"no token {token!r}" if isinstance(token, str) else f"no {role.upper()} token of its own"
+            raise PipelineError(f"{self.origin} has {what}. Give `{role}` the name or the id of a token that it has.")
+        if found is not None and found > np.iinfo(self.settings.dtype).max:
+            raise PipelineError(f"`{role}` is the token {found}, too large for dtype={self.settings.dtype}. Use int32.")
+        return np.array([] if found is None else [found], self.settings.dtype)
+
+    def _room(self, max_length: int | None) -> int | None:
+        """How many tokens there may be between the first and the last."""
+        if max_length is None:
+            return None
+        room = max_length - len(self.bos) - len(self.eos)
+        if room < 1:
+            raise PipelineError(f"max_length={max_length} leaves no room for text beside `bos` and `eos`.")
+        return room
+
+
+def _check_text(texts: list[str]) -> None:
+    """Raises where a text has something in it that is no character."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise DataError(
+                f"A text has half of a surrogate pair in it, which is no character: U+{ord(text[e.start]):04X} after "
+                f"{text[max(0, e.start - 20) : e.start]!r}. Replace it in a `map` before: "
+                "`text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')`."
+            ) from e

@@ -1,0 +1,157 @@
+"""Where a tokenizer comes from: what is sent to other processes instead of it, and what it is known by.
+
+A tokenizer that was given as a path is sent as the path, and must be the same file wherever it is opened; one that was
+given as an object is sent as the contents of its file.
+"""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import DataError, PipelineError, optional
+from headrace.sources import files
+
+HUGGING_FACE, TIKTOKEN, SENTENCEPIECE = "tokenizers", "tiktoken", "sentencepiece"
+DIGEST_LENGTH = 12
+_RANKS = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A tokenizer that may not be open yet: the file that it is in, the contents of that, or a name.
+
+    Attributes:
+        library: What opens it.
+        name: What people call it: the file's name, or the name of an encoding.
+        digest: The beginning of the SHA-256 of its contents; empty where a name is all there is.
+        pattern: The pattern that splits texts, where the file has only ranks.
+        special_tokens: The special tokens, where the file has only ranks.
+        path: Its file.
+        contents: What would be in its file, where it has none.
+    """
+
+    library: str
+    name: str
+    digest: str = ""
+    pattern: str | None = None
+    special_tokens: tuple[tuple[str, int], ...] = ()
+    path: str | None = field(default=None, compare=False)
+    contents: bytes | None = field(default=None, compare=False, repr=False)
+
+    def read(self) -> bytes:
+        """The contents, which are those that the digest is of."""
+        if self.path is None:
+            return self.contents or b""
+        contents = _read(self.path)
+        if _digest(contents) != self.digest:
+            raise DataError(
+                f"The tokenizer file {self.path} has changed since the pipeline was made: the SHA-256 of its contents "
+                f"began with {self.digest}, and begins with {_digest(contents)} now. Put the file back that it was, or "
+                "make the pipeline anew."
+            )
+        return contents
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.library, self.name, self.digest)))
+
+
+def origin_of(tokenizer: Any, pattern: str | None, special_tokens: Mapping[str, int] | None) -> Origin:
+    """Where a tokenizer comes from that was given as an object, a path, or a name."""
+    if isinstance(tokenizer, str | os.PathLike):
+        origin = _of_path(os.fsdecode(tokenizer), pattern, special_tokens)
+    else:
+        origin = _of_object(getattr(tokenizer, "backend_tokenizer", tokenizer))  # of `transformers`, the one inside
+    if origin.pattern is None and (pattern is not None or special_tokens is not None):
+        raise PipelineError(
+            f"`pattern` and `special_tokens` belong to a file of tiktoken ranks, and {origin} is none: it has its own. "
+            "Leave them out."
+        )
+    optional(origin.library, extra="text")
+    return origin
+
+
+# --------------------------------------------------------------------------------------------------- paths
+
+
+def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] | None) -> Origin:
+    if not files.is_remote(path):
+        if not os.path.exists(path):
+            return _of_name(path)
+        path = os.path.abspath(path)
+    contents = _read(path)
+    library, name, digest = _library_of_file(path, contents), os.path.basename(path), _digest(contents)
+    if library != TIKTOKEN:
+        return Origin(library, name, digest, path=path)
+    if pattern is None:
+        raise PipelineError(
+            f"{path} has the ranks of a tiktoken encoding, and not how texts are split: give `pattern` as well, the "
+            "regular expression of its words, and its `special_tokens` where it has any, as a dict of their ids."
+        )
+    return Origin(library, name, digest, pattern, tuple(sorted((special_tokens or {}).items())), path=path)
+
+
+def _of_name(name: str) -> Origin:
+    """An encoding that tiktoken knows by its name."""
+    known: list[str] = []
+    if re.fullmatch(r"[\w-]+", name):
+        known = optional("tiktoken", extra="text").list_encoding_names()
+        if name in known:
+            return Origin(TIKTOKEN, name)
+    names = f", and tiktoken knows no encoding of that name: it knows {', '.join(sorted(known))}" if known else ""
+    raise FileNotFoundError(f"There is no tokenizer file {name!r}{names}. Give the path to the file of a tokenizer.")
+
+
+def _library_of_file(path: str, contents: bytes) -> str:
+    """The library that a tokenizer's file is of: by what is in it, since different ones are called tokenizer.model."""
+    if contents[:64].lstrip().startswith(b"{"):
+        return HUGGING_FACE
+    if contents.startswith(b"\n"):  # the first field of a model in Protocol Buffers: its pieces
+        return SENTENCEPIECE
+    if _RANKS.match(contents):
+        return TIKTOKEN
+    raise DataError(
+        f"{path} is no tokenizer file: it begins with {contents[:20]!r}. Give a tokenizer.json of `tokenizers`, a "
+        ".model of sentencepiece, or a .tiktoken file of ranks."
+    )
+
+
+def _read(path: str) -> bytes:
+    with contextlib.closing(files.open_stream(path)) as file:
+        return file.read()
+
+
+def _digest(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()[:DIGEST_LENGTH]
+
+
+# ------------------------------------------------------------------------------------------------- objects
+
+
+def _of_object(tokenizer: Any) -> Origin:
+    packages = {kind.__module__.partition(".")[0] for kind in type(tokenizer).__mro__}
+    library = next((name for name in _CONTENTS if name in packages), None)
+    if library is None:
+        raise PipelineError(
+            "Tokenize takes a tokenizer of `tokenizers`, tiktoken or sentencepiece, the path to its file, or the name "
+            f"of a tiktoken encoding; got {type(tokenizer).__name__}: {tokenizer!r:.80}."
+        )
+    try:
+        contents = _CONTENTS[library](tokenizer)
+    except Exception as e:
+        raise PipelineError(
+            f"This {type(tokenizer).__name__} cannot be written to a file, as it has to be for other processes "
+            f"({type(e).__name__}: {e}). A tokenizer with parts written in Python cannot: call it in a `map`."
+        ) from e
+    return Origin(library, getattr(tokenizer, "name", ""), _digest(contents), contents=contents)
+
+
+_CONTENTS = {
+    HUGGING_FACE: lambda tokenizer: tokenizer.to_str().encode(),
+    TIKTOKEN: pickle.dumps,  # one that tiktoken knows by its name, as that
+    SENTENCEPIECE: lambda processor: processor.serialized_model_proto(),
+}

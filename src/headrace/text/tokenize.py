@@ -1,0 +1,219 @@
+"""Tokenising as a transform: `ds.map(Tokenize(...))`."""
+
+import threading
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from headrace import transforms
+from headrace._spec import ShapeDtypeStruct
+from headrace.errors import DataError, HeadraceError, PipelineError
+from headrace.options import check_count
+from headrace.text.encoder import Encoder, Settings, Token
+from headrace.text.hugging_face import HuggingFaceEncoder
+from headrace.text.origin import HUGGING_FACE, SENTENCEPIECE, TIKTOKEN, Origin, origin_of
+from headrace.text.sentencepiece import SentencePieceEncoder
+from headrace.text.tiktoken import TiktokenEncoder
+
+_ENCODERS: dict[str, type[Encoder]] = {
+    HUGGING_FACE: HuggingFaceEncoder,
+    TIKTOKEN: TiktokenEncoder,
+    SENTENCEPIECE: SentencePieceEncoder,
+}
+
+
+class Tokenize(transforms.Map):
+    """Turns the text of each element into an array of tokens, many texts at a time.
+
+        ds.map(Tokenize("tokenizer.json", eos="<|endoftext|>"))
+
+    Texts are `str`, or `bytes` in UTF-8. What comes out does not depend on threads, workers or how many texts are
+    tokenised at a time: a tokenizer's own padding and truncation are left out. With a `prefetch` after it, tokenising
+    goes on in a thread while what follows is computed.
+
+    Args:
+        tokenizer: A tokenizer of `tokenizers`, tiktoken or sentencepiece, the path to its file (a tokenizer.json, a
+            .model, or a .tiktoken file of ranks), or the name of an encoding that tiktoken knows. Worker processes get
+            the path, or the contents of the file where an object is given, and open it once.
+        feature: The feature that is the text; `None` where elements are texts.
+        output: The feature that tokens become; `None`: they become the element.
+        keep_text: Whether the text stays in the element.
+        dtype: The integers that tokens are.
+        bos: A token before each text: its id, its name, or `True` for the tokenizer's own, where it knows one.
+        eos: A token after each text, likewise.
+        max_length: How many tokens an element has at most, `bos` and `eos` among them; of longer ones the beginning
+            is kept.
+        add_special_tokens: Whether a tokenizer of `tokenizers` adds the special tokens that it was made to add.
+        allowed_special: The special tokens that tiktoken finds in texts, or "all"; it takes others for plain text.
+        threads: How many threads the library may use; `None`: as many as it likes, and in worker processes one.
+            `tokenizers` has one number for all of a process, and the first use of the library fixes it.
+        pattern: Of a file of ranks, the regular expression that splits texts into words.
+        special_tokens: Of a file of ranks, the special tokens and their ids.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        feature: str | None = "text",
+        output: str | None = "tokens",
+        keep_text: bool = False,
+        dtype: DTypeLike = np.int32,
+        bos: Token = None,
+        eos: Token = None,
+        max_length: int | None = None,
+        add_special_tokens: bool = True,
+        allowed_special: Collection[str] | Literal["all"] = (),
+        threads: int | None = None,
+        pattern: str | None = None,
+        special_tokens: Mapping[str, int] | None = None,
+    ):
+        self._origin = origin_of(tokenizer, pattern, special_tokens)
+        self._feature, self._output, self._keep_text = feature, output, keep_text
+        if keep_text and (feature is None or output is None or feature == output):
+            raise PipelineError(
+                "keep_text=True needs a feature for the text and another one for the tokens; got "
+                f"feature={feature!r} and output={output!r}."
+            )
+        self._settings = Settings(
+            dtype=_integers(dtype),
+            bos=_token("bos", bos),
+            eos=_token("eos", eos),
+            max_length=None if max_length is None else check_count("max_length", max_length, least=1),
+            add_special_tokens=add_special_tokens,
+            allowed_special="all" if allowed_special == "all" else frozenset(allowed_special),
+            threads=None if threads is None else check_count("threads", threads, least=1),
+        )
+        self._encoder: Encoder | None = None
+
+    def map(self, element: Any) -> Any:
+        return self.map_rows([element])[0]
+
+    def map_rows(self, elements: list[Any]) -> list[Any]:
+        """What elements become, with one call of the tokenizer for all of them."""
+        texts = [self._text(element) for element in elements]
+        if self._encoder is None:
+            self._encoder = opened(self._origin, self._settings)
+        rows = self._encoder(texts)
+        if self._output is None:
+            return rows
+        if self._feature is None:
+            return [{self._output: tokens} for tokens in rows]
+        return [self._with(element, tokens) for element, tokens in zip(elements, rows, strict=True)]
+
+    def output_spec(self, input_spec: Any) -> Any:
+        """What elements become, by shapes and dtypes: the number of tokens varies."""
+        tokens = ShapeDtypeStruct((None,), self._settings.dtype)
+        if self._output is None:
+            return tokens
+        return {self._output: tokens} if self._feature is None else self._with(input_spec, tokens)
+
+    def _with(self, element: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
+        kept = {key: value for key, value in element.items() if self._keep_text or key != self._feature}
+        kept[self._output] = tokens  # type: ignore[index]
+        return kept
+
+    def _text(self, element: Any) -> str:
+        text = element
+        if self._feature is not None:
+            try:
+                text = element[self._feature]
+            except (KeyError, TypeError, IndexError):
+                raise _no_feature(element, self._feature) from None
+        if isinstance(text, str):
+            return text
+        if not isinstance(text, bytes):
+            raise PipelineError(f"Tokenize takes texts, `str` or `bytes`; got {_shown(text)}{self._hint(text)}.")
+        try:
+            return text.decode()
+        except UnicodeDecodeError as e:
+            raise DataError(
+                f"A text in bytes is no UTF-8: byte {e.start + 1} of {len(text)} is 0x{text[e.start]:02x}, after "
+                f"{text[max(0, e.start - 20) : e.start]!r}. Decode it in a `map` before."
+            ) from e
+
+    def _hint(self, text: Any) -> str:
+        if self._feature is not None:
+            return f" as the feature {self._feature!r}"
+        return "; give `feature` the name of the text" if isinstance(text, Mapping) else ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_encoder": None}
+
+    def __repr__(self) -> str:
+        shown = [str(self._origin)]
+        names = {
+            "feature": ("text", self._feature),
+            "output": ("tokens", self._output),
+            "keep_text": (False, self._keep_text),
+        }
+        names |= {name: (getattr(Settings, name), value) for name, value in vars(self._settings).items()}
+        shown += [f"{name}={_plain(value)}" for name, (default, value) in names.items() if value != default]
+        return f"Tokenize({', '.join(shown)})"
+
+
+# -------------------------------------------------------------------------------------------- once a process
+
+_opened: "weakref.WeakValueDictionary[Any, Encoder]" = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def opened(origin: Origin, settings: Settings) -> Encoder:
+    """A tokenizer, opened once for all in this process that use it with these settings."""
+    key = origin, settings, settings.bos is True, settings.eos is True  # since True == 1
+    with _opening:
+        encoder = _opened.get(key)
+        if encoder is None:
+            try:
+                encoder = _opened[key] = _ENCODERS[origin.library](origin, settings)
+            except (HeadraceError, OSError):
+                raise
+            except Exception as e:
+                raise DataError(f"{origin.library} cannot open {origin}: {type(e).__name__}: {e}.") from e
+        return encoder
+
+
+# ------------------------------------------------------------------------------------------------- arguments
+
+
+def _integers(dtype: DTypeLike) -> np.dtype:
+    found = np.dtype(dtype)
+    if found.kind not in "iu":
+        raise PipelineError(f"Tokens are integers, and dtype={found} is none. Use int32.")
+    return found
+
+
+def _token(name: str, token: Any) -> Token:
+    """A token by its id or name, or `True`, checked as far as it can be before the tokenizer is open."""
+    if token is None or token is True or isinstance(token, str):
+        return token
+    return check_count(name, token, least=0)
+
+
+def _no_feature(element: Any, feature: str) -> PipelineError:
+    if isinstance(element, Mapping):
+        return PipelineError(
+            f"The element has no feature {feature!r} to tokenise; it has {sorted(map(str, element))}. Give "
+            "`feature` the name of the text."
+        )
+    return PipelineError(
+        f"The element is {_shown(element)} and no dict with a feature {feature!r}. Give feature=None where "
+        "elements are texts."
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__}: {value!r:.60}"
+
+
+def _plain(value: Any) -> str:
+    return (
+        str(sorted(value))
+        if isinstance(value, frozenset)
+        else str(value)
+        if isinstance(value, np.dtype)
+        else repr(value)
+    )

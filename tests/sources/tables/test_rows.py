@@ -1,0 +1,107 @@
+"""Rows and columns of tables: what values are."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.dataset import MapDataset
+from headrace.sources.parquet import ParquetIterDataset
+from headrace.testing import assert_block_law, assert_equal
+from tests.sources.tables.formats import (
+    WRITERS,
+    every_format,
+    numbers,
+    objects,
+    pa,
+    row_of_numbers,
+    row_of_objects,
+    written,
+)
+
+
+@every_format
+def test_numbers_are_columns(tmp_path, format):
+    source = written(format, tmp_path / "t", numbers())
+    assert len(source) == 11
+    for i in range(-11, 11):
+        assert_equal(source[i], row_of_numbers(i % 11))
+    indices = np.array([3, 10, 3, 0, 7])
+    columns = source.__getcolumns__(indices)
+    for name in ("id", "small", "half", "even", "when", "pair", "code"):
+        assert_equal(columns[name], np.stack([row_of_numbers(i)[name] for i in indices]))
+    assert_equal(columns["point"]["y"], indices / 4)
+    assert source.element_spec["pair"].shape == (2,)
+    assert source.__getcolumns__(np.array([], np.int64))["pair"].shape == (0, 2)
+    assert_block_law(MapDataset.source(source))
+    assert_block_law(MapDataset.source(source).shuffle(seed=1).batch(4))
+
+
+@every_format
+def test_other_columns_are_rows(tmp_path, format):
+    source = written(format, tmp_path / "t", objects())
+    assert not hasattr(source, "__getcolumns__")
+    assert source.element_spec is None
+    for i in range(11):
+        row = source[i]
+        lists = row.pop("lists")
+        assert_equal(row, row_of_objects(i))
+        assert [list(each) for each in lists] == [[i], []]
+    flat = [name for name in objects().column_names if name != "lists"]
+    assert_block_law(MapDataset.source(written(format, tmp_path / "t", objects(), columns=flat)))
+
+
+@every_format
+@pytest.mark.parametrize("index", [11, -12, 10**30])
+def test_an_index_out_of_range_is_an_error(tmp_path, format, index):
+    with pytest.raises(IndexError, match="out of range for 11 rows"):
+        written(format, tmp_path / "t", numbers())[index]
+
+
+def test_rows_are_those_that_parquet_streams_hand_over(tmp_path):
+    source = written("parquet", tmp_path / "t", objects().drop_columns(["int", "bool", "gaps", "fixed", "struct"]))
+    for mine, row in zip(source, ParquetIterDataset(tmp_path / "t"), strict=True):
+        for name, value in row.items():
+            if name != "lists":
+                assert_equal(mine[name], value)
+
+
+values = st.one_of(
+    st.lists(st.one_of(st.none(), st.integers(-(2**31), 2**31)), max_size=20).map(lambda v: pa.array(v, pa.int64())),
+    st.lists(st.floats(width=32), max_size=20).map(lambda v: pa.array(v, pa.float32())),
+    st.lists(st.one_of(st.none(), st.text(max_size=5)), max_size=20).map(lambda v: pa.array(v, pa.string())),
+    st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.booleans()), max_size=3)), max_size=20).map(
+        lambda v: pa.array(v, pa.list_(pa.bool_()))
+    ),
+)
+
+
+@settings(max_examples=25)
+@given(column=values, size=st.integers(1, 6), format=st.sampled_from(sorted(WRITERS)))
+def test_any_column_obeys_the_block_law(tmp_path_factory, column, size, format):
+    table = pa.table({"v": column, "i": np.arange(len(column))})
+    source = written(format, tmp_path_factory.mktemp("t") / "t", table, size)
+    assert len(source) == len(column)
+    assert_block_law(MapDataset.source(source), num_epochs=1)
+    for i, expected in enumerate(column.to_pylist()):
+        found = source[i]["v"]
+        if isinstance(found, np.ndarray):
+            assert list(found) == expected
+        elif expected is None and column.type == pa.int64():
+            assert np.isnan(found)
+        else:
+            assert_equal(found if expected is None else type(expected)(found), expected)
+
+
+@every_format
+def test_what_is_handed_over_can_be_changed(tmp_path, format):
+    for table in (numbers(), objects().select(["list", "int"])):
+        ds = MapDataset.source(written(format, tmp_path / "t", table))
+        name = "pair" if "pair" in table.column_names else "list"
+        for _ in range(2):
+            element = ds[3]
+            assert_equal(element[name], (row_of_numbers(3) | row_of_objects(3))[name])
+            element[name][:] = 77
+        batch = ds.batch(2)[1] if name == "pair" else {"pair": np.ones(1)}
+        batch["pair"][:] = 77
+        assert_equal(ds[2][name], (row_of_numbers(2) | row_of_objects(2))[name])
