@@ -29,7 +29,9 @@ def _row(work: str, name: str, **options: Any) -> Row:
 
     def theirs() -> Any:
         # Threads make it slower.
-        ds = grain.MapDataset.source(sequences).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        ds = grain.MapDataset.source(sequences).to_iter_dataset(
+            grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        )
         return getattr(grain.experimental, name)(ds, length_struct=LENGTHS, **options)
 
     fast, slow = side_by_side(

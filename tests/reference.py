@@ -185,11 +185,9 @@ def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, far: int = 2000
     shares = [list(accumulate(column)) for column in zip(*map(weights, range(far)), strict=True)]
     counts = [0] * num_parts
     for n in range(far // 2):
-
-        def deadline(i: int) -> int:
-            return next((m for m in range(n, far) if shares[i][m] - counts[i] >= 1 - e), far)
-
-        which = min((i for i in range(num_parts) if shares[i][n] - counts[i] >= e), key=lambda i: (deadline(i), i))
+        may = [i for i in range(num_parts) if shares[i][n] - counts[i] >= e]
+        must = [next((m for m in range(n, far) if shares[i][m] - counts[i] >= 1 - e), far) for i in may]
+        _, which = min(zip(must, may, strict=True))
         counts[which] += 1
         yield which
 

@@ -194,7 +194,9 @@ def test_concat_then_split_keeps_the_order_of_tokens_in_every_feature(seed):
     rng = np.random.default_rng(seed)
     pairs = rng.integers(0, 15, (40, 2))
     elements = [
-        {"x": rng.integers(1, 99, a).astype(np.int16), "y": rng.integers(1, 99, b).astype(np.int16)} for a, b in pairs if a or b
+        {"x": rng.integers(1, 99, a).astype(np.int16), "y": rng.integers(1, 99, b).astype(np.int16)}
+        for a, b in pairs
+        if a or b
     ]
     ds = ConcatThenSplitIterDataset(stream(elements), length_struct={"x": 4, "y": 3})
     rows = list(ds)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import DataError, PipelineError
-from headrace.sources.images import ImageFolderDataSource, below, decode_image, decoding
+from headrace.sources import files
+from headrace.sources.images import ImageFolderDataSource, decode_image, decoding
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 
 pillow = pytest.importorskip("PIL.Image")
@@ -312,7 +313,7 @@ def test_what_is_no_image_is_named(tmp_path):
     ],
 )
 def test_names_are_put_where_the_folder_is(folder, joined):
-    assert below(folder, "c/d.png") == joined
+    assert files.below(folder, "c/d.png") == joined
 
 
 @pytest.mark.parametrize("root", ["memory://headrace-images/train", "zip://train::file://{folder}/images.zip"])

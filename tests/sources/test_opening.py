@@ -188,13 +188,19 @@ def test_compressed_json_lines_are_streams(tmp_path):
     assert list(open(tmp_path / "a.jsonl.zst")) == ROWS
 
 
+def test_compressed_csv_is_a_source(tmp_path):
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x\n1\n2\n"))
+    source = open(tmp_path / "a.csv.gz")
+    assert (kind(source), [row["x"] for row in source]) == ("CsvDataSource", [1, 2])
+
+
 def test_compressed_idx_is_a_source_and_other_compressed_files_say_so(tmp_path):
     (tmp_path / "train-images-idx2-ubyte.gz").write_bytes(gzip.compress(idx()))
     source = open(tmp_path / "train-images-idx2-ubyte.gz")
     assert (kind(source), source[1].tolist()) == ("IdxDataSource", [3, 4, 5])
-    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x\n1\n"))
-    with pytest.raises(DataError, match="a.csv.gz is compressed, and CSV files are not read so. Decompress it first"):
-        open(tmp_path / "a.csv.gz")
+    (tmp_path / "a.npy.gz").write_bytes(gzip.compress(b"\x93NUMPY"))
+    with pytest.raises(DataError, match="a.npy.gz is compressed, and NumPy files are not read so. Decompress it first"):
+        open(tmp_path / "a.npy.gz")
 
 
 # ----------------------------------------------------------------------------------------------- folders

@@ -1,8 +1,9 @@
 """Decides by trial whether threads pay, and computes by what was chosen.
 
 Cheap chains stay inline and pay nothing. Where an element costs enough to be worth it, some work is done
-inline and some in a few threads, and the faster goes on: this sees reads that wait and functions that release
-the GIL alike. The choice changes only the time things take.
+inline, some in a few threads, and if those were faster some inline once more, since what is done first often costs
+more; the faster goes on. This sees reads that wait and functions that release the GIL alike. The choice changes only
+the time things take.
 """
 
 import time
@@ -37,7 +38,7 @@ class ChoosingExecutor:
         self.inline = False
         self._elements = 0
         self._spent_s = 0.0
-        self._inline_rate: float | None = None
+        self._rates: list[float] = []  # inline, in threads, inline once more
 
     def wants(self, n: int) -> int:
         return self._current.wants(n)
@@ -61,16 +62,17 @@ class ChoosingExecutor:
         self._spent_s += took_s
         if self._spent_s < TRIAL_S:
             return
-        rate = self._elements / self._spent_s
+        self._rates.append(self._elements / self._spent_s)
         self._elements, self._spent_s = 0, 0.0
-        if self._inline_rate is None:
-            self._inline_rate = rate
-            self._on_trial = 1 / rate >= ELEMENT_S
+        inline, *threads = self._rates
+        if not threads:
+            self._on_trial = 1 / inline >= ELEMENT_S
             if self._on_trial:
                 self._change(ThreadExecutor(self._threads, TRIAL_THREADS, TRIAL_BUFFER, buffer_bytes=64 << 20))
-        else:
-            self._on_trial = False
-            self._change(self._make_threads() if rate >= GAIN * self._inline_rate else self._inline)
+            return
+        threads_pay = threads[0] >= GAIN * max([inline, *threads[1:]])
+        self._on_trial = threads_pay and len(threads) == 1
+        self._change(self._make_threads() if threads_pay and not self._on_trial else self._inline)
 
     def _change(self, executor: Executor) -> None:
         self._left.append(self._current)

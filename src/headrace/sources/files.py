@@ -242,3 +242,13 @@ class Pool:
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def below(folder: str, name: str) -> str:
+    """The path or address of a name in a folder."""
+    if not is_remote(folder):
+        return os.path.join(folder, name)
+    # In `zip://a::s3://b/c.zip` the folder is `a`; in `simplecache::s3://b/c` it is the last one.
+    head, tail = re.fullmatch(r"((?:\w+::)*.*?://.*?)(::.*)?", folder, re.DOTALL).groups()  # type: ignore[union-attr]
+    joined = f"{head.rstrip('/')}/{name}{tail or ''}"
+    return type(folder)(joined, **folder.options) if hasattr(folder, "options") else joined  # type: ignore

@@ -2,4 +2,3 @@
 
 from headrace.sources.images.decoding import decode_image as decode_image
 from headrace.sources.images.folder import ImageFolderDataSource as ImageFolderDataSource
-from headrace.sources.images.folder import below as below

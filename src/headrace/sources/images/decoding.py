@@ -1,7 +1,7 @@
 """Encoded images as arrays.
 
 JPEG is decoded by simplejpeg where that is installed; all else, and JPEG without it, by OpenCV or, without that, by
-Pillow. All three give the same pixels, but for CMYK: what OpenCV and Pillow make of that may differ by one. Behind them
+Pillow. All three give the same pixels, but for CMYK: what OpenCV and Pillow make of that may differ by two. Behind them
 are libjpeg-turbo, libpng and libwebp, whose own versions may round differently.
 """
 

@@ -52,7 +52,7 @@ class ImageFolderDataSource:
     @property
     def paths(self) -> list[str]:
         """The files, in the order of their elements."""
-        return [below(self._root, name) for name in self._names]
+        return [files.below(self._root, name) for name in self._names]
 
     def __len__(self) -> int:
         return len(self._names)
@@ -61,7 +61,7 @@ class ImageFolderDataSource:
         place = operator.index(index)
         if not -len(self) <= place < len(self):
             raise IndexError(f"Index {index} is out of range for {len(self)} images.")
-        path = below(self._root, self._names[place])
+        path = files.below(self._root, self._names[place])
         with files.open_stream(path) as stream:
             content = stream.read()
         image = decode_image(content, where=path, channels=self._channels)
@@ -83,16 +83,6 @@ class ImageFolderDataSource:
         digest = hashlib.sha1(named.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
         return f"ImageFolderDataSource({counts}, channels={self._channels}, hash_of_paths={digest})"
-
-
-def below(folder: str, name: str) -> str:
-    """The path or address of a name in a folder."""
-    if not files.is_remote(folder):
-        return os.path.join(folder, name)
-    # In `zip://a::s3://b/c.zip` the folder is `a`; in `simplecache::s3://b/c` it is the last one.
-    head, tail = re.fullmatch(r"((?:\w+::)*.*?://.*?)(::.*)?", folder, re.DOTALL).groups()  # type: ignore[union-attr]
-    joined = f"{head.rstrip('/')}/{name}{tail or ''}"
-    return type(folder)(joined, **folder.options) if hasattr(folder, "options") else joined  # type: ignore
 
 
 def _listed(root: str) -> tuple[list[str], set[str]]:
@@ -122,9 +112,9 @@ def _images_below(folder: str, prefix: str, ancestors: tuple[tuple[int, int], ..
 
 
 def _listed_far_away(root: str) -> list[str]:
-    top = re.sub(r"^.*?://", "", below(root, "").partition("::")[0]).lstrip("/")
+    top = re.sub(r"^.*?://", "", files.below(root, "").partition("::")[0]).lstrip("/")
     try:
-        found = files.expand(below(root, "**"), what="Images")
+        found = files.expand(files.below(root, "**"), what="Images")
     except FileNotFoundError:
         found = []
     heads = [path.partition("::")[0] if "://" in path.partition("::")[0] else path for path in found]

@@ -83,7 +83,7 @@ _TEXTS = (
         "JsonLinesDataSource",
         stream="JsonLinesIterDataset",
     ),
-    Format("CSV", (".csv",), _is_text, "tables", "CsvDataSource"),
+    Format("CSV", (".csv",), _is_text, "tables", "CsvDataSource", stream="CsvDataSource"),
     Format("text", (".txt",), _is_text, "json_lines", "TextLinesDataSource", stream="TextLinesIterDataset"),
 )
 _UNTOLD = (Format("Bagz", (".bagz", ".bag"), None, "bagz", "BagzDataSource"),)

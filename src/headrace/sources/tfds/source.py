@@ -18,7 +18,6 @@ import numpy as np
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.array_record import ArrayRecordDataSource
-from headrace.sources.images import below
 from headrace.sources.tf_example import ExampleParser
 from headrace.sources.tfds.features import Leaf, features_of, leaves, mapped, supervised
 from headrace.sources.tfds.splits import Piece, pieces_of
@@ -48,7 +47,7 @@ class TfdsDataSource:
         else:
             self._folder = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
         described = _described(self._folder)
-        features = features_of(_json(below(self._folder, "features.json")), "", decode=decode)
+        features = features_of(_json(files.below(self._folder, "features.json")), "", decode=decode)
         self._labels = [leaf.name for leaf in leaves(features) if leaf.is_label]
         self._tree = supervised(features, described) if as_supervised else features
         self._parser = ExampleParser({name: feature for leaf in leaves(self._tree) for name, feature in leaf.parts()})
@@ -67,7 +66,7 @@ class TfdsDataSource:
         found = {}
         for name in self._labels:
             try:
-                with files.open_stream(below(self._folder, f"{name.replace('/', '-')}.labels.txt")) as stream:
+                with files.open_stream(files.below(self._folder, f"{name.replace('/', '-')}.labels.txt")) as stream:
                     found[name] = stream.read().decode().splitlines()
             except FileNotFoundError:  # classes may have numbers only
                 continue
@@ -125,7 +124,7 @@ class TfdsDataSource:
 def _described(folder: str) -> dict[str, Any]:
     """What `dataset_info.json` says."""
     try:
-        return _json(below(folder, "dataset_info.json"))
+        return _json(files.below(folder, "dataset_info.json"))
     except FileNotFoundError:
         below_it = [glob.glob(f"{depth}/dataset_info.json", root_dir=folder) for depth in ("*", "*/*", "*/*/*")]
         others = ", ".join(sorted(os.path.dirname(path) for paths in below_it for path in paths)[:20])
@@ -153,7 +152,7 @@ def _splits(folder: str, described: dict[str, Any]) -> dict[str, list[Piece]]:
         shards = splits[split["name"]] = []
         for i, size in enumerate(sizes):
             place = {"SHARD_INDEX": f"{i:05}", "SHARD_X_OF_Y": f"{i:05}-of-{len(sizes):05}"}
-            shards.append(Piece(below(folder, template.format(**named, **place)), 0, size, size))
+            shards.append(Piece(files.below(folder, template.format(**named, **place)), 0, size, size))
     return splits
 
 
