@@ -40,7 +40,7 @@ from headrace.text import Tokenize
 SEED = 42
 VOCABULARY = 2048
 END = "<|end|>"  # the token after each document
-ROW_LENGTH, BATCH_SIZE = 256, 8
+ROW_LENGTH, BATCH_SIZE = 128, 8
 LAYERS, HEADS, WIDTH = 2, 4, 128
 
 Arrays = dict[str, np.ndarray]
@@ -62,9 +62,7 @@ def write_corpora(folder: Path) -> None:
     write_parquet([{"text": text} for text in reference], folder / "reference.parquet")
     write_json_lines([{"text": text} for text in library], folder / "library.jsonl")
     tokenizer = tokenizers.ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        reference + library, VOCABULARY, special_tokens=[END], show_progress=False
-    )
+    tokenizer.train_from_iterator(reference + library, VOCABULARY, special_tokens=[END], show_progress=False)
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -79,8 +77,8 @@ def make_documents(folder: Path, num_steps: int) -> IterDataset:
         .map(Tokenize(folder / "tokenizer.json", eos=END))
         for path in (folder / "library.jsonl", folder / "reference.parquet")
     }
-    shares = {step: {"library": 1, "reference": 0.3 * step / num_steps} for step in range(num_steps)}
-    schedule = WeightSchedule(shares, elements_per_step=12)  # about as many documents as fill a batch
+    shares = {step: {"library": 1, "reference": 0.1 * step / num_steps} for step in range(num_steps)}
+    schedule = WeightSchedule(shares, elements_per_step=6)  # about as many documents as fill a batch
     return IterDataset.mix(corpora, schedule).shuffle(buffer_size=200, seed=SEED)
 
 
@@ -120,7 +118,7 @@ class Block(nnx.Module):
 
 
 class Gpt(nnx.Module):
-    """A transformer for packed rows, with about 900,000 numbers: a document sees nothing of its neighbours."""
+    """A transformer for packed rows, with about 680,000 numbers: a document sees nothing of its neighbours."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.tokens = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
@@ -144,7 +142,7 @@ def attention_mask(segment_ids: jax.Array) -> jax.Array:
 
 
 def loss_of(model: Gpt, batch: Arrays) -> jax.Array:
-    """The mean loss over all tokens that have a next one in their segment; padding, which is segment 0, does not count."""
+    """The mean loss over tokens that have a next one in their segment; padding, segment 0, does not count."""
     ids = jnp.asarray(batch["tokens_segment_ids"])
     counts = (ids[:, :-1] == ids[:, 1:]) & (ids[:, 1:] > 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch)[:, :-1], batch["tokens"][:, 1:])
@@ -178,28 +176,29 @@ class Training:
 
     def __init__(self, folder: Path, num_steps: int, num_workers: int):
         self.num_steps = num_steps
-        learning_rate = optax.warmup_cosine_decay_schedule(0, 3e-3, num_steps // 10, num_steps)
+        learning_rate = optax.warmup_cosine_decay_schedule(0, 6e-3, num_steps // 10, num_steps)
         self.model = Gpt(nnx.Rngs(SEED))
-        self.optimizer = nnx.Optimizer(self.model, optax.adamw(learning_rate), wrt=nnx.Param)
+        self.optimizer = nnx.Optimizer(self.model, optax.adamw(learning_rate, b2=0.99), wrt=nnx.Param)
         self.batches = iter(make_batches(folder, num_steps, num_workers))
         self.progress = Progress()
 
     def run(self, until: int) -> None:
         """Learns from batches until there were so many."""
-        first = self.progress.num_steps
+        first, losses = self.progress.num_steps, []
         for step in range(first, until):
             asked = time.perf_counter()
             batch = next(self.batches)
             waited_s = time.perf_counter() - asked
-            loss = float(learn(self.model, self.optimizer, batch))  # a float: next() never waits for the device
+            losses.append(float(learn(self.model, self.optimizer, batch)))  # a float: next() never waits for the device
             self.progress.digest = extend(self.progress.digest, batch)
             self.progress.num_steps += 1
             if step > first:
                 self.progress.timed_tokens += int(np.count_nonzero(batch["tokens_segment_ids"]))
                 self.progress.timed_s += time.perf_counter() - asked
                 self.progress.waited_s += waited_s
-            if step % (self.num_steps // 10) == 0 or step + 1 == self.num_steps:
-                print(f"  step {step + 1:4} of {self.num_steps}, loss {loss:.4f}", flush=True)
+            if step % -(-self.num_steps // 10) == 0 or step + 1 == self.num_steps:
+                print(f"  step {step + 1:4} of {self.num_steps}, loss {np.mean(losses):.4f}", flush=True)
+                losses.clear()
 
     def save(self, manager: ocp.CheckpointManager) -> None:
         """Writes a checkpoint."""
@@ -258,7 +257,7 @@ def report(result: Progress, uninterrupted: IterDataset) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a language model, stops half-way, and goes on.")
-    parser.add_argument("--steps", type=int, default=100, help="how many batches to train with; at least 10")
+    parser.add_argument("--steps", type=int, default=200, help="how many batches to train with (200)")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
