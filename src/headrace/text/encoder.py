@@ -47,17 +47,18 @@ class Encoder(abc.ABC):
     def __call__(self, texts: list[str]) -> list[np.ndarray]:
         """The tokens of each text."""
         try:
-            rows = self._encode(texts)
+            return self._encode(texts)
         except Exception:
             _check_text(texts)
             raise
-        if not len(self.bos) and not len(self.eos):
-            return rows
-        return [np.concatenate((self.bos, row, self.eos)) for row in rows]
 
     def array(self, ids: list[int]) -> np.ndarray:
-        """Tokens of a text as an array, with no more of them than there is room for."""
-        ids = ids if self.room is None else ids[: self.room]
+        """Tokens of a text as an array, with no more of them than there is room for; the list is used up."""
+        if self.room is not None:
+            del ids[self.room :]
+        if self.bos:
+            ids = self.bos + ids
+        ids += self.eos
         return np.fromiter(ids, self.settings.dtype, len(ids))
 
     @property
@@ -73,7 +74,7 @@ class Encoder(abc.ABC):
 
     @abc.abstractmethod
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of each text, without those at its beginning and end."""
+        """The tokens of each text, made by `array`."""
 
     @abc.abstractmethod
     def _ids(self) -> Iterable[int]:
@@ -96,7 +97,7 @@ class Encoder(abc.ABC):
                 f"The tokens of {self.origin} go up to {largest}, and dtype={dtype} does not. Use int32."
             )
 
-    def _affix(self, role: str) -> np.ndarray:
+    def _affix(self, role: str) -> list[int]:
         token: Token = getattr(self.settings, role)
         found: Any = token
         if token is True:
@@ -108,7 +109,7 @@ class Encoder(abc.ABC):
             raise PipelineError(f"{self.origin} has {what}. Give `{role}` the name or the id of a token that it has.")
         if found is not None and found > np.iinfo(self.settings.dtype).max:
             raise PipelineError(f"`{role}` is the token {found}, too large for dtype={self.settings.dtype}. Use int32.")
-        return np.array([] if found is None else [found], self.settings.dtype)
+        return [] if found is None else [found]
 
     def _room(self, max_length: int | None) -> int | None:
         """How many tokens there may be between the first and the last."""

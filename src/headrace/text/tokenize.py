@@ -1,5 +1,6 @@
 """Tokenising as a transform: `ds.map(Tokenize(...))`."""
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Collection, Mapping
@@ -94,7 +95,7 @@ class Tokenize(transforms.Map):
 
     def map_rows(self, elements: list[Any]) -> list[Any]:
         """What elements become, with one call of the tokenizer for all of them."""
-        texts = [self._text(element) for element in elements]
+        texts = self._texts(elements)
         if self._encoder is None:
             self._encoder = opened(self._origin, self._settings)
         rows = self._encoder(texts)
@@ -112,9 +113,18 @@ class Tokenize(transforms.Map):
         return {self._output: tokens} if self._feature is None else self._with(input_spec, tokens)
 
     def _with(self, element: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
-        kept = {key: value for key, value in element.items() if self._keep_text or key != self._feature}
-        kept[self._output] = tokens  # type: ignore[index]
+        kept: dict[Any, Any] = dict(element)
+        if not self._keep_text:
+            del kept[self._feature]
+        kept[self._output] = tokens
         return kept
+
+    def _texts(self, elements: list[Any]) -> list[str]:
+        with contextlib.suppress(KeyError, TypeError, IndexError):  # taking them one by one will tell which
+            texts = elements if self._feature is None else [element[self._feature] for element in elements]
+            if set(map(type, texts)) == {str}:
+                return texts
+        return [self._text(element) for element in elements]
 
     def _text(self, element: Any) -> str:
         text = element
