@@ -15,7 +15,8 @@ import headrace
 NAMES = {
     "": """DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
-        transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device""",
+        transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device text""",
+    "text": "Tokenize",
     "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave",
     "constants": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD RECORD_KEY SEED",
     "multiprocessing": "MultiprocessingOptions SharedMemoryArray SharedMemoryArrayMetadata",
@@ -85,7 +86,7 @@ def test_no_public_name_appears_unseen(name):
     assert {each for groups in exported for each in groups if each} | {*later} <= set(NAMES[name].split())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "text"])
 def test_the_wheels_names_are_all_here(name):
     theirs = namespace(grain, name)
     missing = [
@@ -105,7 +106,7 @@ def parameters(thing):
         return {}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "text"])
 def test_the_wheels_arguments_are_accepted(name):
     ours, theirs = namespace(headrace, name), namespace(grain, name)
     for each in NAMES[name].split():

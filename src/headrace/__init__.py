@@ -1,5 +1,6 @@
 """Feeds accelerators: reads, shuffles, transforms, mixes, batches and hands over records for training."""
 
+from importlib import import_module as _import_module
 from typing import Any as _Any
 
 from headrace import checkpoint as checkpoint
@@ -29,14 +30,20 @@ from headrace.records import Record as Record
 from headrace.records import RecordMetadata as RecordMetadata
 
 __version__ = "0.1.0"
+_LATER = ("packing", "text")
 
 
 def __getattr__(name: str) -> _Any:
-    """The names of `headrace.python`, so that code written for it may import this package instead."""
+    """Modules that are imported when they are asked for, and the names of `headrace.python`.
+
+    The latter are there so that code written for it may import this package instead.
+    """
+    if name in _LATER:
+        return _import_module(f"{__name__}.{name}")
     if name.startswith("__") or not hasattr(python, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(python, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(python)})
+    return sorted({*globals(), *_LATER, *dir(python)})

@@ -1,7 +1,7 @@
 """What both kinds of datasets share: operations on elements, composition, and how a dataset is an operation."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -312,3 +312,18 @@ def stream_ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
         if not isinstance(dataset, Dataset):
             raise PipelineError(f"`IterDataset.{name}` needs datasets; item {i} is {type(dataset).__name__}.")
     return tuple(dataset._stream_op for dataset in datasets)
+
+
+def map_ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
+    """The operations of random-access datasets."""
+    if isinstance(datasets, Mapping):
+        raise PipelineError(
+            f"`MapDataset.{name}` takes a sequence of datasets; parts by name are for `IterDataset.mix`."
+        )
+    for i, dataset in enumerate(datasets):
+        if not isinstance(dataset, Dataset) or dataset._op.is_stream:
+            raise PipelineError(
+                f"`MapDataset.{name}` needs MapDatasets; dataset {i} is {type(dataset).__name__}. "
+                f"Streams are combined with `IterDataset.{name}`."
+            )
+    return tuple(dataset._op for dataset in datasets)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 
 from headrace import transforms
-from headrace._dataset import Dataset, stream_ops
-from headrace._ops.base import ENDLESS, Op
+from headrace._dataset import Dataset, map_ops, stream_ops
+from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
@@ -101,24 +101,24 @@ class MapDataset(Dataset[T]):
         >>> list(MapDataset.mix([MapDataset.range(3), MapDataset.range(10, 16)], weights=[1, 2]))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
         """
-        return MapDataset._of(Mix(_ops(datasets, "mix"), weights))
+        return MapDataset._of(Mix(map_ops(datasets, "mix"), weights))
 
     @staticmethod
     def concatenate(datasets: "Sequence[MapDataset[T]]") -> "MapDataset[T]":
         """One dataset after the other."""
-        return MapDataset._of(Concatenate(_ops(datasets, "concatenate")))
+        return MapDataset._of(Concatenate(map_ops(datasets, "concatenate")))
 
     @staticmethod
     def zip(datasets: "Sequence[MapDataset]", *, strict: bool = True) -> "MapDataset[tuple]":
         """Tuples of one element from each dataset."""
-        return MapDataset._of(Zip(_ops(datasets, "zip"), strict=strict))
+        return MapDataset._of(Zip(map_ops(datasets, "zip"), strict=strict))
 
     @staticmethod
     def select_from_datasets(
         datasets: "Sequence[MapDataset[T]]", selection_map: transforms.DatasetSelectionMap
     ) -> "MapDataset[T]":
         """Elements that a selection map chooses."""
-        return MapDataset._of(Select(_ops(datasets, "select_from_datasets"), selection_map))
+        return MapDataset._of(Select(map_ops(datasets, "select_from_datasets"), selection_map))
 
     # ---- access
 
@@ -437,21 +437,6 @@ class IterDataset(Dataset[T]):
         if isinstance(size, MultiprocessingOptions):
             return self.mp_prefetch(size)
         return self._then(Prefetch(self._op, size))
-
-
-def _ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
-    """The operations of random-access datasets."""
-    if isinstance(datasets, Mapping):
-        raise PipelineError(
-            f"`MapDataset.{name}` takes a sequence of datasets; parts by name are for `IterDataset.mix`."
-        )
-    for i, dataset in enumerate(datasets):
-        if not isinstance(dataset, MapDataset):
-            raise PipelineError(
-                f"`MapDataset.{name}` needs MapDatasets; dataset {i} is {type(dataset).__name__}. "
-                f"Streams are combined with `IterDataset.{name}`."
-            )
-    return tuple(dataset._op for dataset in datasets)
 
 
 def _non_negative(name: str, count: int) -> int:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 LONGEST_RUN = 1 << 13
 CAREFUL_OUTPUTS = 64  # made one at a time after an error, at least
-RUN_S = 0.002  # runs double while they take less than this
+RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
 
 

@@ -84,6 +84,20 @@ def assert_map_batch_agrees(transform: Map, elements: list[Any]) -> None:
     assert_equal(_tree.tree_map(np.asarray, together), one_by_one)
 
 
+def assert_map_rows_agrees(transform: Map, elements: list[Any]) -> None:
+    """Checks that a transform's `map_rows` gives what its `map` gives, for all elements at once and for some of them.
+
+    >>> class Lengths(Map):
+    ...     def map(self, text): return len(text)
+    ...     def map_rows(self, texts): return list(map(len, texts))
+    >>> assert_map_rows_agrees(Lengths(), ["a", "bcd"])
+    """
+    one_by_one = [transform.map(_tree.copy_tree(element)) for element in elements]
+    for count in {1, len(elements) // 2, len(elements)} - {0}:
+        together = transform.map_rows(_tree.copy_tree(elements[:count]))  # type: ignore[attr-defined]
+        assert_equal(together, one_by_one[:count])
+
+
 class FakeSource:
     """A source of dicts that are functions of their index.
 

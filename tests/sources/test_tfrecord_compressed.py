@@ -21,7 +21,7 @@ PACKERS = {"gzip": gzip.compress, "zlib": zlib.compress}
 @pytest.mark.parametrize("kind", ["gzip", "zlib"])
 def test_compressed_files_that_tensorflow_wrote_are_streams(kind):
     path = FIXTURES / f"examples-{kind}.tfrecord"
-    ds = TFRecordIterDataset(path, verify_data=True)
+    ds = TFRecordIterDataset(path)
     assert list(ds) == list(TFRecordIterDataset(FIXTURES / "examples.tfrecord"))
     assert_resumable(ds)
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_damaged_compressed_files_are_errors_after_the_records_before(tmp_path, 
     packed = PACKERS[pack](path.read_bytes())
     for damaged, least in ((packed[:60_000], 58), (packed[:60_000] + b"\xff" * 50_000, 58), (packed[:-3], 100)):
         path.write_bytes(damaged)
-        iterator = iter(TFRecordIterDataset(path, verify_data=True))
+        iterator = iter(TFRecordIterDataset(path))
         got = list(_until_an_error(iterator))
         assert got == records[: len(got)]
         assert len(got) >= least

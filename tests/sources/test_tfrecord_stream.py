@@ -41,7 +41,7 @@ def test_tfrecord_files_are_those_that_tensorflow_writes(tmp_path):
     given = pickle.dumps((str(tmp_path / "theirs"), TEXTS))
     subprocess.run([sys.executable, "-c", TENSORFLOW_WRITES], input=given, check=True, capture_output=True, timeout=100)
     assert Path(write(tmp_path / "ours", TEXTS)).read_bytes() == (tmp_path / "theirs").read_bytes()
-    assert list(TFRecordIterDataset(tmp_path / "theirs", verify_data=True)) == TEXTS
+    assert list(TFRecordIterDataset(tmp_path / "theirs")) == TEXTS
 
 
 def test_tfrecords_and_their_states_are_those_of_grain(tmp_path):
@@ -54,9 +54,9 @@ def test_tfrecords_and_their_states_are_those_of_grain(tmp_path):
     assert list(TFRecordIterDataset(path)) == TEXTS
 
 
-@pytest.mark.parametrize("verify_data", [False, True])
-def test_tfrecords_resume_at_every_record(tmp_path, verify_data):
-    ds = TFRecordIterDataset(write(tmp_path / "t", TEXTS), verify_data=verify_data)
+@pytest.mark.parametrize("verify", [False, True])
+def test_tfrecords_resume_at_every_record(tmp_path, verify):
+    ds = TFRecordIterDataset(write(tmp_path / "t", TEXTS), verify=verify)
     assert_resumable(ds)
     assert_resumable(ds.map(len).batch(3))
 
@@ -115,7 +115,7 @@ def test_a_damaged_tfrecord_file_is_an_error_after_the_records_before(tmp_path, 
 def test_damaged_bytes_of_a_tfrecord_are_found_where_that_is_asked_for(tmp_path):
     path = damage(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]), 42 + 12 + 500)
     assert len(list(TFRecordIterDataset(path))) == 3
-    iterator = iter(TFRecordIterDataset(path, verify_data=True))
+    iterator = iter(TFRecordIterDataset(path))
     assert [next(iterator), next(iterator)] == [b"12345", b"67890"]
     with pytest.raises(PipelineError, match="record 2, offset 42: the checksum of its bytes is wrong"):
         next(iterator)

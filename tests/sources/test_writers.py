@@ -39,7 +39,7 @@ ODD_NAMES = ["with space", "ünï-字", "a[1]", "*?#%20", 'it\'s "so"']
 
 
 def read_tfrecord(paths):
-    return [record for path in paths for record in TFRecordIterDataset(path, verify_data=True)]
+    return [record for path in paths for record in TFRecordIterDataset(path)]
 
 
 def read_array_record(paths):

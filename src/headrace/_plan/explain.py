@@ -104,7 +104,9 @@ def _(op: UserDataset) -> str:
 def _(op: Map) -> str:
     if op.batched:
         return "columns, one call a block"
-    return "one call a block of columns, or an element" if op.batch_fn is not None else "one call an element"
+    if op.batch_fn is not None:
+        return "one call a block of columns, or an element"
+    return "one call an element" if op.rows_fn is None else "one call a block"
 
 
 @_how.register

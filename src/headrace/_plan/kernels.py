@@ -4,9 +4,8 @@ The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `ind
 asked for with it. User functions get Python ints and elements that are theirs to change.
 """
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from itertools import chain
 from typing import Any
@@ -17,50 +16,18 @@ from headrace import _tree
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap
+from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array, interleave
+from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
-from headrace._rng import CounterRng
 from headrace.errors import PipelineError
 from headrace.sources import RangeDataSource
 
 Fetch = Callable[[Indices], Block]
 STACK_AT_ONCE = 32  # batches of this size are stacked as soon as their rows are there, while those are in the cache
-Kernel = Callable[[Block, Any], Block]
-
-
-def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
-    """Notes on an error of the user's the operation and the element that it came from.
-
-    `feed` is the iterator that the elements are taken from: what is left in it tells which one failed.
-    `indices` has the index of each, and is only asked for that one; without it, the element has no number.
-    """
-    element = "" if indices is None else f", element {indices[len(indices) - operator.length_hint(feed) - 1]}"
-    note = f"in {op.label()}{element} (pipeline at {op.site})"
-    if isinstance(error, StopIteration):  # would end somebody's loop in silence
-        wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
-        add_note(wrapped, note)
-        raise wrapped from error
-    add_note(error, note)
-
-
-_NOTED = "__headrace_noted__"
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """Adds a note once: the innermost operation is the one to blame."""
-    if not hasattr(error, _NOTED):
-        error.add_note(note)
-        with contextlib.suppress(AttributeError):
-            setattr(error, _NOTED, True)
-
-
-def ints(indices: Any) -> Sequence[int]:
-    """Indices as Python ints."""
-    return indices.tolist() if isinstance(indices, np.ndarray) else indices
 
 
 @singledispatch
@@ -222,131 +189,6 @@ def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
 
 
 # ----------------------------------------------------------------------------------------------- elements
-
-
-def element_kernel(op: Op, *, holes: bool) -> Kernel:
-    """What an element operation does to a block whose elements have these indices or counts.
-
-    With `holes`, `None` is an index without an element, and no function sees it.
-    """
-    if isinstance(op, Map) and not isinstance(op, PlacedMap):
-        return _map_kernel(op, holes=holes)
-    if isinstance(op, MapWithIndex | PlacedMap):
-        return _map_with_index_kernel(op, holes=holes)
-    assert isinstance(op, RandomMap)
-    return _random_map_kernel(op, holes=holes)
-
-
-def _map_kernel(op: Map, *, holes: bool) -> Kernel:
-    batch_fn, rows_fn = op.batch_fn, op.rows_fn
-    fn: Any = None if op.batched else op.fn
-
-    def kernel(block: Block, idx: Any) -> Block:
-        if batch_fn is not None and (op.batched or isinstance(block, Columns)) and len(block):
-            return _map_columns(op, batch_fn, block, None if idx is None else ints(idx), holes=holes)
-        if rows_fn is not None:
-            return _map_rows(op, rows_fn, block, idx, holes=holes)
-        rows = block.own_rows()
-        feed = iter(rows)
-        try:
-            if holes:
-                return Rows([None if x is None else fn(x) for x in feed], owned=True)
-            return Rows([fn(x) for x in feed], owned=True)
-        except Exception as e:
-            blame(e, op, feed, ints(idx))
-            raise
-
-    return kernel
-
-
-def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, holes: bool) -> Block:
-    """A function of columns over a block; where rows do not make columns of one kind, over each row alone."""
-    if isinstance(block, Rows) and not _tree.uniform(block.items):
-        out: list[Any] = []
-        for i, row in enumerate(block.items):
-            alone = Rows([row], owned=True)
-            place = None if idx is None else [idx[i]]
-            out += [None] if holes and row is None else _call_columns(op, fn, alone, place).rows()
-        return Rows(out, owned=True)
-    if holes and isinstance(block, Rows) and block.items[0] is None:
-        return block
-    return _call_columns(op, fn, block, idx)
-
-
-def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
-    try:
-        tree = _tree.tree_map(np.asarray, fn(block.stack()))
-    except Exception as e:
-        blame(e, op, iter(range(len(block) - 1)), idx)
-        raise
-    lengths = {name: leaf.shape[:1] for name, leaf in _tree.named_leaves(tree)}
-    if not lengths or any(length != (len(block),) for length in lengths.values()):
-        raise PipelineError(
-            f"{op.label()} got columns of {len(block)} rows and returned leaves of lengths {lengths}: "
-            "it must return one row for each that it gets."
-        )
-    return Columns(tree, len(block))
-
-
-def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: Any, *, holes: bool) -> Block:
-    """A function of a list of elements over a block."""
-    rows = block.own_rows()
-    given = [x for x in rows if x is not None] if holes else rows
-    count = len(given)
-    if not count:
-        return Rows(rows, owned=True)
-    try:
-        made = fn(given)
-    except Exception as e:  # which of several it was, only calls with one of them can tell
-        blame(e, op, iter(()), ints(idx) if len(rows) == 1 else None)
-        raise
-    if not isinstance(made, list) or len(made) != count:
-        found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
-        raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) got a list of {count} elements and its `map_rows` returned {found}: "
-            "it must return a list with one element for each that it gets."
-        )
-    if count == len(rows):
-        return Rows(made, owned=True)
-    feed = iter(made)
-    return Rows([None if x is None else next(feed) for x in rows], owned=True)
-
-
-def _map_with_index_kernel(op: MapWithIndex | PlacedMap, *, holes: bool) -> Kernel:
-    fn = op.fn
-
-    def kernel(block: Block, idx: Any) -> Block:
-        numbers = ints(idx)
-        feed = iter(block.own_rows())
-        try:
-            pairs = zip(feed, numbers, strict=True)
-            return Rows([None if holes and x is None else fn(i, x) for x, i in pairs], owned=True)
-        except Exception as e:
-            blame(e, op, feed, numbers)
-            raise
-
-    return kernel
-
-
-def _random_map_kernel(op: RandomMap, *, holes: bool) -> Kernel:
-    fn = op.fn
-    free: list[CounterRng] = []  # one for each thread that is at work
-
-    def kernel(block: Block, idx: Any) -> Block:
-        numbers = ints(idx)
-        feed = iter(block.own_rows())
-        rng = free.pop() if free else CounterRng(op.seed)  # type: ignore[arg-type]
-        at = rng.at
-        try:
-            pairs = zip(feed, numbers, strict=True)
-            out = [None if holes and x is None else fn(x, at(i)) for x, i in pairs]
-        except Exception as e:
-            blame(e, op, feed, numbers)
-            raise
-        free.append(rng)
-        return Rows(out, owned=True)
-
-    return kernel
 
 
 @fetcher.register(Map)

@@ -8,7 +8,7 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._plan.blocks import Rows
-from headrace._plan.kernels import blame, element_kernel
+from headrace._plan.elements import blame, element_kernel
 from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, places, stream_of
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions

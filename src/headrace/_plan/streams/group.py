@@ -12,7 +12,8 @@ from headrace import _tree
 from headrace._ops.base import Op
 from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
 from headrace._plan.blocks import Block, Columns, Rows, concat
-from headrace._plan.kernels import add_note, make_batch
+from headrace._plan.elements import add_note
+from headrace._plan.kernels import make_batch
 from headrace._plan.streams.base import Context, Feed, GroupStream, Position, Run, Stream, Unary, open_stream, stream_of
 from headrace.errors import StructureError
 

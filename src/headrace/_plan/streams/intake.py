@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace._ops.layout import Layout, Leaf, Lengths
 from headrace._ops.pack import ConcatThenSplit, Packer
-from headrace._plan.kernels import add_note
+from headrace._plan.elements import add_note
 from headrace._plan.packed import Column, columns_of, kinds_of
 from headrace._plan.streams.base import At, Feed, Position, Stream
 from headrace.errors import PipelineError, StructureError

@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Rows
-from headrace._plan.kernels import add_note
+from headrace._plan.elements import add_note
 from headrace._plan.streams.base import Context, Position, Run, Stream, stream_of
 
 

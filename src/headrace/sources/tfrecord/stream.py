@@ -32,28 +32,28 @@ class TFRecordIterDataset(IterDataset[bytes]):
     Args:
         path: The file. Several are read by `IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset),
             cycle_length=...)`.
-        verify_data: Checks the checksum of every record's bytes, and not of the lengths alone.
+        verify: Checks the checksum of every record; without, those of the lengths alone.
     """
 
-    def __init__(self, path: str | os.PathLike, *, verify_data: bool = False):
+    def __init__(self, path: str | os.PathLike, *, verify: bool = True):
         super().__init__()
         if not isinstance(path, str | os.PathLike):
             raise PipelineError(
                 f"`path` must be one path; got {type(path).__name__}: {path!r}. For several files, use "
                 "`IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset), cycle_length=...)`."
             )
-        self._path, self._verify_data = os.fsdecode(path), verify_data
+        self._path, self._verify = os.fsdecode(path), verify
 
     def __iter__(self) -> "TFRecordIterator":
-        return TFRecordIterator(self._path, verify_data=self._verify_data)
+        return TFRecordIterator(self._path, verify=self._verify)
 
 
 class TFRecordIterator(DatasetIterator[bytes]):
     """Hands over the records of one file; the file is opened for the first of them."""
 
-    def __init__(self, path: str, *, verify_data: bool):
+    def __init__(self, path: str, *, verify: bool):
         super().__init__()
-        self._path, self._verify_data = path, verify_data
+        self._path, self._verify = path, verify
         self._file: files.File | Inflated | None = None
         self._closed = False
         self._block, self._at = b"", 0  # what has been read ahead, and how far it is used
@@ -79,7 +79,7 @@ class TFRecordIterator(DatasetIterator[bytes]):
             if len(block) < needed:
                 raise self._broken(f"it has {length} bytes, and the file ends {needed - len(block)} bytes too early")
         record = block[begin:end]
-        if self._verify_data and masked(checksum()(record)) != FOOTER.unpack_from(block, end)[0]:
+        if self._verify and masked(checksum()(record)) != FOOTER.unpack_from(block, end)[0]:
             raise self._broken("the checksum of its bytes is wrong")
         self._at = end + FOOTER.size
         return record
