@@ -112,9 +112,9 @@ def test_a_damaged_tfrecord_file_is_an_error_after_the_records_before(tmp_path, 
         iterator.close()
 
 
-def test_damaged_bytes_of_a_tfrecord_are_found_where_that_is_asked_for(tmp_path):
+def test_damaged_bytes_of_a_tfrecord_are_found_unless_nobody_looks(tmp_path):
     path = damage(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]), 42 + 12 + 500)
-    assert len(list(TFRecordIterDataset(path))) == 3
+    assert len(list(TFRecordIterDataset(path, verify=False))) == 3
     iterator = iter(TFRecordIterDataset(path))
     assert [next(iterator), next(iterator)] == [b"12345", b"67890"]
     with pytest.raises(PipelineError, match="record 2, offset 42: the checksum of its bytes is wrong"):
