@@ -10,11 +10,13 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 from benchmarks import (  # noqa: E402
     core,
     loader,
+    packing,
     sources_array_record,
     sources_hugging_face,
     sources_json_lines,
     sources_tables,
     sources_tfrecord,
+    text,
     workers,
 )
 from benchmarks.measure import print_table  # noqa: E402
@@ -28,6 +30,8 @@ MODULES = (
     sources_tfrecord,
     sources_hugging_face,
     sources_json_lines,
+    packing,
+    text,
 )
 
 
