@@ -58,7 +58,7 @@ def json_lines_to_packed_batches() -> list[Row]:
                 .filter(lambda document: len(document["text"]) > 10)
                 .map(Tokenize(tokenizer, eos="<eos>"))
                 .prefetch(2 * AT_ONCE)
-                .pack({"tokens": 2048}, strategy="best_fit", long_sequences="split")
+                .pack({"tokens": 2048}, strategy="best_fit", long_sequences="split", drop_other_features=True)
                 .batch(8)
             )
             begin = time.perf_counter()

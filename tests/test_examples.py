@@ -70,5 +70,6 @@ def test_advanced_datasets():
 
 
 def test_every_example_is_tested():
-    text = Path(__file__).read_text() + (EXAMPLES.parent / "tests" / "test_demo.py").read_text()
+    tests = [Path(__file__).parent / f"test_{name}.py" for name in ("examples", "demo", "language_model")]
+    text = "".join(path.read_text() for path in tests)
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in text] == []

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace.errors import PipelineError, StructureError
+from headrace.errors import PipelineError, StateError, StructureError
 from headrace.packing import (
     BestFitPackIterDataset,
     BOSHandling,
@@ -174,6 +174,8 @@ def test_the_report_compares_strategies_over_the_same_sequences():
         ("'concat_split' splits what is long", {"strategy": "concat_split", "long_sequences": "error"}),
         ("'first_fit' has no option 'bos_token_id'; it has .*num_packing_bins", {"bos_token_id": 1}),
         ("'concat_split' has no option 'seed'", {"strategy": "concat_split", "seed": 1}),
+        ("meta_features must be a sequence of names; got the string 'tok'", {"meta_features": "tok"}),
+        ("bos_handling must be a BOSHandling", {"strategy": "concat_split", "bos_handling": "replace"}),
     ],
 )
 def test_wrong_arguments_say_what_there_is(text, arguments):
@@ -183,7 +185,7 @@ def test_wrong_arguments_say_what_there_is(text, arguments):
 
 def test_a_sequence_that_does_not_fit_is_an_error_unless_the_user_says_otherwise():
     with pytest.raises(PipelineError, match=r"length 9 does not fit .*'x' has length 4.*long_sequences="):
-        list(documents([2, 9]).pack({"x": 4}))
+        list(documents([2, 9]).map(only_x).pack({"x": 4}))
 
 
 def test_an_empty_sequence_is_an_error():
@@ -202,5 +204,34 @@ def test_a_missing_feature_is_named():
     ds = documents([2])
     with pytest.raises(StructureError, match=r"has the feature 'y', and an element does not .* \['n', 'x'\]"):
         list(ds.pack({"x": 4, "y": 4}, long_sequences="split"))
-    with pytest.raises(StructureError, match=r"features \['n', 'x'\], and length_struct has \['x'\]"):
-        list(ds.pack({"x": 4}, strategy="concat_split"))
+    with pytest.raises(StructureError, match=r"features \['n'\], which length_struct does not have: it has \['x'\]"):
+        list(ds.pack({"x": 4}))
+    assert len(list(ds.pack({"x": 4}, drop_other_features=True))) == 1
+
+
+def test_no_token_is_changed_where_dtypes_differ():
+    elements = [{"x": np.array([1], np.int32)}, {"x": np.array([2**40 + 5])}]
+    for strategy in STRATEGIES:
+        (row,) = MapDataset.source(elements).to_iter_dataset().pack({"x": 4}, strategy=strategy)
+        assert row["x"].tolist() == [1, 2**40 + 5, 0, 0]
+
+
+def test_a_meta_feature_that_is_too_long_is_dropped_or_named():
+    ds = MapDataset.source([{"x": np.ones(3), "m": np.ones(9)}, {"x": np.ones(2), "m": np.ones(1)}]).to_iter_dataset()
+    assert len(list(ds.pack({"x": 4, "m": 4}, meta_features=["m"], long_sequences="drop"))) == 1
+    with pytest.raises(PipelineError, match=r"'m' has length 4.*It is a meta feature, which is not cut"):
+        list(ds.pack({"x": 4, "m": 4}, meta_features=["m"], long_sequences="truncate"))
+
+
+def test_a_state_of_another_alignment_is_refused():
+    ds = documents([3, 3, 3]).map(only_x)
+    state = iter(ds.pack({"x": 8})).get_state()
+    with pytest.raises(StateError, match="saved with alignments"):
+        iter(ds.pack({"x": 8}, pack_alignment_struct=4)).set_state(state)
+
+
+@pytest.mark.parametrize("padding", [0.5, -1, 300, "x"])
+def test_padding_that_the_dtype_cannot_be_is_an_error(padding):
+    ds = MapDataset.source([{"x": np.ones(3, np.uint8)}]).to_iter_dataset()
+    with pytest.raises(PipelineError, match=r"padding_struct has .* for the feature 'x', and uint8"):
+        list(ds.pack({"x": 4}, padding_struct={"x": padding}))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, WeightSchedule
-from headrace._ops.schedule import BLOCK
+from headrace._ops.schedule import BLOCK, ScheduledMix
 from headrace.errors import PipelineError, StateError
 from headrace.testing import assert_resumable
 
@@ -117,17 +117,38 @@ def test_workers_change_neither_elements_nor_states():
     assert outputs(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) == outputs(ds)
 
 
-def test_the_state_records_the_weights_and_another_schedule_is_refused():
-    iterator = iter(mixed({0: [1, 1, 2], 5: [1, 0, 0]}))
-    for _ in range(4):
-        next(iterator)
-    state = iterator.get_state()
-    assert state["parent"]["weights"] == [0.25, 0.25, 0.5]
-    later = iter(mixed({0: [1, 1, 2], 50: [0, 1, 0]}))  # the same so far
-    later.set_state(state)
-    next(later)
-    with pytest.raises(StateError, match=r"schedule .* are not those of the state.* after 4 elements"):
-        iter(mixed({0: [1, 2, 2]})).set_state(state)
+def state_after(count, weights):
+    with iter(mixed(weights)) as iterator:
+        for _ in range(count):
+            next(iterator)
+        return iterator.get_state()
+
+
+@pytest.mark.parametrize("other", [{0: [1, 2, 2]}, {0: [9, 1, 1], 3: [1, 1, 2]}, {0: [1, 1, 2], 50: [0, 1, 0]}])
+def test_a_state_of_another_schedule_is_refused(other):
+    state = state_after(4, {0: [1, 1, 2]})
+    with pytest.raises(
+        StateError, match=r"schedule .* is not that of the state, .* from element 0 on.* after element 2048"
+    ):
+        iter(mixed(other)).set_state(state)
+
+
+def test_a_schedule_may_be_another_far_ahead_and_between_blocks():
+    for count, other in ((4, {0: [1, 1, 2], 2 * BLOCK: [0, 1, 0]}), (BLOCK, {0: [1, 0, 0]})):
+        iterator = iter(mixed(other))
+        iterator.set_state(state_after(count, {0: [1, 1, 2]}))
+        assert len(list(iterator)) == 3000 - count
+
+
+def test_counts_stay_within_one_element_for_very_long():
+    schedule = ScheduledMix(tuple(part._op for part in parts(2)), WeightSchedule({0: [9, 1]}))
+    _, lags, _ = schedule.start
+    for block in range(2000):
+        plan = schedule.planned(0, lags)
+        lags = plan.next_lags
+        assert len(plan.which) == BLOCK
+        assert abs(sum(lags)) < 1e-9, block
+        assert max(map(abs, lags)) < 1
 
 
 @pytest.mark.parametrize(
@@ -145,6 +166,17 @@ def test_the_state_records_the_weights_and_another_schedule_is_refused():
 def test_wrong_weights_say_at_which_step(text, weights):
     with pytest.raises(PipelineError, match=text):
         IterDataset.mix(parts(2), WeightSchedule(weights))
+
+
+def test_a_function_may_end_where_it_is_not_asked_any_more():
+    table = [[1, i] for i in range(10)]
+    ds = IterDataset.mix(parts(2), WeightSchedule(lambda step: table[step], elements_per_step=4))
+    assert len(list(ds.take(40))) == 40
+    iterator = iter(ds)
+    assert len([next(iterator) for _ in range(40)]) == 40
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="failed at step 10: IndexError: list index out of range"):
+            next(iterator)
 
 
 def test_a_function_that_goes_wrong_later_says_at_which_step():

@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -452,7 +453,7 @@ def test_it_is_known_by_library_file_and_contents(made, folder):
         kind, name, digest = text.removeprefix("Tokenize(").removesuffix(")").split()
         assert (kind, name) == (library, names[library])
         assert len(digest) == 12
-    tokenizer = made["tokenizers"].tokenize(feature="body", eos=5, dtype="uint16", allowed_special={"b", "a"})
+    tokenizer = made["tiktoken"].tokenize(feature="body", eos=5, dtype="uint16", allowed_special={"b", "a"})
     assert repr(tokenizer).endswith(", feature='body', dtype=uint16, eos=5, allowed_special=['a', 'b'])")
     ds = MapDataset.source([{"text": "x"}]).map(made["tokenizers"].tokenize())
     assert shown["tokenizers"] in repr(ds)
@@ -520,6 +521,27 @@ def test_a_file_that_has_changed_is_not_taken_for_the_same(bpe, tmp_path):
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(DataError, match="tokenizer.json has changed since the pipeline was made"):
         transform.map({"text": "a"})
+
+
+def test_settings_that_are_not_in_a_tokenizers_file_are_refused(bpe, pieces):
+    processor = sentencepiece.SentencePieceProcessor(model_file=pieces.path, add_bos=True)
+    with pytest.raises(PipelineError, match="has add_bos=True, which is not in its file"):
+        Tokenize(processor)
+    tokenizer = tokenizers.Tokenizer.from_file(bpe.path)
+    tokenizer.encode_special_tokens = True
+    with pytest.raises(PipelineError, match="has encode_special_tokens=True"):
+        Tokenize(tokenizer)
+
+
+def test_wrong_special_tokens_are_refused(bpe, ranks):
+    with pytest.raises(PipelineError, match="allowed_special is for tiktoken"):
+        bpe.tokenize(allowed_special="all")
+    with pytest.raises(PipelineError, match="must be \"all\" or a collection of tokens; got the string '<|endof"):
+        ranks.tokenize(allowed_special=EOT)
+    with pytest.raises(PipelineError, match=f"no special token '<other>'.* it has {re.escape(EOT)}"):
+        ranks.tokenize(allowed_special={"<other>"}).map({"text": "x"})
+    with pytest.raises(PipelineError, match="`bos` is the token 999999, and those of .* end at"):
+        bpe.tokenize(bos=999_999).map({"text": "x"})
 
 
 def test_an_unknown_kind_of_tokenizer(bpe):

@@ -11,8 +11,8 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
-from headrace._ops.combine import Interleave, Mixing, Zip
-from headrace._ops.schedule import ScheduledMix
+from headrace._ops.combine import Interleave, Mix, Mixing, Zip
+from headrace._ops.schedule import BLOCK, ScheduledMix
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.combine import interleaved_part
 from headrace.errors import StateError
@@ -32,8 +32,8 @@ def encode(op: Op, position: Any) -> Json:
         return state
     if isinstance(op, Interleave):
         return state | {"open": [_encode_slot(op, slot) for slot in position[-1]]}
-    if isinstance(op, Mixing):
-        state |= {"weights": _plain(op.weights_at(position[0]))}
+    if isinstance(op, Mix):
+        state |= {"weights": _plain(op.weights)}
     if isinstance(op, Mixing | Zip):
         parts = [encode(part, at) for part, at in zip(op.parts, position[-1], strict=True)]
         names = op.names if isinstance(op, Mixing) else None
@@ -125,14 +125,9 @@ def _decode_mixed(op: Mixing, state: Json, *, reread: bool) -> tuple[Any, ...]:
     parents: Any = state["parents"]
     known = list(parents) if isinstance(parents, dict) else len(parents)
     same_parts = known == (list(op.names) if op.names else len(op.parts))
-    same = same_parts and state.get("weights") == _plain(op.weights_at(state["count"]))
-    if isinstance(op, ScheduledMix) and not same:
-        raise StateError(
-            f"The parts or the schedule of {op.label()} (pipeline at {op.site}) are not those of the state, which has "
-            f"the parts {known} and, after {state['count']} elements, the weights {state.get('weights')}. Give those "
-            "parts a schedule that is the same up to there."
-        )
-    if reread and not same:
+    if isinstance(op, ScheduledMix):
+        _check_schedule(op, state, known, same_parts=same_parts)
+    elif reread and not (same_parts and state.get("weights") == _plain(op.weights)):  # type: ignore[attr-defined]
         raise StateError(
             f"The parts or weights of {op.label()} (pipeline at {op.site}) are not those of the state, and an "
             "operation after it is in the middle of a window or batch that they made. Change them at a state "
@@ -148,6 +143,18 @@ def _decode_mixed(op: Mixing, state: Json, *, reread: bool) -> tuple[Any, ...]:
         decode(part, parents[name], reread=reread) if name in parents else None
         for part, name in zip(op.parts, names, strict=True)
     )
+
+
+def _check_schedule(op: ScheduledMix, state: Json, known: Any, *, same_parts: bool) -> None:
+    """Raises unless the block that the state is in is planned from the same weights."""
+    if not same_parts:
+        raise StateError(f"The state mixes the parts {known}, and {op.label()} has {op.names or len(op.parts)}.")
+    first = state["count"] // BLOCK * BLOCK
+    if state["plan"] and op.planned(first // BLOCK, state["lags"]).digest != state["plan"]:
+        raise StateError(
+            f"The schedule of {op.label()} (pipeline at {op.site}) is not that of the state, which has planned from "
+            f"element {first} on. Give it the same weights there; it may differ after element {first + 2 * BLOCK}."
+        )
 
 
 def _encode_slot(op: Interleave, slot: Any) -> Json | None:

@@ -101,6 +101,8 @@ class MapDataset(Dataset[T]):
         >>> list(MapDataset.mix([MapDataset.range(3), MapDataset.range(10, 16)], weights=[1, 2]))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
         """
+        if isinstance(weights, WeightSchedule):
+            raise PipelineError("Weights that change by the step are for `IterDataset.mix`: call `to_iter_dataset()`.")
         return MapDataset._of(Mix(map_ops(datasets, "mix"), weights))
 
     @staticmethod

@@ -62,6 +62,7 @@ def FirstFitPackIterDataset(
     return _stream(parent, "FirstFitPackIterDataset").pack(
         length_struct,
         strategy="first_fit",
+        drop_other_features=True,
         num_packing_bins=num_packing_bins,
         seed=seed,
         shuffle_bins=shuffle_bins,
@@ -94,6 +95,7 @@ def BestFitPackIterDataset(
     return _stream(parent, "BestFitPackIterDataset").pack(
         length_struct,
         strategy="best_fit",
+        drop_other_features=True,
         num_packing_bins=num_packing_bins,
         seed=seed,
         shuffle_bins=shuffle_bins,
@@ -225,10 +227,14 @@ def padding_report(
         long_sequences: What becomes of sequences longer than a row: "split", "truncate" or "drop".
         options: Options of `IterDataset.pack`; a strategy gets those that it has.
     """
+    known = {name for strategy in strategies for name in options_of(strategy)}
+    for name in options:
+        if name not in known:
+            raise PipelineError(f"There is no option {name!r}; there are {', '.join(sorted(known))}.")
+    ds = ds.map(lambda element: {key: element[key] for key in length_struct if key in element})
     found = {}
     for strategy in strategies:
-        known = options_of(strategy)
-        mine: Any = {name: value for name, value in options.items() if name in known}
+        mine: Any = {name: value for name, value in options.items() if name in options_of(strategy)}
         rows = ds.take(num_sequences).pack(length_struct, strategy=strategy, long_sequences=long_sequences, **mine)
         found[strategy] = Padding.of(rows)
     return PaddingReport(found)

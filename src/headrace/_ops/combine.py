@@ -54,10 +54,6 @@ class Mixing(Nary):
         """The numbers of the position before the first output."""
         return (0,)
 
-    def weights_at(self, count: int) -> tuple[float, ...]:
-        """The weights after so many elements."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mix(RouteOp, Mixing):
@@ -92,10 +88,6 @@ class Mix(RouteOp, Mixing):
         if self.names is None or set(weights) != set(self.names):
             raise PipelineError(f"`mix` has datasets {list(self.names or ())} and weights for {sorted(weights)}.")
         return tuple(weights[name] for name in self.names)
-
-    def weights_at(self, count: int) -> tuple[float, ...]:
-        assert isinstance(self.weights, tuple)
-        return self.weights
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:

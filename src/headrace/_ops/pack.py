@@ -36,9 +36,12 @@ class Packer(Unary):
 
     length_struct: Mapping[str, Any]
     meta_features: Sequence[str] = field(default=(), kw_only=True)
+    drop_other_features: bool = field(default=False, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "length_struct", plain_ints(self.length_struct))
+        if isinstance(self.meta_features, str):
+            raise PipelineError(f"meta_features must be a sequence of names; got the string {self.meta_features!r}.")
         object.__setattr__(self, "meta_features", tuple(self.meta_features))
         self.layout()
 
@@ -50,6 +53,11 @@ class Packer(Unary):
     def lengths(self) -> dict[str, int]:
         """The length of each leaf by its name."""
         return {leaf.name: leaf.length for leaf in self.layout().leaves}
+
+    @property
+    def alignments(self) -> dict[str, int]:
+        """Of which number starts are multiples, where it is not 1."""
+        return {leaf.name: leaf.alignment for leaf in self.layout().leaves if leaf.alignment > 1}
 
     @property
     def listed_features(self) -> tuple[str, ...]:
@@ -78,7 +86,7 @@ class FirstFitPack(Packer):
     name = "first_fit_pack"
     bins: ClassVar[type[Bins]] = FirstFitBins
     state_fields = ("rows", "taken_of_group")
-    state_params = ("lengths", "num_packing_bins", "seed", "shuffle_bins", "max_sequences_per_bin")
+    state_params = ("lengths", "alignments", "num_packing_bins", "seed", "shuffle_bins", "max_sequences_per_bin")
     num_packing_bins: int = field(default=64, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     shuffle_bins: bool = field(default=True, kw_only=True)
@@ -147,6 +155,8 @@ class ConcatThenSplit(Packer):
                 f"The meta feature {self.listed_features[0]!r} has no length in length_struct, which has "
                 f"{sorted(self.length_struct)}. Give every feature a length."
             )
+        if not isinstance(self.bos_handling, BOSHandling):
+            raise PipelineError(f"bos_handling must be a BOSHandling; got {self.bos_handling!r}.")
         if self.bos_handling is BOSHandling.DO_NOTHING:
             if self.bos_features or self.bos_token_id is not None:
                 raise PipelineError(
@@ -179,6 +189,7 @@ class PackOptions(TypedDict, total=False):
     """The arguments of packers; those after `meta_features` are of bins, and then of concat-then-split."""
 
     meta_features: Sequence[str]
+    drop_other_features: bool
     num_packing_bins: int
     seed: int
     shuffle_bins: bool
@@ -209,12 +220,14 @@ def packer(
     if long_sequences is None:
         return op
     packed = {key: n for key, n in op.length_struct.items() if key not in op.meta_features}
+    if long_sequences == "drop":  # meta features are not cut, but may be too long as well
+        packed |= {key: n for key, n in op.length_struct.items() if isinstance(n, int)}
     return dataclasses.replace(op, parent=made_to_fit(parent, packed, long_sequences))
 
 
 def options_of(strategy: str) -> list[str]:
     """The names of a strategy's options."""
-    if strategy not in STRATEGIES:
+    if strategy not in list(STRATEGIES):
         raise PipelineError(f"strategy must be one of {', '.join(map(repr, STRATEGIES))}; got {strategy!r}.")
     return [f.name for f in dataclasses.fields(STRATEGIES[strategy]) if f.kw_only and f.name != "site"]
 

@@ -6,6 +6,7 @@ its normalised weights so far, to within one element. With `k` parts and `e = 1 
 to come soonest does.
 """
 
+import hashlib
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,29 +47,40 @@ class WeightSchedule:
         check_counts(self, "elements_per_step", least=1)
         if callable(self.weights):
             return
-        if not isinstance(self.weights, Mapping) or not all(isinstance(step, int) for step in self.weights):
+        if not isinstance(self.weights, Mapping) or not all(isinstance(n, int | np.integer) for n in self.weights):
             raise PipelineError(
                 "A WeightSchedule needs a function of the step, or a dict from steps to weights such as "
                 f"{{0: [1, 0], 1000: [1, 1]}}; got {self.weights!r}."
             )
+        object.__setattr__(self, "weights", {int(step): self.weights[step] for step in sorted(self.weights)})
         if min(self.weights, default=-1) != 0:
-            raise PipelineError(f"The table of a WeightSchedule must begin at step 0; got {sorted(self.weights)}.")
+            raise PipelineError(f"The table of a WeightSchedule must begin at step 0; got {list(self.weights)}.")
 
-    def shares(self, first: int, stop: int, names: Sequence[str] | int) -> np.ndarray:
-        """For elements from `first` to `stop`, the weights of all parts (of these names, or so many), with sum 1."""
+    def shares(self, first: int, stop: int, names: Sequence[str] | int) -> tuple[np.ndarray, PipelineError | None]:
+        """For elements from `first` on, the weights of all parts (of these names, or so many), with sum 1.
+
+        They go up to `stop`, or to where the schedule fails, with the error.
+        """
         steps = np.arange(first, stop) // self.elements_per_step
         rows, row_of = np.unique(steps if callable(self.weights) else self._changes(steps), return_inverse=True)
-        table = np.array([self._row(step, names) for step in rows.tolist()])
-        return table[row_of]
+        table: list[np.ndarray] = []
+        for step in rows.tolist():
+            try:
+                table.append(self.row(step, names))
+            except PipelineError as e:
+                known = int(np.searchsorted(row_of, len(table)))
+                return np.array(table).reshape(-1, self._count(names))[row_of[:known]], e
+        return np.array(table)[row_of], None
 
     def _changes(self, steps: np.ndarray) -> np.ndarray:
         """The step since which the weights of each step hold."""
         assert isinstance(self.weights, Mapping)
-        changes = np.array(sorted(self.weights))
+        changes = np.array(list(self.weights))
         return changes[np.searchsorted(changes, steps, side="right") - 1]
 
-    def _row(self, step: int, names: Sequence[str] | int) -> np.ndarray:
-        weights = self.weights(step) if callable(self.weights) else self.weights[step]
+    def row(self, step: int, names: Sequence[str] | int) -> np.ndarray:
+        """The weights of all parts at a step, with sum 1."""
+        weights = self._at(step)
         try:
             if isinstance(weights, Mapping) and not isinstance(names, int) and set(weights) == set(names):
                 weights = [weights[name] for name in names]
@@ -76,7 +88,7 @@ class WeightSchedule:
         except (TypeError, ValueError):
             row = np.array([np.nan])
         parts = f"{names} parts" if isinstance(names, int) else f"the parts {list(names)}"
-        if row.shape != (names if isinstance(names, int) else len(names),):
+        if row.shape != (self._count(names),):
             raise PipelineError(f"The schedule gives the weights {weights!r} at step {step}, and there are {parts}.")
         if not (row >= 0).all() or not 0 < row.sum() < np.inf:
             raise PipelineError(
@@ -84,40 +96,64 @@ class WeightSchedule:
             )
         return row / row.sum()
 
+    def _at(self, step: int) -> Weights:
+        if not callable(self.weights):
+            return self.weights[step]
+        try:
+            return self.weights(step)
+        except Exception as e:
+            what = f"{type(e).__name__}: {e}"
+            raise PipelineError(f"The function of a WeightSchedule failed at step {step}: {what}") from e
 
-class Assigned(NamedTuple):
-    """A block of elements: the part of each, and the counts and shares of parts before and after."""
+    @staticmethod
+    def _count(names: Sequence[str] | int) -> int:
+        return names if isinstance(names, int) else len(names)
+
+
+Lags = tuple[float, ...]
+"""Of each part, by how much its share is ahead of its count; their sum is 0."""
+
+
+class Plan(NamedTuple):
+    """A block of elements: the part of each, and the lags before and after.
+
+    Where the schedule fails in the block, it has elements up to there, and the error.
+    """
 
     which: np.ndarray
-    counts: tuple[int, ...]
-    shares: tuple[float, ...]
-    next_counts: tuple[int, ...]
-    next_shares: tuple[float, ...]
+    lags: Lags
+    next_lags: Lags
+    digest: str  # of the weights that it was made from
+    error: PipelineError | None
 
 
-def assign(weights: np.ndarray, counts: tuple[int, ...], shares: tuple[float, ...]) -> Assigned:
+def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) -> Plan:
     """The parts of `BLOCK` elements, from the weights of these and of those after them."""
-    num_parts = len(counts)
-    e = 1 / (2 * num_parts - 2) - 1e-9 if num_parts > 1 else 0.0  # or a rounded sum might let no part come
-    share = np.cumsum(weights, axis=0) + shares
+    known = min(len(weights), BLOCK)
+    digest = hashlib.sha1(weights.tobytes(), usedforsecurity=False).hexdigest()[:16]
+    if len(weights) <= BLOCK:  # the schedule fails after these: as if the last weights stayed
+        weights = np.concatenate([weights, np.repeat(weights[-1:], BLOCK + 1 - len(weights), axis=0)])
+    num_parts = len(lags)
+    e = 1 / (2 * num_parts - 2) if num_parts > 1 else 0.0
+    ahead = np.cumsum(weights, axis=0) + lags
     may, must, part = [], [], []
-    for i, count in enumerate(counts):
-        numbers = np.arange(count, int(share[BLOCK - 1, i] - e) + 1)
-        may.append(np.searchsorted(share[:, i], numbers + e))
-        must.append(_when(share[:, i], numbers + (1 - e), weights[-1, i]))
+    for i in range(num_parts):
+        numbers = np.arange(int(ahead[BLOCK - 1, i] - e) + 2)  # those that may come, and one more
+        may.append(np.searchsorted(ahead[:, i], numbers + e))
+        must.append(_when(ahead[:, i], numbers + (1 - e), weights[-1, i]))
         part.append(np.full(len(numbers), i))
     which = _soonest_first(np.concatenate(may), np.concatenate(must), np.concatenate(part))
-    came = np.bincount(which, minlength=num_parts).tolist()
-    following = tuple(map(sum, zip(counts, came, strict=True)))
-    return Assigned(which, counts, shares, following, tuple(share[BLOCK - 1].tolist()))
+    after = ahead[BLOCK - 1] - np.bincount(which, minlength=num_parts)
+    after -= after.sum() / num_parts  # or what is rounded would add up
+    return Plan(which[:known], lags, tuple(after.tolist()), digest, error)
 
 
-def _when(share: np.ndarray, goals: np.ndarray, last: float) -> np.ndarray:
-    """When a share reaches each goal; beyond what is known of it, the last weight stays."""
-    steps = np.searchsorted(share, goals).astype(np.float64)
-    beyond = steps == len(share)
+def _when(ahead: np.ndarray, goals: np.ndarray, last: float) -> np.ndarray:
+    """When each goal is reached; beyond what is known, the last weight stays."""
+    steps = np.searchsorted(ahead, goals).astype(np.float64)
+    beyond = steps == len(ahead)
     if beyond.any():
-        steps[beyond] += (goals[beyond] - share[-1]) / last if last else np.inf
+        steps[beyond] += (goals[beyond] - ahead[-1]) / last if last else np.inf
     return steps
 
 
@@ -127,28 +163,32 @@ def _soonest_first(may: np.ndarray, must: np.ndarray, part: np.ndarray) -> np.nd
     until = np.searchsorted(may[order], np.arange(BLOCK), side="right").tolist()
     which, waiting, seen = np.empty(BLOCK, np.intp), [], 0
     for step in range(BLOCK):
-        for job in jobs[seen : until[step]]:
+        # In exact numbers there is always one that may come; rounded, it may be the next.
+        stop = max(until[step], seen + (not waiting))
+        for job in jobs[seen:stop]:
             heapq.heappush(waiting, job)
-        seen = until[step]
+        seen = max(seen, stop)
         which[step] = heapq.heappop(waiting)[1]
     return which
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduledMix(Mixing):
-    """Elements of several parts in proportions that change by the step."""
+    """Elements of several parts in proportions that change by the step.
+
+    Its numbers are the count of elements, and of the block that they are in: the lags before it, and the digest of its
+    weights once it has been begun.
+    """
 
     name = "mix"
-    state_fields = ("count", "counts", "shares")
+    state_fields = ("count", "lags", "plan")
     schedule: WeightSchedule
     names: tuple[str, ...] | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        self.weights_at(0)
-        if not callable(self.schedule.weights):
-            for step in self.schedule.weights:
-                self.schedule._row(step, self._parts)
+        for step in [0] if callable(self.schedule.weights) else self.schedule.weights:
+            self.schedule.row(step, self._parts)
 
     @property
     def _parts(self) -> Sequence[str] | int:
@@ -156,12 +196,12 @@ class ScheduledMix(Mixing):
 
     @property
     def start(self) -> tuple[Any, ...]:
-        return 0, (0,) * len(self.parts), (0.0,) * len(self.parts)
+        return 0, (0.0,) * len(self.parts), ""
 
-    def weights_at(self, count: int) -> tuple[float, ...]:
-        return tuple(self.schedule.shares(count, count + 1, self._parts)[0].tolist())
-
-    def assigned(self, block: int, counts: tuple[int, ...], shares: tuple[float, ...]) -> Assigned:
-        """A block of elements."""
-        weights = self.schedule.shares(block * BLOCK, (block + 2) * BLOCK, self._parts)
-        return assign(weights, counts, shares)
+    def planned(self, block: int, lags: Lags) -> Plan:
+        """A block of elements; many parts are looked at further ahead."""
+        first, ahead = block * BLOCK, max(BLOCK, 4 * len(self.parts))
+        weights, error = self.schedule.shares(first, first + BLOCK + ahead, self._parts)
+        if error is not None and not len(weights):
+            raise error
+        return plan(weights, tuple(lags), error)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace._ops.layout import Layout, Leaf
-from headrace.errors import StructureError
+from headrace.errors import PipelineError, StructureError
 
 Column = list[np.ndarray]
 
@@ -88,26 +88,37 @@ def _values(leaf: Leaf, pieces: Column, gaps: np.ndarray, num_rows: int) -> np.n
     dtype, tail = kind_of(leaf, pieces)
     padding = np.zeros((gaps.max(), *tail), dtype)
     if leaf.padding is not None:
-        padding[...] = leaf.padding
+        _pad_with(leaf, padding)
     values = np.empty((num_rows, leaf.length, *tail), dtype)
     parts = _in_turn(pieces, padding, gaps)
     np.concatenate(parts, out=values.reshape(num_rows * leaf.length, *tail), casting="same_kind")
     return values
 
 
+def _pad_with(leaf: Leaf, padding: np.ndarray) -> None:
+    try:
+        padding[...] = leaf.padding
+        lost = padding.dtype.kind in "biu" and not (padding == leaf.padding).all()
+    except (OverflowError, TypeError, ValueError):
+        lost = True
+    if lost:
+        raise PipelineError(
+            f"padding_struct has {leaf.padding!r} for the feature {leaf.name!r}, and {padding.dtype} with further axes "
+            f"{padding.shape[1:]} cannot be that. Choose another value."
+        )
+
+
 def kind_of(leaf: Leaf, pieces: Column) -> tuple[np.dtype, tuple[int, ...]]:
-    """The dtype and further axes of a leaf's rows: those of the first piece, which the others have to fit."""
-    first = pieces[0]
-    for dtype, tail in kinds_of(pieces):
+    """The dtype and further axes of a leaf's rows: a dtype that holds all of theirs, and of the kind of the first."""
+    first, kinds = pieces[0], kinds_of(pieces)
+    for dtype, tail in kinds:
         if tail != first.shape[1:] or not np.can_cast(dtype, first.dtype, "same_kind"):
             raise StructureError(
                 f"Cannot pack sequences of different kinds into one set of rows: the feature {leaf.name!r} has "
                 f"{first.dtype} with further axes {first.shape[1:]} in one, and {dtype} with {tail} in another. "
                 "Give them one dtype and shape in a `map` before."
             )
-    if first.dtype.kind in "SU":  # or longer strings would be cut
-        return np.result_type(*{piece.dtype for piece in pieces}), first.shape[1:]
-    return first.dtype, first.shape[1:]
+    return np.result_type(*(dtype for dtype, _ in kinds)), first.shape[1:]
 
 
 def kinds_of(column: Column) -> set[tuple[np.dtype, tuple[int, ...]]]:

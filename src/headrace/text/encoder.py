@@ -109,6 +109,8 @@ class Encoder(abc.ABC):
             raise PipelineError(f"{self.origin} has {what}. Give `{role}` the name or the id of a token that it has.")
         if found is not None and found > np.iinfo(self.settings.dtype).max:
             raise PipelineError(f"`{role}` is the token {found}, too large for dtype={self.settings.dtype}. Use int32.")
+        if isinstance(token, int) and token is not True and not 0 <= token <= max(self._ids()):
+            raise PipelineError(f"`{role}` is the token {token}, and those of {self.origin} end at {max(self._ids())}.")
         return [] if found is None else [found]
 
     def _room(self, max_length: int | None) -> int | None:

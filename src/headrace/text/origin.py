@@ -140,6 +140,12 @@ def _of_object(tokenizer: Any) -> Origin:
             "Tokenize takes a tokenizer of `tokenizers`, tiktoken or sentencepiece, the path to its file, or the name "
             f"of a tiktoken encoding; got {type(tokenizer).__name__}: {tokenizer!r:.80}."
         )
+    for name in _NOT_IN_THE_FILE:
+        if getattr(tokenizer, name, False):
+            raise PipelineError(
+                f"This {type(tokenizer).__name__} has {name.lstrip('_')}={getattr(tokenizer, name)!r}, which is not in "
+                "its file and so would be lost. Give a tokenizer without it; Tokenize has `bos` and `eos`."
+            )
     try:
         contents = _CONTENTS[library](tokenizer)
     except Exception as e:
@@ -150,6 +156,7 @@ def _of_object(tokenizer: Any) -> Origin:
     return Origin(library, getattr(tokenizer, "name", ""), _digest(contents), contents=contents)
 
 
+_NOT_IN_THE_FILE = ("encode_special_tokens", "_add_bos", "_add_eos", "_reverse", "_emit_unk_piece", "_enable_sampling")
 _CONTENTS = {
     HUGGING_FACE: lambda tokenizer: tokenizer.to_str().encode(),
     TIKTOKEN: pickle.dumps,  # one that tiktoken knows by its name, as that

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import DataError, optional
+from headrace.errors import DataError, PipelineError, optional
 from headrace.text.encoder import Encoder
 from headrace.text.origin import Origin
 
@@ -35,6 +35,12 @@ class TiktokenEncoder(Encoder):
         self._one = self._encoding.encode_ordinary  # half as fast again as `encode` without special tokens
         if self.settings.allowed_special:
             allowed: Any = self.settings.allowed_special
+            known = self._encoding.special_tokens_set
+            if allowed != "all" and not allowed <= known:
+                raise PipelineError(
+                    f"{origin} has no special token {min(allowed - known)!r}, which allowed_special has; it has "
+                    f"{', '.join(sorted(known)) or 'none'}."
+                )
             self._one = partial(self._encoding.encode, allowed_special=allowed, disallowed_special=())
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:

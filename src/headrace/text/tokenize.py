@@ -85,7 +85,7 @@ class Tokenize(transforms.Map):
             eos=_token("eos", eos),
             max_length=None if max_length is None else check_count("max_length", max_length, least=1),
             add_special_tokens=add_special_tokens,
-            allowed_special="all" if allowed_special == "all" else frozenset(allowed_special),
+            allowed_special=_allowed(allowed_special, self._origin),
             threads=None if threads is None else check_count("threads", threads, least=1),
         )
         self._encoder: Encoder | None = None
@@ -187,6 +187,16 @@ def opened(origin: Origin, settings: Settings) -> Encoder:
 
 
 # ------------------------------------------------------------------------------------------------- arguments
+
+
+def _allowed(special: Collection[str] | Literal["all"], origin: Origin) -> frozenset[str] | Literal["all"]:
+    if special and origin.library != TIKTOKEN:
+        raise PipelineError(f"allowed_special is for tiktoken, and {origin} is none. Leave it out.")
+    if special == "all":
+        return "all"
+    if isinstance(special, str):
+        raise PipelineError(f'allowed_special must be "all" or a collection of tokens; got the string {special!r}.')
+    return frozenset(special)
 
 
 def _integers(dtype: DTypeLike) -> np.dtype:

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
-from headrace._ops.schedule import BLOCK, ScheduledMix
+from headrace._ops.schedule import BLOCK, Plan, ScheduledMix
 from headrace._plan.blocks import Rows, interleave
 from headrace._plan.kernels import fetcher
 from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, stream_of
@@ -133,28 +133,30 @@ class FixedMixStream(MixStream):
 
 
 class ScheduledMixStream(MixStream):
-    """Proportions that change; its numbers are the count of elements, and those that their block was made from."""
+    """Proportions that change, planned block by block."""
 
     _op: ScheduledMix
 
     def __init__(self, op: ScheduledMix, numbers: tuple[Any, ...], feeds: list[Feed]):
-        count, counts, shares = numbers
-        super().__init__(op, (count, tuple(counts), tuple(shares)), feeds)
-        self._block = op.assigned(count // BLOCK, tuple(counts), tuple(shares))
+        count, lags, digest = numbers
+        super().__init__(op, (count, tuple(lags), digest), feeds)
+        self._plan: Plan | None = None
 
     def _due(self, n: int) -> tuple[np.ndarray, At]:
-        count = self.position[0]
+        count, lags = self.position[:2]
         offset = count % BLOCK
-        if self.position[1:3] != (self._block.counts, self._block.shares):
-            self._block = self._op.assigned(count // BLOCK, *self.position[1:3])
-        block = self._block
+        if self._plan is None or offset == 0:
+            self._plan = self._op.planned(count // BLOCK, lags)
+        plan = self._plan
+        if plan.error is not None and offset == len(plan.which):
+            raise plan.error
 
         def numbers(j: int) -> tuple[Any, ...]:
             if offset + j == BLOCK:
-                return count + j, block.next_counts, block.next_shares
-            return count + j, block.counts, block.shares
+                return count + j, plan.next_lags, ""
+            return count + j, plan.lags, plan.digest
 
-        return block.which[offset : offset + n], numbers
+        return plan.which[offset : offset + n], numbers
 
 
 @stream_of.register(Mix)

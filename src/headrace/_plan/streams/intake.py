@@ -51,8 +51,8 @@ class Intake:
 
     def _take_in(self, elements: list[Any]) -> None:
         columns = columns_of(self._layout, elements)
-        if isinstance(self._op, ConcatThenSplit):
-            check_features(self._layout, elements)
+        if not self._op.drop_other_features:
+            check_features({*self._layout.keys, *self._op.listed_features}, elements)
         lengths = [list(map(len, column)) for column in columns]
         check_lengths(self._layout.leaves, lengths, split=isinstance(self._op, ConcatThenSplit))
         for key, values in self.listed.items():
@@ -83,13 +83,15 @@ class Intake:
             self._kinds = [set() for _ in self._kinds]
 
 
-def check_features(layout: Layout, elements: Sequence[Any]) -> None:
+def check_features(known: set[str], elements: Sequence[Any]) -> None:
     """Raises where elements have features that rows would not have."""
-    if set(map(len, elements)) != {len(layout.keys)}:
-        element = next(element for element in elements if len(element) != len(layout.keys))
+    if set(map(len, elements)) != {len(known)}:
+        element = next(element for element in elements if len(element) != len(known))
+        others = sorted(str(key) for key in element if key not in known)
         raise StructureError(
-            f"An element has the features {sorted(map(str, element))}, and length_struct has {layout.keys}: every "
-            "feature of an element needs a length. Give it one, or leave the feature out in a `map` before."
+            f"An element has the features {others}, which length_struct does not have: it has {sorted(known)}. Give "
+            "them a length, name them in meta_features, leave them out in a `map` before, or pack with "
+            "drop_other_features=True."
         )
 
 
@@ -97,10 +99,14 @@ def check_lengths(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]], *, s
     """Raises where a sequence is longer than a row; where sequences are split, only meta features may not be."""
     for leaf, found in zip(leaves, lengths, strict=True):
         if max(found) > leaf.length and (leaf.is_meta or not split):
+            fix = (
+                "It is a meta feature, which is not cut: make it shorter in a `map` before."
+                if leaf.is_meta
+                else "Or say what is to be done: `pack(..., long_sequences=...)` takes 'split', 'truncate' and 'drop'."
+            )
             raise PipelineError(
                 f"A sequence of length {max(found)} does not fit into a row: the feature {leaf.name!r} has length "
-                f"{leaf.length} in length_struct. Give it more, or say what is to be done: `pack(..., "
-                "long_sequences=...)` takes 'split', 'truncate' and 'drop'."
+                f"{leaf.length} in length_struct. Give it more. {fix}"
             )
     packed = [found for leaf, found in zip(leaves, lengths, strict=True) if not leaf.is_meta] or lengths
     if 0 in packed[0] and 0 in map(max, zip(*packed, strict=True)):
