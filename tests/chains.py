@@ -265,6 +265,7 @@ STREAM_OPS = ELEMENT | {
     "pieces that fit": lambda ds, k: (
         ds.map(tokens)
         .filter(has_x)
+        .map(only_x)
         .pack({"x": 4}, strategy="best_fit", num_packing_bins=k % 4 + 1, long_sequences=FIT[k % 3])
     ),
     "concat evenly": lambda ds, k: ds.map(tokens).filter(has_x).map(only_x).pack({"x": k + 2}, strategy="concat_split"),
