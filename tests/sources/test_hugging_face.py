@@ -319,9 +319,13 @@ def test_the_repr_is_the_same_in_another_process():
 def test_datasets_of_another_kind_are_errors_that_say_what_to_do():
     dataset = datasets.Dataset.from_dict({"x": [1]})
     splits = datasets.DatasetDict({"train": dataset, "test": dataset})
-    with pytest.raises(PipelineError, match=r"splits \['train', 'test'\]: choose one, as in `dataset\['train'\]`"):
+    with pytest.raises(PipelineError, match=r"splits \['train', 'test'\]: choose one, as in `split='train'`; got None"):
         HuggingFaceDataSource(splits)
-    assert_equal(HuggingFaceDataSource(splits["test"])[0], {"x": np.int64(1)})
+    with pytest.raises(PipelineError, match="split='test' is for a DatasetDict"):
+        HuggingFaceDataSource(dataset, split="test")
+    assert_equal(HuggingFaceDataSource(splits, split="test")[0], {"x": np.int64(1)})
+    streams = datasets.IterableDatasetDict({"test": dataset.to_iterable_dataset()})
+    assert_equal(list(HuggingFaceIterDataset(streams, split="test")), [{"x": np.int64(1)}])
     with pytest.raises(PipelineError, match="It is a stream: use `HuggingFaceIterDataset"):
         HuggingFaceDataSource(dataset.to_iterable_dataset())
     with pytest.raises(PipelineError, match="It has random access: use `MapDataset.source"):

@@ -27,11 +27,12 @@ class HuggingFaceDataSource:
         batches = MapDataset.source(HuggingFaceDataSource(dataset)).shuffle(seed=1).batch(128)
 
     Args:
-        dataset: A dataset; of a `DatasetDict`, one split: `dataset["train"]`.
+        dataset: A dataset, or a `DatasetDict`.
+        split: The split of a `DatasetDict`.
     """
 
-    def __init__(self, dataset: Any):
-        self._dataset = checked(dataset, "Dataset")
+    def __init__(self, dataset: Any, *, split: str | None = None):
+        dataset = self._dataset = checked(dataset, "Dataset", split)
         given = dataset.format
         self._formatted = given["type"] is not None
         self._names: list[str] = dataset.column_names if given["output_all_columns"] else given["columns"]
@@ -110,16 +111,20 @@ class HuggingFaceDataSource:
         return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint})"
 
 
-def checked(dataset: Any, kind: str) -> Any:
-    """The dataset, if it is one of this kind."""
+def checked(dataset: Any, kind: str, split: str | None = None) -> Any:
+    """The dataset, or a split of it, if that is one of this kind."""
     datasets = optional("datasets", extra="hf")
+    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+        if split not in dataset:
+            splits = list(dataset) or ["…"]
+            raise PipelineError(
+                f"{type(dataset).__name__} has the splits {splits}: choose one, as in `split={splits[0]!r}`; got {split!r}."
+            )
+        dataset = dataset[split]
+    elif split is not None:
+        raise PipelineError(f"split={split!r} is for a DatasetDict; this is a {type(dataset).__name__}. Leave it out.")
     if isinstance(dataset, getattr(datasets, kind)):
         return dataset
-    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
-        splits = list(dataset) or ["…"]
-        raise PipelineError(
-            f"{type(dataset).__name__} has the splits {splits}: choose one, as in `dataset[{splits[0]!r}]`."
-        )
     hint = ""
     if isinstance(dataset, datasets.Dataset):
         hint = " It has random access: use `MapDataset.source(HuggingFaceDataSource(dataset))`."

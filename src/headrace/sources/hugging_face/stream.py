@@ -11,7 +11,9 @@ from headrace.sources.hugging_face.values import Convert, by_value, conversion
 from headrace.sources.torch_data import StateDictIterator, copy_of
 
 
-def HuggingFaceIterDataset(dataset: Any, *, num_shards: int | None = None) -> IterDataset[Element]:
+def HuggingFaceIterDataset(
+    dataset: Any, *, split: str | None = None, num_shards: int | None = None
+) -> IterDataset[Element]:
     """The rows of a `datasets.IterableDataset`, in its own order, with values as of a `HuggingFaceDataSource`.
 
     A state is the dataset's own `state_dict`. Over Arrow data and batched maps it says from where `datasets` reads on,
@@ -20,11 +22,12 @@ def HuggingFaceIterDataset(dataset: Any, *, num_shards: int | None = None) -> It
     makes all rows before the state again: shuffle with `window_shuffle` of this library instead.
 
     Args:
-        dataset: A dataset; of an `IterableDatasetDict`, one split: `dataset["train"]`.
+        dataset: A dataset, or an `IterableDatasetDict`.
+        split: The split of an `IterableDatasetDict`.
         num_shards: Cuts the dataset into so many parts, each with some of its shards, and takes a row of each in turn:
             with `mp_prefetch`, different workers read them. It changes the order; by default the dataset is one part.
     """
-    whole = checked(dataset, "IterableDataset")
+    whole = checked(dataset, "IterableDataset", split)
     if num_shards is None:
         return HuggingFaceRows(whole)
     if not 1 <= num_shards <= whole.num_shards:
