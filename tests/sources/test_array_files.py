@@ -356,6 +356,16 @@ def test_a_damaged_chunk_is_named_with_its_rows(tmp_path):
         source[21]
 
 
+def test_a_damaged_chunk_of_a_zarr_store_is_named(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    zarr.open_group(tmp_path / "z.zarr", mode="w").create_array("x", data=np.arange(50).reshape(5, 10), chunks=(2, 10))
+    (tmp_path / "z.zarr" / "x" / "c" / "1" / "0").write_bytes(b"garbage")
+    source = ZarrDataSource(tmp_path / "z.zarr")
+    source[0]
+    with pytest.raises(DataError, match=r"z\.zarr cannot be read as a Zarr store, array /x, rows 3 to 3"):
+        source[3]
+
+
 def test_arrays_behind_addresses_are_read(tmp_path, monkeypatch):
     fsspec = pytest.importorskip("fsspec")
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))

@@ -1,5 +1,6 @@
 """ArrayRecord files, against the format's own writer and against Grain; and what tests of files share."""
 
+import contextlib
 import os
 import pickle
 import resource
@@ -322,7 +323,11 @@ def test_the_first_damaged_record_of_a_block_is_named(tmp_path, read_by):
 
 
 def test_records_past_the_end_of_an_array_record_file_are_an_error(shards):
-    source = ArrayRecordDataSource(f"{shards[0]}[60:80]")
+    with pytest.raises(
+        PipelineError, match=r"has 70 records, and those from 60 to 80 were asked for. `\[60:\]` is all"
+    ):
+        ArrayRecordDataSource(f"{shards[0]}[60:80]")
+    source = ArrayRecordDataSource(SimpleNamespace(filename=shards[0], skip=60, take=20, examples_in_shard=80))
     assert source[9] == named("a", 70)[69]
     for _ in range(2):
         with pytest.raises(PipelineError, match="a.ar has 70 records, and those from 60 to 80 were asked for"):
@@ -363,9 +368,70 @@ def test_thousands_of_array_record_files_are_read_with_few_descriptors(tmp_path)
             assert len(source) == 6000
             indices = np.random.default_rng(0).permutation(6000).tolist()
             assert source.__getitems__(indices) == [named("x", 3)[i % 3] for i in indices]
-            assert len(descriptors_under(tmp_path)) == 100
+            assert len(descriptors_under(tmp_path)) == 200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_array_record_sources_share_the_descriptors(tmp_path):
+    paths = [write_array_record(tmp_path / f"{i:03d}", named(i, 2)) for i in range(60)]
+    expected = [record for i in range(60) for record in named(i, 2)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        sources = [ArrayRecordDataSource(paths) for _ in range(6)]
+        for source in sources:
+            assert list(source) == expected
+        assert len(descriptors_under(tmp_path)) == 100
+        assert sources[0][0] == expected[0]
+        sources[0].close()
+        assert len(descriptors_under(tmp_path)) == 99
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def hold_all_descriptors(held):
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+
+
+def test_when_other_code_has_all_descriptors_no_file_is_called_damaged(tmp_path):
+    paths = [write_array_record(tmp_path / f"{i:03d}", named(i, 2)) for i in range(40)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    idle, source = ArrayRecordDataSource(paths[:20]), ArrayRecordDataSource(paths[20:])
+    source.close()
+    assert len(descriptors_under(tmp_path)) == 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    held = []
+    try:
+        hold_all_descriptors(held)
+        assert source[0] == named(20, 2)[0]  # of what is idle, all was closed
+        assert len(descriptors_under(tmp_path)) == 1
+        source.close()
+        hold_all_descriptors(held)
+        with pytest.raises(OSError, match=r"this process may have 200, .* raise the limit with `ulimit -n`.*/020"):
+            source[0]
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert source[0] == named(20, 2)[0]
+    assert idle[0] == named(0, 2)[0]
+
+
+@pytest.mark.parametrize("chosen", ["", "[0:3]"])
+def test_an_array_record_file_that_was_written_anew_is_an_error(tmp_path, chosen):
+    path = write_array_record(tmp_path / "x", named("old", 4))
+    source = ArrayRecordDataSource(path + chosen)
+    sent = pickle.dumps(source)
+    source.close()
+    write_array_record(tmp_path / "x", named("new", 4))
+    os.utime(path, ns=(1, 1))
+    for reader in (source, pickle.loads(sent)):
+        with pytest.raises(DataError, match="x has changed since its source was made. Make the source again"):
+            reader[1]
+    assert ArrayRecordDataSource(path + chosen)[1] == named("new", 4)[1]
 
 
 def test_without_array_record_the_error_names_the_extra(monkeypatch):

@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,6 +122,14 @@ def test_patterns_ranges_and_shards_choose_bagz_files(tmp_path):
         BagzDataSource(tmp_path / "s@5.bagz")
 
 
+def test_shards_that_are_there_are_not_called_missing(tmp_path):
+    for i in range(3):
+        write_bagz(tmp_path / f"n-{i:05d}-of-00003.bagz", named(i, 4))
+    with pytest.raises(FileNotFoundError, match=r"1 of 4 paths of Bagz files match no file: \S*/nope\*\.bagz\."):
+        BagzDataSource([tmp_path / "n@3.bagz", tmp_path / "nope*.bagz"])
+    assert list(BagzDataSource(f"{tmp_path}/n@3.bagz[:1]")) == [named(i, 4)[0] for i in range(3)]
+
+
 def test_missing_bagz_files_are_all_named(shards, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"2 of 6 paths of Bagz files match no file: .*/x, .*/y\."):
         BagzDataSource([*shards, str(tmp_path / "x"), f"{tmp_path}/y[0:5]"])
@@ -179,7 +188,11 @@ def test_damaged_bagz_records_are_errors_and_never_empty(tmp_path, read_by):
 
 
 def test_records_past_the_end_of_a_bagz_file_are_an_error(shards):
-    source = BagzDataSource(f"{shards[0]}[60:80]")
+    with pytest.raises(
+        PipelineError, match=r"has 70 records, and those from 60 to 80 were asked for. `\[60:\]` is all"
+    ):
+        BagzDataSource(f"{shards[0]}[60:80]")
+    source = BagzDataSource(SimpleNamespace(filename=shards[0], skip=60, take=20, examples_in_shard=80))
     assert source[9] == named("a", 70)[69]
     with pytest.raises(PipelineError, match="has 70 records, and those from 60 to 80 were asked for"):
         source[10]

@@ -294,6 +294,39 @@ def test_a_file_that_ends_too_early_is_named(tmp_path, kind, left):
         next(stream)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4, None])
+def test_a_jpeg_that_is_damaged_in_the_middle_gives_no_pixels(channels):
+    simplejpeg = pytest.importorskip("simplejpeg")
+    content, refused = encoded(pixels(160, 160), "JPEG"), 0
+    rng = np.random.default_rng(0)
+    for place in rng.integers(700, len(content) - 2, size=90):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        try:
+            simplejpeg.decode_jpeg(bytes(damaged))
+        except ValueError as e:
+            if any(text in str(e) for text in decoding.HARMLESS):
+                continue
+            refused += 1
+            with pytest.raises(DataError, match="here does not decode as an image"):
+                decode_image(bytes(damaged), where="here", channels=channels)
+    assert refused > 20
+
+
+def test_a_jpeg_with_bytes_between_its_pixels_and_its_end_is_read():
+    image = encoded(pixels(16, 16), "JPEG")
+    padded = image[:-2] + bytes(20) + image[-2:]
+    odd = image.replace(b"JFIF\0\1\1", b"JFIF\0\0\0")  # a revision that is none
+    assert odd != image
+    assert_equal(decode_image(padded, where="here"), decode_image(image, where="here"))
+    assert_equal(decode_image(odd, where="here"), decode_image(image, where="here"))
+
+
+def test_a_damaged_header_of_a_jpeg_is_an_error():
+    with pytest.raises(DataError, match="does not decode as an image"):
+        decode_image(b"\xff\xd8" + bytes(30), where="here")
+
+
 def test_what_is_no_image_is_named(tmp_path):
     (tmp_path / "x.jpg").write_bytes(b"<html>not found</html>")
     with pytest.raises(DataError, match=r"x\.jpg does not decode as an image: .*22 bytes that begin with 3c 68 74 6d"):

@@ -266,6 +266,37 @@ def test_some_records_of_a_file(tmp_path):
     assert list(open([f"{path}[2:5]", str(path)])) == RECORDS[2:5] + RECORDS
 
 
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [("[2:]", RECORDS[2:]), ("[:2]", RECORDS[:2]), ("[1:3]", RECORDS[1:3])]
+)
+@pytest.mark.parametrize("kind_of_path", [str, Path])
+def test_ranges_may_leave_out_an_end(tmp_path, chosen, expected, kind_of_path):
+    (path,) = write_array_record(RECORDS, tmp_path / "x.array_record")
+    assert list(open(kind_of_path(path + chosen))) == expected
+    assert list(open([kind_of_path(path + chosen), path])) == expected + RECORDS
+
+
+def test_the_shards_of_a_bagz_name_are_opened(tmp_path):
+    bagz = pytest.importorskip("bagz")
+    for i in range(3):
+        with bagz.Writer(str(tmp_path / f"n-{i:05d}-of-00003.bagz")) as writer:
+            writer.write(b"%d" % i)
+    for name in ("n@3.bagz", "n@*.bagz", "n@3.bagz[0:1]"):
+        assert list(open(tmp_path / name)) == [b"0", b"1", b"2"]
+    with pytest.raises(FileNotFoundError, match=r"1 of 4 paths of .*/n-00000-of-00004\.bagz|4 of 4 paths of"):
+        open(tmp_path / "n@4.bagz")
+
+
+def test_a_zipped_zarr_store_is_opened_by_its_suffix(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    path = str(tmp_path / "z.zarr.zip")
+    with zarr.storage.ZipStore(path, mode="w") as store:
+        zarr.create_group(store).create_array("x", data=np.arange(5))
+    source = open(path)
+    assert kind(source) == "ZarrDataSource"
+    assert source[3]["x"] == 3
+
+
 def test_addresses(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     fsspec = pytest.importorskip("fsspec")

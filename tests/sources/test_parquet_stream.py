@@ -4,13 +4,15 @@ import datetime
 import decimal
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.errors import MissingDependency, PipelineError, StateError
+from headrace.errors import DataError, MissingDependency, PipelineError, StateError
 from headrace.sources.parquet import ParquetIterDataset
+from headrace.sources.remote import Address
 from headrace.testing import assert_resumable
 from tests.sources.test_array_record import (
     ODD_NAMES,
@@ -23,6 +25,7 @@ from tests.sources.test_array_record import (
 grain = pytest.importorskip("grain")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow.fs")
 
 
 def every_type():
@@ -97,7 +100,7 @@ def test_parquet_reads_one_row_group_to_resume(tmp_path):
     write_parquet(path, pa.table({"i": np.arange(1000)}), row_group_size=100)
     start = pq.ParquetFile(path).metadata.row_group(8).column(0).dictionary_page_offset
     path.write_bytes(bytes(start) + path.read_bytes()[start:])
-    with pytest.raises(OSError, match="."):
+    with pytest.raises(DataError, match=r"t.parquet, row group 0, cannot be read: "):
         next(iter(ParquetIterDataset(path)))
     iterator = iter(ParquetIterDataset(path))
     iterator.set_state({"row_group": 8, "index_within_row_group": 50})
@@ -130,7 +133,7 @@ def test_parquet_arguments_go_to_pyarrow(tmp_path):
         next(iter(ParquetIterDataset(path, nonsense=1)))
 
 
-@pytest.mark.parametrize("name", ODD_NAMES[:-1])  # pyarrow has no names that are not Unicode
+@pytest.mark.parametrize("name", ODD_NAMES)
 def test_parquet_files_may_have_any_name(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(Path(write_parquet(tmp_path / "plain.parquet", pa.table({"i": range(4)}))).read_bytes())
@@ -145,34 +148,95 @@ def test_empty_parquet_files_have_no_rows(parquet_files):
 
 @pytest.mark.parametrize("path", [[], 3])
 def test_wrong_parquet_paths_are_errors(path):
-    with pytest.raises(PipelineError, match="must be a path, or a sequence of at least one"):
+    with pytest.raises(PipelineError, match="Parquet files (are given by a path, a pattern|need at least one path)"):
         ParquetIterDataset(path)
 
 
 def test_a_missing_or_broken_parquet_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nope.parquet"):
         next(iter(ParquetIterDataset(tmp_path / "nope.parquet").map(len)))
+    write_parquet(tmp_path / "there", every_type())
+    with pytest.raises(FileNotFoundError, match="2 of 3 paths of Parquet files match no file: .*/a, .*/b"):
+        ParquetIterDataset([tmp_path / "a", tmp_path / "there", tmp_path / "b"])
     (tmp_path / "text").write_text("hello " * 100)
-    with pytest.raises(pa.ArrowInvalid) as caught:
-        next(iter(ParquetIterDataset(tmp_path / "text")))
-    assert "text" in "".join(caught.value.__notes__)
+    (tmp_path / "short").write_bytes((tmp_path / "there").read_bytes()[:-100])
+    for name in ("text", "short"):
+        with pytest.raises(DataError, match=f"/{name} cannot be read: .*not one of Parquet files"):
+            next(iter(ParquetIterDataset(tmp_path / name)))
 
 
-@pytest.mark.parametrize(
-    "state", [{"row_group": 9, "index_within_row_group": 1}, {"row_group": 0, "index_within_row_group": 4}]
-)
-def test_a_parquet_state_of_another_file_is_an_error(tmp_path, state):
+def test_parquet_patterns_are_expanded(tmp_path):
+    for i in range(3):
+        write_parquet(tmp_path / f"{i}.parquet", pa.table({"i": [i, 10 + i]}))
+    assert [row["i"] for row in ParquetIterDataset(tmp_path / "*.parquet")] == [0, 1, 2, 10, 11, 12]
+    assert [row["i"] for row in ParquetIterDataset([f"{tmp_path}/2*", f"{tmp_path}/[01].*"])] == [2, 0, 1, 12, 10, 11]
+
+
+def test_parquet_files_behind_addresses_are_read(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    memory = fsspec.filesystem("memory")
+    paths = [write_parquet(tmp_path / f"{i}.parquet", pa.table({"i": [i, 10 + i]})) for i in range(2)]
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as packed:
+        packed.write(paths[1], "1.parquet")
+    for path in paths:
+        memory.pipe(f"/headrace-rows/{os.path.basename(path)}", Path(path).read_bytes())
+    try:
+        ds = ParquetIterDataset("memory://headrace-rows/*.parquet")
+        assert [row["i"] for row in ds] == [0, 1, 10, 11]
+        assert_resumable(ds)
+        address = Address("memory://headrace-rows/0.parquet")
+        assert [row["i"] for row in ParquetIterDataset(address)] == [0, 10]
+        assert [row["i"] for row in ParquetIterDataset(f"zip://1.parquet::{tmp_path}/z.zip")] == [1, 11]
+    finally:
+        memory.rm("/headrace-rows", recursive=True)
+
+
+def test_parquet_files_on_a_filesystem_of_pyarrow_are_read(tmp_path):
+    write_parquet(tmp_path / "t.parquet", pa.table({"i": range(4)}))
+    there = pa.fs.SubTreeFileSystem(str(tmp_path), pa.fs.LocalFileSystem())
+    for path in ("t.parquet", ["t.parquet"]):
+        assert [row["i"] for row in ParquetIterDataset(path, filesystem=there)] == [0, 1, 2, 3]
+    with pytest.raises(PipelineError, match="need at least one path"):
+        ParquetIterDataset([], filesystem=there)
+
+
+def test_parquet_files_of_different_columns_are_errors(tmp_path):
+    first = write_parquet(tmp_path / "a", pa.table({"x": [1], "y": [{"z": 1, "w": 1}]}))
+    other = write_parquet(tmp_path / "b", pa.table({"x": [1.5], "y": [{"z": 1, "w": "1"}]}))
+    fewer = write_parquet(tmp_path / "c", pa.table({"x": [1]}))
+    nulls = write_parquet(tmp_path / "d", pa.table({"x": [None], "y": [None]}))
+    for paths in ([first, other], [other, first]):
+        with pytest.raises(DataError, match=r"Column 'x' is of type \w+ in .* and of type \w+ in "):
+            list(ParquetIterDataset(paths))
+    with pytest.raises(PipelineError, match=r"/c has no column 'y', which .*/a has"):
+        list(ParquetIterDataset([first, fewer]))
+    assert [row["y"] for row in ParquetIterDataset([first, other], columns=["y.z"])] == [{"z": 1}, {"z": 1}]
+    assert [row["x"] for row in ParquetIterDataset([nulls, first])] == [None, 1]
+
+
+def test_parquet_streams_have_views_of_strings(tmp_path):
+    lists = pa.ListArray.from_arrays([0, 1, 2], pa.array(["u", "v"]).cast(pa.string_view()))
+    path = write_parquet(tmp_path / "t.parquet", pa.table({"s": lists.values, "l": lists}))
+    assert [(row["s"], list(row["l"])) for row in ParquetIterDataset(path)] == [("u", ["u"]), ("v", ["v"])]
+
+
+@pytest.mark.parametrize("place", [(9, 1), (0, 4), (99, 0), (4, 0), (-1, 0), (0, -1)])
+def test_a_parquet_state_of_another_file_is_an_error(tmp_path, place):
     iterator = iter(ParquetIterDataset(write_parquet(tmp_path / "t.parquet", every_type())))
-    iterator.set_state(state)
+    iterator.set_state({"row_group": place[0], "index_within_row_group": place[1]})
     for _ in range(2):
         with pytest.raises(StateError, match="t.parquet has 4 row groups.*not the file that the state was saved with"):
             next(iterator)
 
 
 def test_a_parquet_iterator_does_not_take_states_of_other_pipelines(tmp_path):
+    iterator = iter(ParquetIterDataset(write_parquet(tmp_path / "t.parquet", every_type())))
     for state in ({"next_index": 3}, 3):
         with pytest.raises(StateError, match="state of another pipeline"):
-            iter(ParquetIterDataset(tmp_path / "x")).set_state(state)
+            iterator.set_state(state)
+    with pytest.raises(StateError, match="are ints; got .*'0'"):
+        iterator.set_state({"row_group": "0", "index_within_row_group": 0})
 
 
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch):

@@ -122,6 +122,32 @@ def test_a_query_may_have_parameters_and_computed_columns(path):
     assert source[3] == expected[3]
 
 
+@pytest.mark.parametrize("key", ["order", "Order", "group", "index", "key", "with space"])
+def test_the_key_may_have_any_name(tmp_path, key):
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as db, db:
+        db.execute(f'CREATE TABLE t ("{key}" INTEGER, x TEXT)')
+        db.execute("INSERT INTO t VALUES (2, 'b'), (1, 'a')")
+    for asked in (key, key.upper()):
+        with SqlDataSource(tmp_path / "x.db", "SELECT * FROM t", key=asked) as source:
+            assert list(source) == [{key: 1, "x": "a"}, {key: 2, "x": "b"}]
+
+
+def _as_dict(cursor, row):
+    return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+
+@pytest.mark.parametrize("rows", [sqlite3.Row, _as_dict])
+def test_rows_may_come_in_other_forms(path, rows):
+    def connect():
+        connection = sqlite3.connect(path)
+        connection.row_factory = rows
+        return connection
+
+    with SqlDataSource(connect, QUERY, key="id") as source:
+        assert list(source) == people()
+        assert source[5] == people()[5]
+
+
 def test_the_key_may_be_written_in_another_case(path):
     assert SqlDataSource(path, f"{QUERY};", key="ID")[1] == people()[1]
 

@@ -196,7 +196,7 @@ def test_splits_are_sliced_and_added(folder, split, parts):
         ("train+", "is not a split"),
         ("", "is not a split"),
         (None, "None is not a split"),
-        ("all[:2]", "no split 'all'"),
+        ("all[:2]", r"'all\[:2\]' cuts `all`, which is taken as a whole. .*'train\[:2\]\+test\[:2\]'"),
         ("train[:12]", "asks for example 12, and the split has 11"),
         ("train[-12:]", "asks for example -12, and the split has 11"),
         ("train[:101%]", "a percentage is at most 100"),

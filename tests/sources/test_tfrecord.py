@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import shutil
 import sys
 import threading
@@ -147,7 +148,7 @@ def test_a_source_is_pickled_as_paths(tmp_path):
     assert repr(copy) != repr(TFRecordDataSource(write(tmp_path / "u", records)))
     other = pickle.loads(pickled)
     write(tmp_path / "t", records[1:])
-    with pytest.raises(DataError, match="t is not the file that it was when the source was made"):
+    with pytest.raises(DataError, match="t has changed since its source was made"):
         other[0]
 
 
@@ -232,11 +233,34 @@ def test_damaged_bytes_are_found_where_they_are_read(tmp_path):
         next(iterator)
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_file_that_was_written_anew_is_an_error(tmp_path, verify):
+    path = write(tmp_path / "t", [b"old"] * 30)
+    source = TFRecordDataSource(path, verify=verify)
+    write(tmp_path / "t", [b"new"] * 30)
+    os.utime(path, ns=(1, 1))
+    for reader in (source, pickle.loads(pickle.dumps(source))):
+        with pytest.raises(DataError, match="t has changed since its source was made"):
+            reader[3]
+
+
+def test_one_source_of_more_files_than_descriptors_is_read(tmp_path):
+    paths = [write(tmp_path / f"{i:03d}", [b"%d" % i]) for i in range(300)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with TFRecordDataSource(paths) as source, TFRecordDataSource(paths) as other:
+            for reader in (source, other, source):
+                assert reader.__getitems__(range(300)) == [b"%d" % i for i in range(300)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
     path = Path(write(tmp_path / "t", some_records(30)))
     source = TFRecordDataSource(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match="t is not the file that it was"):
+    with pytest.raises(DataError, match="t has changed since its source was made"):
         source[29]
 
 

@@ -100,6 +100,11 @@ def test_getitems_of_the_dataset_is_used():
     list(MapDataset.source(TorchDataSource(dataset)).batch(20))
     assert max(dataset.asked) >= 20
     assert not hasattr(TorchDataSource(Plain()), "__getitems__")
+    source = TorchDataSource(dataset)
+    assert [row["i"] for row in source.__getitems__(np.array([-1, 3, -40]))] == [39, 3, 0]
+    for outside in (40, -41):
+        with pytest.raises(IndexError, match=f"Index {outside} is out of range for 40 elements"):
+            source.__getitems__([0, outside])
 
 
 @pytest.mark.parametrize("kind", [Plain, Blocks])

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from headrace import IterDataset, MapDataset
 from headrace.errors import PipelineError
 from headrace.sources.array_record import ArrayRecordDataSource
-from headrace.sources.tfrecord import TFRecordIterDataset
+from headrace.sources.tables import CsvDataSource, ParquetDataSource
+from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
 from headrace.sources.writers import (
     shard_names,
     write_array_record,
@@ -395,6 +396,56 @@ def test_csv_files_have_a_header_each_and_hold_no_lists(tmp_path):
     with pytest.raises(PipelineError, match="This format cannot hold one of the columns x .list"):
         write_csv([{"x": [1]}], tmp_path / "b.csv")
     assert names_in(tmp_path) == [os.path.basename(first), os.path.basename(second)]
+
+
+def test_csv_shards_without_rows_have_the_names_of_the_first(tmp_path):
+    rows = [{"x": 1, 'a "name",\n': "t"}]
+    paths = write_csv(rows, tmp_path / "a.csv", num_shards=3)
+    assert list(CsvDataSource(paths)) == rows
+    assert list(CsvDataSource(paths[2])) == []
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "b.parquet")
+    (path,) = write_csv(ParquetDataSource(tmp_path / "b.parquet"), tmp_path / "b.csv")
+    assert Path(path).read_text() == '"x"\n'
+    with pytest.raises(PipelineError, match="no records, so nobody knows the names of the columns"):
+        write_csv([], tmp_path / "c.csv")
+    assert not (tmp_path / "c.csv").exists()
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_arrow, write_csv])
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, "A row is a dict that has columns, and their names are text; got {}"),
+        ({1: 2}, "A row is a dict that has columns, and their names are text; got {1: 2}"),
+        ({"x": 2**70}, "Column 'x' cannot be written as one type: Python int too large"),
+    ],
+)
+def test_rows_that_are_none_are_named(tmp_path, write, row, message):
+    with pytest.raises(PipelineError, match=message) as caught:
+        write([row], tmp_path / "x")
+    assert "`schema`" in str(caught.value) or "text; got" in str(caught.value)
+    assert names_in(tmp_path) == []
+
+
+def test_a_column_that_begins_with_nulls_says_what_to_do(tmp_path):
+    rows = [{"x": None}, {"x": 1}]
+    with pytest.raises(PipelineError, match="all its values are null: to choose them, call `write_parquet` and give"):
+        write_parquet(rows, tmp_path / "a.parquet", row_group_rows=1)
+    write_parquet(rows, tmp_path / "a.parquet", row_group_rows=1, schema=pa.schema([("x", pa.int64())]))
+
+
+def test_overwriting_removes_shards_of_another_number(tmp_path):
+    write_tfrecord([b"old"] * 6, tmp_path / "a.tfrecord", num_shards=3)
+    for name in ("b-00000-of-00003.tfrecord", "a-00000-of-00003.txt", "a-x-of-00003.tfrecord"):
+        (tmp_path / name).write_bytes(b"")
+    kept = ["a-00000-of-00003.txt", "a-x-of-00003.tfrecord", "b-00000-of-00003.tfrecord"]
+    with pytest.raises(OSError, match="on fire"):
+        write_tfrecord(failing([b"new"], 1), tmp_path / "a.tfrecord", overwrite=True)
+    assert len(names_in(tmp_path)) == 6
+    paths = write_tfrecord([b"new"] * 6, tmp_path / "a.tfrecord", num_shards=2, overwrite=True)
+    assert names_in(tmp_path) == sorted([*map(os.path.basename, paths), *kept])
+    (path,) = write_tfrecord(TFRecordDataSource(paths), tmp_path / "a.tfrecord", overwrite=True)
+    assert all(map(os.path.exists, [*paths, path]))  # they were what was read
 
 
 def test_json_lines_hold_arrays_as_lists_and_bytes_as_text(tmp_path):

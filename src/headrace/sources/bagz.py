@@ -33,7 +33,7 @@ class BagzDataSource(RecordFiles):
         super().__init__(paths)
 
     def _files_of(self, part: Part) -> list[Part]:
-        shards = [] if os.path.exists(part.path) else _shards(part.path)
+        shards = [] if os.path.exists(part.path) else shards_of(part.path)
         parts: list[Part] = []
         for path in shards or [part.path]:
             parts += super()._files_of(part._replace(path=like(part.path, path)))
@@ -91,7 +91,7 @@ def _damage() -> Iterator[None]:
         raise Damaged(str(e)) from e
 
 
-def _shards(path: str) -> list[str]:
+def shards_of(path: str) -> list[str]:
     """The files that `name@3.bagz` means, or patterns of them; none if a path is not of this kind."""
     found = re.fullmatch(r"(.*)@(\d+|\*)(\.[^/@]*)?", path, re.DOTALL)
     if found is None:

@@ -7,20 +7,23 @@ one version for as long as the pool is there, in this process and in others.
 
 import concurrent.futures
 import contextlib
+import errno
 import glob
 import io
 import mmap
 import os
 import re
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import DataError, PipelineError
 
 LOOKING_THREADS = 16
 READING_THREADS = 16
+T = TypeVar("T")
 _ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z0-9+.:-]*)?://")
 
 
@@ -73,9 +76,14 @@ def expand(paths: Any, *, what: str) -> list[str]:
             found += matches
             missing += [] if matches else [os.fsdecode(path)]
     if missing:
-        shown = ", ".join(missing[:20]) + (", …" if len(missing) > 20 else "")
-        raise FileNotFoundError(f"{len(missing)} of {len(given)} paths of {what} match no file: {shown}.")
+        raise not_found(missing, len(given), what=what)
     return found
+
+
+def not_found(missing: Sequence[str], num_paths: int, *, what: str) -> FileNotFoundError:
+    """The error for paths, of so many, that match no file."""
+    shown = ", ".join(missing[:20]) + (", …" if len(missing) > 20 else "")
+    return FileNotFoundError(f"{len(missing)} of {num_paths} paths of {what} match no file: {shown}.")
 
 
 def _matches(path: str) -> list[str]:
@@ -95,7 +103,7 @@ def open_file(path: str, *, maps: bool = False) -> File:
 
         return remote.RemoteFile(path)
     if maps:
-        with contextlib.suppress(OSError, ValueError):  # an empty file, or a file system that cannot
+        with contextlib.suppress(OSError, ValueError):  # an empty file, a system that cannot, no descriptor for it
             return MappedFile(path)
     return LocalFile(path)
 
@@ -185,6 +193,108 @@ class MappedFile:
         self._bytes.close()
 
 
+class Holder(Protocol):
+    """What keeps files open that it does not read at the moment."""
+
+    def drop(self, path: str) -> None:
+        """Closes a file, if it is kept."""
+        ...
+
+
+class Kept:
+    """The files that this process keeps open, for all sources: half of its descriptors at most.
+
+    Of those of all holders, the least recently used is dropped first. No lock of a holder is taken under its own.
+    """
+
+    def __init__(self):
+        self._used: OrderedDict[tuple[int, str], weakref.ref[Holder]] = OrderedDict()
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._new_lock)
+
+    def _new_lock(self) -> None:
+        self._lock = threading.Lock()  # a thread that is not in this process may have had the other one
+
+    def use(self, holder: Holder, path: str) -> None:
+        """Tells that a holder keeps a file, which was used just now."""
+        key, dropped = (id(holder), path), []
+        with self._lock:
+            found = self._used.get(key)
+            if found is not None and found() is holder:
+                self._used.move_to_end(key)
+                return
+            self._used[key] = weakref.ref(holder)
+            self._used.move_to_end(key)
+            most = most_descriptors() // 2
+            while len(self._used) > most:
+                dropped.append(self._used.popitem(last=False))
+        self._drop(dropped)
+
+    def forget(self, holder: Holder, paths: Sequence[str]) -> None:
+        """Tells that a holder keeps these no longer."""
+        with self._lock:
+            for path in paths:
+                self._used.pop((id(holder), path), None)
+
+    def drop_all(self) -> None:
+        """Closes all that nobody reads."""
+        with self._lock:
+            dropped = list(self._used.items())
+            self._used.clear()
+        self._drop(dropped)
+
+    def _drop(self, dropped: list[tuple[tuple[int, str], "weakref.ref[Holder]"]]) -> None:
+        for (_, path), holder in dropped:
+            found = holder()
+            if found is not None:
+                found.drop(path)
+
+    def opened(self, path: str, call: Callable[[str], T]) -> T:
+        """What a call opens; when it finds no descriptor left, once more after all that is idle was closed."""
+        try:
+            return call(path)
+        except Exception as e:
+            if not is_out_of_descriptors(e):
+                raise
+        self.drop_all()
+        try:
+            return call(path)
+        except Exception as e:
+            if not is_out_of_descriptors(e):
+                raise
+            raise out_of_descriptors(path) from e
+
+
+def is_out_of_descriptors(error: Exception) -> bool:
+    """Whether an error, also of a library that only has words for it, says that too many files are open."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number in (errno.EMFILE, errno.ENFILE) or os.strerror(errno.EMFILE) in str(error)
+
+
+def out_of_descriptors(path: str) -> OSError:
+    """The error for a file that is well, and cannot be opened since others are."""
+    return OSError(
+        errno.EMFILE,
+        f"Too many open files: this process may have {most_descriptors()}, and other code has them. Close files, or "
+        "raise the limit with `ulimit -n`",
+        path,
+    )
+
+
+def most_descriptors() -> int:
+    """How many files this process may have open."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 512
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if limit != resource.RLIM_INFINITY else 1 << 20
+
+
+KEPT = Kept()
+
+
 class Pool:
     """Files that are open, the least recently used closed first; it travels to other processes without them.
 
@@ -209,15 +319,28 @@ class Pool:
             file = self._open.get(path)
             if file is not None:
                 self._open.move_to_end(path)
-                return file
-        file = open_file(path, maps=self._maps)  # which may take long: others go on
+        if file is None:
+            file = self._opened(path)
+        if not is_remote(path):
+            KEPT.use(self, path)
+        return file
+
+    def _opened(self, path: str) -> File:
+        file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long: others go on
         with self._lock:
             if file.version != self._versions.setdefault(path, file.version):
                 raise changed(path)
             file = self._open.setdefault(path, file)
-            if len(self._open) > self._most_open:
-                self._open.popitem(last=False)  # closed when the last one who reads it lets go
-            return file
+            oldest = [next(iter(self._open))] if len(self._open) > self._most_open else []
+        for other in oldest:
+            self.drop(other)
+        KEPT.forget(self, oldest)
+        return file
+
+    def drop(self, path: str) -> None:
+        """Closes a file when the last one who reads it lets go."""
+        with self._lock:
+            self._open.pop(path, None)
 
     def read(self, wanted: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[list[bytes]]:
         """Pieces of several files, each a path and what its `read_many` is given; files far away are read at once."""
@@ -230,7 +353,9 @@ class Pool:
     def close(self) -> None:
         """Closes all; reading opens them again."""
         with self._lock:
+            paths = list(self._open)
             self._open.clear()
+        KEPT.forget(self, paths)
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

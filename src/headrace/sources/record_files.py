@@ -24,7 +24,7 @@ import numpy as np
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 
-MOST_OPEN = 1024  # idle readers, and no more than a quarter of the descriptors that the process may have
+MOST_OPEN = 1024  # idle readers of a source
 OPENING_S = 0.02
 OPENING_THREADS = 16
 ITERATED_AT_ONCE = 1024
@@ -52,6 +52,7 @@ class Part(NamedTuple):
     path: str
     start: int
     stop: int | None
+    is_known: bool = False  # whether an instruction says that the file has these
 
 
 class Damaged(Exception):
@@ -77,12 +78,13 @@ class RecordFiles(abc.ABC):
 
     def __init__(self, paths: Any):
         self._readers = Readers()
-        parts = _given(paths, self.FORMAT)
+        self._versions: dict[str, files.Fingerprint] = {}  # of files on this machine
+        given = _given(paths, self.FORMAT)
         try:
-            parts = [p for found in _for_all(self._files_of, parts) for p in found]
+            parts = [p for found in _for_all(self._files_of, given) for p in found]
             stops = _for_all(self._stop_of, parts)
         except FileNotFoundError:
-            files.expand([part.path for part in parts], what=f"{self.FORMAT} files")  # names all that are missing
+            self._name_missing(given)
             raise
         self._parts = [Part(part.path, part.start, stop) for part, stop in zip(parts, stops, strict=True)]
         lengths = [stop - part.start for part, stop in zip(parts, stops, strict=True)]
@@ -102,10 +104,23 @@ class RecordFiles(abc.ABC):
             return [part]
         return [part._replace(path=path) for path in files.expand(part.path, what=f"{self.FORMAT} files")]
 
+    def _name_missing(self, given: list[Part]) -> None:
+        """Raises with all that is missing."""
+        missing: list[str] = []
+        num_paths = 0
+        for part in given:
+            try:
+                paths = [one.path for one in self._files_of(part)]
+            except FileNotFoundError:
+                paths = [part.path]
+            missing += [path for path in paths if not files.is_remote(path) and not os.path.exists(path)]
+            num_paths += len(paths)
+        if missing:
+            raise files.not_found(missing, num_paths, what=f"{self.FORMAT} files") from None
+
     def _stop_of(self, part: Part) -> int:
-        if part.stop is not None:
-            if not files.is_remote(part.path) and not os.path.exists(part.path):
-                raise FileNotFoundError(f"{part.path} does not exist.")
+        if part.stop is not None and (part.is_known or files.is_remote(part.path)):
+            self._check_version(part.path)
             return part.stop
         if files.is_remote(part.path):
             num_records = self._counted_far_away(part.path)
@@ -114,7 +129,12 @@ class RecordFiles(abc.ABC):
                 num_records = reader.num_records
         if part.start > num_records:
             raise PipelineError(f"{part.path} has {num_records} records, and {part.start} are to be skipped.")
-        return num_records
+        if part.stop is not None and part.stop > num_records:
+            raise PipelineError(
+                f"{part.path} has {num_records} records, and those from {part.start} to {part.stop} were asked for. "
+                f"`[{part.start}:]` is all from there on."
+            )
+        return num_records if part.stop is None else part.stop
 
     def _counted_far_away(self, path: str) -> int:
         file = files.open_file(path)
@@ -129,6 +149,7 @@ class RecordFiles(abc.ABC):
         return self._readers.of(path, self._open_anywhere)
 
     def _open_anywhere(self, path: str) -> Reader:
+        self._check_version(path)
         here = path
         if files.is_remote(path):
             from headrace.sources import remote
@@ -139,7 +160,20 @@ class RecordFiles(abc.ABC):
         except Damaged as e:
             if not os.path.exists(here):
                 raise FileNotFoundError(f"{path} does not exist.") from e
+            if files.is_out_of_descriptors(e):
+                raise
             raise self._unreadable(path, e) from e
+
+    def _check_version(self, path: str) -> None:
+        """Raises for a file on this machine that is not there, or not the one that the source was made of."""
+        if files.is_remote(path):
+            return
+        try:
+            found = files.fingerprint(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} does not exist.") from None
+        if found != self._versions.setdefault(path, found):
+            raise files.changed(path)
 
     def _unreadable(self, path: str, error: Exception) -> DataError:
         return DataError(
@@ -206,6 +240,9 @@ class RecordFiles(abc.ABC):
 
     def _damaged(self, path: str, places: list[int], error: Exception) -> DataError:
         """The error of a read, with the first record that it is true of."""
+        if files.is_out_of_descriptors(error):
+            raise files.out_of_descriptors(path) from error
+        self._check_version(path)
         for place in places:
             try:
                 with self._reader_of(path) as reader:
@@ -260,14 +297,14 @@ def _given(paths: Any, form: str) -> list[Part]:
 def _part(given: Any) -> Part:
     if not isinstance(given, str) and isinstance(given, FileInstruction):  # the second question takes its time
         stop = given.skip + given.take if given.take >= 0 else None
-        return Part(os.fsdecode(given.filename), given.skip, stop)
+        return Part(os.fsdecode(given.filename), given.skip, stop, is_known=True)
     if not isinstance(given, str | os.PathLike):
         raise _not_a_path(given)
     path = os.fsdecode(given)
-    found = re.fullmatch(r"(.*)\[(\d+):(\d*)\]", path, re.DOTALL) if path.endswith("]") else None
+    found = re.fullmatch(r"(.*)\[(\d*):(\d*)\]", path, re.DOTALL) if path.endswith("]") else None
     if found is None:
         return Part(path, 0, None)
-    start, stop = int(found[2]), int(found[3]) if found[3] else None
+    start, stop = int(found[2] or 0), int(found[3]) if found[3] else None
     if stop is not None and stop < start:
         raise PipelineError(f"{path} asks for records from {start} to {stop}: the end is before the start.")
     return Part(like(path, found[1]), start, stop)
@@ -313,20 +350,14 @@ def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
 # ----------------------------------------------------------------------------------------------- readers
 
 
-def _most_descriptors() -> int:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 512
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return limit if limit != resource.RLIM_INFINITY else 1 << 20
-
-
 class Readers:
-    """One reader for each file that is open; those that are idle are in order, the least recently used first."""
+    """One reader for each file that is open; those that are idle are in order, the least recently used first.
+
+    All sources of the process share its descriptors: `files.KEPT` drops readers when there are too many in all.
+    """
 
     def __init__(self):
-        self._most_idle = min(MOST_OPEN, _most_descriptors() // 4)
+        self._most_idle = MOST_OPEN
         self._idle: dict[str, Reader] = {}
         self._lock = threading.Lock()
         self._in_use: dict[str, threading.Lock] = {}
@@ -337,7 +368,7 @@ class Readers:
         with self._in_use.setdefault(path, threading.Lock()):
             with self._lock:
                 reader = self._idle.pop(path, None)
-            reader = reader or open_file(path)
+            reader = reader or files.KEPT.opened(path, open_file)
             try:
                 yield reader
             except BaseException:
@@ -346,17 +377,25 @@ class Readers:
             self._put_back(path, reader)
 
     def _put_back(self, path: str, reader: Reader) -> None:
-        evicted = None
         with self._lock:
             self._idle[path] = reader
-            if len(self._idle) > self._most_idle:
-                evicted = self._idle.pop(next(iter(self._idle)))
-        if evicted is not None:
-            evicted.close()
+            oldest = next(iter(self._idle)) if len(self._idle) > self._most_idle else None
+        if oldest is not None:
+            self.drop(oldest)
+            files.KEPT.forget(self, [oldest])
+        files.KEPT.use(self, path)
+
+    def drop(self, path: str) -> None:
+        """Closes the reader of a file, unless it is in use."""
+        with self._lock:
+            reader = self._idle.pop(path, None)
+        if reader is not None:
+            reader.close()
 
     def close(self) -> None:
         with self._lock:
             readers, self._idle = self._idle, {}
+        files.KEPT.forget(self, list(readers))
         for reader in readers.values():
             reader.close()
 

@@ -13,7 +13,7 @@ import pathlib
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,95 @@ PLACEHOLDERS: dict[str, Callable[[int], str]] = {
     "numeric": lambda number: f":{number}",
 }
 _LONGEST_SHOWN = 60
+# Words that databases take for their own, as far as columns are called so. Other names are not quoted: what quotes mean
+# and whether they tell upper from lower case differs between databases.
+_RESERVED = frozenset(
+    [
+        "all",
+        "alter",
+        "and",
+        "any",
+        "as",
+        "asc",
+        "between",
+        "by",
+        "case",
+        "cast",
+        "check",
+        "collate",
+        "column",
+        "constraint",
+        "create",
+        "cross",
+        "current_date",
+        "current_time",
+        "current_timestamp",
+        "default",
+        "delete",
+        "desc",
+        "distinct",
+        "drop",
+        "else",
+        "end",
+        "except",
+        "exists",
+        "false",
+        "for",
+        "foreign",
+        "from",
+        "full",
+        "grant",
+        "group",
+        "having",
+        "in",
+        "index",
+        "inner",
+        "insert",
+        "intersect",
+        "into",
+        "is",
+        "join",
+        "key",
+        "left",
+        "like",
+        "limit",
+        "natural",
+        "not",
+        "null",
+        "of",
+        "offset",
+        "on",
+        "or",
+        "order",
+        "outer",
+        "primary",
+        "range",
+        "rank",
+        "references",
+        "right",
+        "row",
+        "rows",
+        "select",
+        "set",
+        "table",
+        "then",
+        "to",
+        "transaction",
+        "trigger",
+        "true",
+        "union",
+        "unique",
+        "update",
+        "user",
+        "using",
+        "values",
+        "view",
+        "when",
+        "where",
+        "window",
+        "with",
+    ]
+)
 
 
 class SqlDataSource:
@@ -76,6 +165,7 @@ class SqlDataSource:
         self._parameters, self._paramstyle = tuple(parameters), paramstyle
         self._local = threading.local()
         self._lock = threading.Lock()
+        self._column = key  # as the database writes it, once that is known
         self._found: np.ndarray | list[Any] | None = None  # the keys, once they are known
 
     @property
@@ -88,7 +178,8 @@ class SqlDataSource:
     def _read_keys(self) -> np.ndarray | list[Any]:
         names, _ = self._select(f"SELECT * FROM ({self._query}\n) AS q WHERE 1 = 0", ())
         _check_columns(names, self._key, self)
-        name = _identifier(self._key)
+        self._column = _same_name(self._key, names)
+        name = _identifier(self._column)
         _, rows = self._select(f"SELECT {name} FROM ({self._query}\n) AS q ORDER BY {name}", ())
         keys = list(itertools.chain.from_iterable(rows))
         if None in keys:
@@ -135,14 +226,15 @@ class SqlDataSource:
     def _lookup(self, count: int) -> str:
         placeholder, first = PLACEHOLDERS[self._paramstyle], len(self._parameters) + 1
         listed = ", ".join(placeholder(number) for number in range(first, first + count))
-        return f"SELECT * FROM ({self._query}\n) AS q WHERE {_identifier(self._key)} IN ({listed})"
+        return f"SELECT * FROM ({self._query}\n) AS q WHERE {_identifier(self._column)} IN ({listed})"
 
     def _select(self, query: str, keys: Sequence[Any]) -> tuple[list[str], list[tuple]]:
         """The names of the columns and the rows of a query."""
         try:
             with contextlib.closing(self._connection().cursor()) as cursor:
                 cursor.execute(query, (*self._parameters, *keys))
-                return [column[0] for column in cursor.description], cursor.fetchall()
+                names = [column[0] for column in cursor.description]
+                return names, [_values(row, names) for row in cursor.fetchall()]
         except sqlite3.OperationalError as e:  # a wrong query, a locked file
             raise PipelineError(f"{self!r} cannot be read: {e}. The query was: {query[:1000]}") from e
         except sqlite3.DatabaseError as e:
@@ -233,8 +325,14 @@ def _check_columns(names: list[str], key: str, source: SqlDataSource) -> None:
         raise PipelineError(f"The query of {source!r} gives no column {key!r} as a key; it gives {names}.")
 
 
+def _values(row: Any, names: Sequence[str]) -> tuple:
+    """The values of a row, which may be one that a connection gives as a dict."""
+    return tuple(row[name] for name in names) if isinstance(row, Mapping) else row
+
+
 def _identifier(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else '"' + name.replace('"', '""') + '"'
+    is_plain = re.fullmatch(r"[A-Za-z_]\w*", name) and name.lower() not in _RESERVED
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
 def _same_name(name: str, names: Sequence[str]) -> str:

@@ -78,7 +78,11 @@ class TorchDataSource:
         return self._read_many
 
     def _read_many(self, indices: Sequence[int]) -> list[Any]:
-        return list(map(as_arrays, self._dataset.__getitems__(list(indices))))
+        length = len(self)
+        outside = [index for index in indices if not -length <= index < length]
+        if outside:
+            raise IndexError(f"Index {outside[0]} is out of range for {length} elements.")
+        return list(map(as_arrays, self._dataset.__getitems__([int(index) % length for index in indices])))
 
     def __repr__(self) -> str:
         return f"TorchDataSource({type(self._dataset).__qualname__}, length={len(self)})"

@@ -149,3 +149,25 @@ def test_filters_may_look_at_columns_of_any_name(tmp_path, format, name):
     assert [row["id"] for row in source] == [9, 10]
     expression = pa.compute.field(name) > 8
     assert len(written(format, tmp_path / "t", table, columns=["id"], filters=expression)) == 2
+
+
+@pytest.mark.parametrize("operation", ["==", "!=", "<", "<=", ">", ">=", "in", "not in"])
+def test_filters_find_nan(tmp_path, operation):
+    x = [1.0, 1.0, np.nan, 1.0, 3.0, 3.0, np.nan, 4.0]
+    table = pa.table({"id": range(8), "x": x, "s": [{"x": value} for value in x]})
+    field = pa.compute.field
+    for value in (1.0, 3.5):
+        given = [value] if operation.endswith("in") else value
+        for filters in ([("x", operation, given)], ~(field("x") == value), field("s", "x") != value):
+            source = written("parquet", tmp_path / "t", table, columns=["id"], filters=filters)
+            expected = table.filter(pq.filters_to_expression(filters)).column("id").to_pylist()
+            assert [row["id"] for row in source] == expected
+
+
+def test_row_groups_without_nan_that_passes_are_left_out_by_their_statistics(tmp_path):
+    write_parquet(tmp_path / "t", numbers(), compression="none", use_dictionary=False)
+    damage(tmp_path / "t", pq.ParquetFile(tmp_path / "t").metadata.row_group(0).column(2).data_page_offset)
+    source = ParquetDataSource(tmp_path / "t", columns=["id"], filters=[("half", ">=", 2.5)])
+    assert [row["id"] for row in source] == list(range(5, 11))
+    with pytest.raises(DataError, match="/t, row group 0 at offset"):
+        ParquetDataSource(tmp_path / "t", columns=["id"], filters=[("half", "!=", 2.5)])

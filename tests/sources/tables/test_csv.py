@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.dataset import MapDataset
-from headrace.errors import DataError
+from headrace.errors import DataError, PipelineError
 from headrace.sources.tables import CsvDataSource
+from headrace.sources.tables.records import RecordEnds
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from tests.sources.tables.formats import (
     csv_file,
@@ -74,6 +75,12 @@ def test_csv_options(tmp_path):
     assert len(CsvDataSource(csv_file(tmp_path / "no newline", "a,b\n1,2"))) == 1
 
 
+@pytest.mark.parametrize("options", [{"delimiter": "||"}, {"delimiter": ""}, {"delimiter": 3}, {"quote_char": "«"}])
+def test_wrong_csv_options_are_errors(tmp_path, options):
+    with pytest.raises(PipelineError, match=r"`(delimiter|quote_char)` must be one character of ASCII; got "):
+        CsvDataSource(csv_file(tmp_path / "t", "a,b\n1,2\n"), **options)
+
+
 def test_wrong_csv_is_an_error_with_its_line(tmp_path):
     path = csv_file(tmp_path / "t", "a,b\n" + "1,2\n" * 10 + "3\n" + "1,2\n")
     with pytest.raises(
@@ -129,7 +136,7 @@ def test_the_repr_of_csv_tells_how_it_is_read(tmp_path):
     path = csv_file(tmp_path / "t", "a;b\n1;2\n")
     reprs = {
         repr(CsvDataSource(path, **options))
-        for options in ({}, {"delimiter": ";"}, {"column_names": ["x"]}, {"column_types": {"a": pa.string()}})
+        for options in ({}, {"delimiter": ";"}, {"column_names": ["x"]}, {"column_types": {"a;b": pa.string()}})
     }
     assert len(reprs) == 4
     assert repr(CsvDataSource(path, cache_bytes=1)) in reprs
@@ -145,3 +152,92 @@ def test_compressed_csv_behind_an_address_is_unpacked(monkeypatch, tmp_path):
         assert [row["id"] for row in source] == list(range(20))
     finally:
         memory.rm("/headrace-csv", recursive=True)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 11, 1 << 20])
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_csv_lines_may_end_in_any_way(tmp_path, end, block_bytes):
+    text = end.join(["a,b", *(f'{i},"x{end}y"' for i in range(9)), ""])
+    source = CsvDataSource(csv_file(tmp_path / "t", text), block_bytes=block_bytes)
+    assert [(row["a"], row["b"]) for row in source] == [(i, f"x{end}y") for i in range(9)]
+    with pytest.raises(DataError, match=r"the lines from 2 on, at offset"):
+        CsvDataSource(csv_file(tmp_path / "wrong", f"a,b{end}1,2{end}3{end}"))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 20, 1 << 20])
+def test_csv_quotes_in_values_without_quotes_are_characters(tmp_path, block_bytes):
+    rows = [('5" pipe', 1), ("two\nlines", 2), ("a, b", 3), ('x"y"', 4)] * 5
+    lines = ['5" pipe,1', '"two\nlines",2', '"a, b",3', 'x"y",4'] * 5
+    source = CsvDataSource(csv_file(tmp_path / "t", "\n".join(["a,b", *lines])), block_bytes=block_bytes)
+    assert [(row["a"], row["b"]) for row in source] == rows
+    assert len(source._groups) > 1 or block_bytes == 1 << 20
+
+
+def record_ends(text, quote):
+    """Where records end, found a byte at a time."""
+    ends, in_quotes, begins, i = [], False, True, 3 * text.startswith(b"\xef\xbb\xbf")
+    while i < len(text):
+        one, two = text[i : i + 1], text[i : i + 2]
+        i += 2 if two == b"\r\n" or (in_quotes and two == 2 * quote) else 1
+        if in_quotes:
+            in_quotes = one != quote or two == 2 * quote
+        elif begins and one == quote:
+            in_quotes, begins = True, False
+        else:
+            begins = one in (b",", b"\r", b"\n")
+            ends += [i] if one in (b"\r", b"\n") else []
+    return ends
+
+
+@settings(max_examples=300)
+@given(
+    text=st.text(st.sampled_from('a"",\n\r'), max_size=40),
+    bom=st.booleans(),
+    quote=st.sampled_from(['"', "a", None]),
+    lengths=st.lists(st.integers(1, 9), min_size=41, max_size=41),
+)
+def test_csv_records_end_at_line_breaks_that_are_not_in_quotes(text, bom, quote, lengths):
+    whole, records, ends, offset = (b"\xef\xbb\xbf" if bom else b"") + text.encode(), RecordEnds(",", quote), [], 0
+    for length in [3 + lengths[0], *lengths[1:]]:
+        piece = whole[offset : offset + length]
+        while records.is_cut(piece) and offset + len(piece) < len(whole):
+            piece = whole[offset : offset + len(piece) + 1]
+        ends += [offset + end for end in records.of(piece).tolist()] if piece else []
+        offset += len(piece)
+    assert ends == record_ends(whole, (quote or "none").encode())
+
+
+def test_a_long_csv_value_is_looked_at_once(tmp_path, monkeypatch):
+    looked_at, find = [], RecordEnds.of
+
+    def watched(self, piece):
+        looked_at.append(len(piece))
+        return find(self, piece)
+
+    monkeypatch.setattr(RecordEnds, "of", watched)
+    text = 'a,b\n1,"' + "x\n" * 50_000 + '"\n'
+    assert len(CsvDataSource(csv_file(tmp_path / "t", text), block_bytes=1000)[0]["b"]) == 100_000
+    assert sum(looked_at) == len(text)
+
+
+def test_csv_columns_of_one_name_are_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"/t has several columns of the name 'a'.*`column_names`"):
+        CsvDataSource(csv_file(tmp_path / "t", "a,b,a\n1,2,3\n"))
+    with pytest.raises(PipelineError, match=r"`column_names` has 'x' more than once"):
+        CsvDataSource(csv_file(tmp_path / "t", "1,2\n"), column_names=["x", "x"])
+
+
+@pytest.mark.parametrize(("encoding", "named"), [("utf-16", "UTF-16"), ("latin-1", "another encoding")])
+def test_csv_in_another_encoding_is_an_error(tmp_path, encoding, named):
+    (tmp_path / "t").write_bytes("ä,b\n1,2\n".encode(encoding))
+    with pytest.raises(DataError, match=rf"columns in .*/t are not in UTF-8 but in {named}: .*again in UTF-8"):
+        CsvDataSource(tmp_path / "t")
+
+
+def test_csv_types_of_columns_that_no_file_has_are_an_error(tmp_path):
+    a, b = csv_file(tmp_path / "a", "x\n1\n"), csv_file(tmp_path / "b", "x,y\n1,2\n")
+    with pytest.raises(
+        PipelineError, match=r"`column_types` has \['z'\], and no file has such columns: .*/a has \['x'\]"
+    ):
+        CsvDataSource([a, b], columns=["x"], column_types={"y": pa.string(), "z": pa.string()})
+    assert len(CsvDataSource([a, b], columns=["x"], column_types={"y": pa.string()})) == 2

@@ -1,5 +1,6 @@
 """Files of tables: several, odd ones, damaged ones."""
 
+import os
 import pickle
 
 import pytest
@@ -57,9 +58,12 @@ def test_a_schema_that_differs_is_named(tmp_path, format):
 
 
 @every_format
-@pytest.mark.parametrize("name", ["naïve 数据 🎉", "a [1] *?", "x\ny", "-"])
+@pytest.mark.parametrize("name", ["naïve 数据 🎉", "a [1] *?", "x\ny", "-", os.fsdecode(b"not-\xff-unicode")])
 def test_files_may_have_any_name(tmp_path, format, name):
-    assert written(format, tmp_path / name, numbers())[10]["id"] == 10
+    written(format, tmp_path / "plain", numbers())  # pyarrow writes to no name that is not Unicode
+    os.rename(tmp_path / "plain", tmp_path / name)
+    for options in ({}, {"filters": [("half", ">=", 0)]}):
+        assert WRITERS[format][1](tmp_path / name, **options)[10]["id"] == 10
 
 
 @every_format

@@ -105,3 +105,99 @@ def test_what_is_handed_over_can_be_changed(tmp_path, format):
         batch = ds.batch(2)[1] if name == "pair" else {"pair": np.ones(1)}
         batch["pair"][:] = 77
         assert_equal(ds[2][name], (row_of_numbers(2) | row_of_objects(2))[name])
+
+
+LARGE = 2**60 + 1  # no float is equal to it
+
+
+def shown(value):
+    """A value as one that can be compared, with the types of what is in it."""
+    if isinstance(value, dict):
+        return {name: shown(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [type(value).__name__, getattr(value, "dtype", None), *map(shown, value)]
+    return type(value).__name__, repr(value)
+
+
+def assert_rows_do_not_depend_on_others(source, num_rows):
+    assert len(source) == num_rows
+    alone = [shown(source[i]) for i in range(num_rows)]
+    assert [shown(row) for row in source.__getitems__(range(num_rows))] == alone
+
+
+@every_format
+def test_maps_are_lists_of_pairs(tmp_path, format):
+    ints = pa.map_(pa.string(), pa.int64())
+    values = [[("a", 1)], None, [("b", None)], [], [("a", LARGE), ("c", 2)]]
+    table = pa.table(
+        {
+            "map": pa.array(values, ints),
+            "in list": pa.array([[value, []] for value in values], pa.list_(ints)),
+            "in struct": pa.array([{"m": value} for value in values], pa.struct([("m", ints)])),
+            "of lists": pa.array([[("k", [i, i])] for i in range(5)], pa.map_(pa.string(), pa.list_(pa.int16()))),
+        }
+    )
+    source = written(format, tmp_path / "t", table, 3)
+    assert_rows_do_not_depend_on_others(source, 5)
+    for row, value in zip(source, values, strict=True):
+        assert row["map"] == row["in struct"]["m"] == row["in list"][0] == value
+        assert shown(row["map"]) == shown(value)
+    assert_equal(source[3]["of lists"][0][1], np.array([3, 3], np.int16))
+
+
+@every_format
+def test_views_of_lists_are_arrays(tmp_path, format):
+    values = [[1], None, [LARGE], [], [2, None]]
+    table = pa.table(
+        {
+            "view": pa.array(values, pa.list_view(pa.int64())),
+            "large": pa.array(values, pa.large_list_view(pa.int64())),
+            "in struct": pa.array([{"v": v} for v in values], pa.struct([("v", pa.list_view(pa.int64()))])),
+        }
+    )
+    source = written(format, tmp_path / "t", table, 3)
+    assert_rows_do_not_depend_on_others(source, 5)
+    for row in (source[2], source.__getitems__([1, 2])[1]):
+        for value in (row["view"], row["large"], row["in struct"]["v"]):
+            assert_equal(value, np.array([LARGE]))
+    assert source[1]["view"] is None
+
+
+@every_format
+def test_views_of_strings_and_bytes_are_strings_and_bytes(tmp_path, format):
+    values = ["short", None, "a string that is too long to stand in a view", "ü"]
+    text = pa.array(values).cast(pa.string_view())
+    table = pa.table(
+        {
+            "id": range(4),
+            "text": text,
+            "bytes": pa.array([value and value.encode() for value in values]).cast(pa.binary_view()),
+            "list": pa.ListArray.from_arrays([0, 1, 2, 3, 4], text),
+            "view": pa.ListViewArray.from_arrays([0, 1, 2, 3], [1, 1, 1, 1], text),
+            "fixed": pa.FixedSizeListArray.from_arrays(text, 1),
+            "struct": pa.StructArray.from_arrays([text], ["s"]),
+            "map": pa.MapArray.from_arrays([0, 1, 2, 3, 4], pa.array(["k"] * 4), text),
+        }
+    )
+    source = written(format, tmp_path / "t", table)  # pyarrow cannot write parts of such to Parquet
+    assert_rows_do_not_depend_on_others(source, 4)
+    for row, value in zip(source, values, strict=True):
+        assert row["text"] == row["struct"]["s"] == value
+        assert row["bytes"] == (value and value.encode())
+        assert list(row["list"]) == list(row["view"]) == list(row["fixed"]) == [value]
+        assert row["map"] == [("k", value)]
+    for filters in ([("text", "==", "short")], [("text", "in", ["short"])], [("id", "<", 1)]):
+        assert [row["id"] for row in written(format, tmp_path / "t", table, filters=filters)] == [0]
+
+
+@every_format
+@pytest.mark.parametrize("table", [numbers(), objects()], ids=["columns", "rows"])
+def test_several_indices_are_checked_as_one_is(tmp_path, format, table):
+    source = written(format, tmp_path / "t", table.append_column("n", pa.array(range(11))))
+    assert [row["n"] for row in source.__getitems__([-1, 3, -11])] == [10, 3, 0]
+    assert source.__getitems__([]) == []
+    for index in (11, 99, -12):
+        with pytest.raises(IndexError, match=f"Index {index} is out of range for 11 rows"):
+            source.__getitems__([0, index])
+    with pytest.raises(IndexError, match="Index 0 is out of range for 0 rows"):
+        written(format, tmp_path / "t", table.slice(0, 0)).__getitems__([0])

@@ -151,3 +151,9 @@ def test_addresses_are_read_like_files(tmp_path, format):
         assert [row["id"] for row in source] == list(range(4, 11))
     finally:
         memory.rm("/tables", recursive=True)
+
+
+@pytest.mark.parametrize("source", [np.arange(4), [1, 2]], ids=["array", "list"])
+def test_shuffled_groups_are_of_tables(source):
+    with pytest.raises(PipelineError, match=r"must be a source of tables.*; got (ndarray|list): "):
+        shuffled_groups(source, window_size=2, seed=1)

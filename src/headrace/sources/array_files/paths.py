@@ -68,7 +68,7 @@ def damage_named(path: str, what: str) -> Iterator[None]:
         yield
     except HeadraceError:
         raise
-    except (ValueError, EOFError, KeyError, OSError, zlib.error, zipfile.BadZipFile) as e:
+    except (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile) as e:
         if isinstance(e, FileNotFoundError | PermissionError):
             raise
         found = str(e).rstrip(".") or type(e).__name__

@@ -118,7 +118,8 @@ def checked(dataset: Any, kind: str, split: str | None = None) -> Any:
         if split not in dataset:
             splits = list(dataset) or ["…"]
             raise PipelineError(
-                f"{type(dataset).__name__} has the splits {splits}: choose one, as in `split={splits[0]!r}`; got {split!r}."
+                f"{type(dataset).__name__} has the splits {splits}: choose one, as in `split={splits[0]!r}`; got "
+                f"{split!r}."
             )
         dataset = dataset[split]
     elif split is not None:

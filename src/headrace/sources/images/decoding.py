@@ -3,6 +3,10 @@
 JPEG is decoded by simplejpeg where that is installed; all else, and JPEG without it, by OpenCV or, without that, by
 Pillow. All three give the same pixels, but for CMYK: what OpenCV and Pillow make of that may differ by two. Behind them
 are libjpeg-turbo, libpng and libwebp, whose own versions may round differently.
+
+A JPEG with damaged pixels is an error where simplejpeg decodes it. OpenCV and Pillow refuse one that ends too early, and
+give pixels, wrong ones, for most other damage; so they do with CMYK, which simplejpeg leaves to them. Damage
+that happens to be a valid file, or only leaves bytes over behind the pixels as some cameras do, is not noticed.
 """
 
 import functools
@@ -16,6 +20,9 @@ from headrace.errors import DataError, MissingDependency, optional
 
 Decode = Callable[[bytes, int | None, bool], np.ndarray]  # bytes, channels, and whether 16 bits stay 16
 JPEG = b"\xff\xd8"
+CMYK = ("CMYK", "YCCK")
+# What files that cameras and programs write are also warned of: all decoders read them, and all pixels are there.
+HARMLESS = ("extraneous bytes before marker 0xd9", "Invalid SOS parameters", "unknown JFIF revision number")
 GREY = np.array([9798, 19235, 3735], np.uint32)  # of red, green and blue, in parts of 2**15: as OpenCV has it
 
 
@@ -28,7 +35,7 @@ def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype:
         channels: 1 (grey), 3 (red, green, blue), 4 (these and alpha); None for as many as there are.
         dtype: uint8 or uint16.
     """
-    decode = _jpeg_decoder() if content[:2] == JPEG and channels in (1, 3) else _decoder()
+    decode = _jpeg_decoder() if content[:2] == JPEG else _decoder()
     try:
         return decode(content, channels, np.dtype(dtype) == np.uint16)
     except MissingDependency:
@@ -43,21 +50,23 @@ def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype:
 
 @functools.cache
 def _jpeg_decoder() -> Decode:
-    """What decodes JPEG: simplejpeg, and what decodes all images for the few that it does not know (CMYK)."""
+    """What decodes JPEG: simplejpeg, and for the few that it does not take, what decodes all."""
     try:
         simplejpeg = optional("simplejpeg", extra="image")
     except MissingDependency:
         return _decoder()
 
     def decode(content: bytes, channels: int | None, deep: bool) -> np.ndarray:
+        space = simplejpeg.decode_jpeg_header(content, strict=False)[2]
+        if space in CMYK:
+            return _decoder()(content, channels, deep)
+        into = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(channels or 0, "GRAY" if space == "Gray" else "RGB")
         try:
-            return simplejpeg.decode_jpeg(content, "GRAY" if channels == 1 else "RGB")
+            return simplejpeg.decode_jpeg(content, into)
         except ValueError as e:
-            try:
-                other = _decoder()
-            except MissingDependency:
-                raise e from None
-            return other(content, channels, deep)
+            if not any(text in str(e) for text in HARMLESS):
+                raise
+            return _decoder()(content, channels, deep)
 
     return decode
 

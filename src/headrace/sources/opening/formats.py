@@ -72,6 +72,7 @@ _BINARY = (
 )
 _ZIPPED = (
     Format("NumPy archive", (".npz",), starts(b"PK\3\4", b"PK\5\6"), "array_files", "NpzDataSource", many=False),
+    Format("Zarr archive", (".zarr.zip",), starts(b"PK\3\4"), "array_files", "ZarrDataSource", many=False),
 )
 _TELLING = _BINARY + _ZIPPED
 _TEXTS = (

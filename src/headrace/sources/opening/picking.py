@@ -8,11 +8,14 @@ from typing import Any
 from headrace.dataset import IterDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
+from headrace.sources.bagz import shards_of
 from headrace.sources.opening.content import BEGIN_BYTES, is_compressed
 from headrace.sources.opening.folders import is_folder, is_hidden, kind_of_folder, listed
 from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, format_of, known, named, plain_name
+from headrace.sources.record_files import like
 
-_RANGE = re.compile(r"\[\d+:\d+\]$")
+_RANGE = re.compile(r"\[\d*:\d*\]$")
+_BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
 
 
 def open(  # the name is that of `headrace.sources.open`
@@ -48,7 +51,7 @@ def paths_of(path: Any) -> list[str]:
     if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
         return [one for one in listed(os.fsdecode(path)) if not is_hidden(one)]
     given = [path] if isinstance(path, str | os.PathLike) else path
-    plain = [_without_range(one) for one in given] if isinstance(given, Sequence) else given
+    plain = [file for one in given for file in _meant(one)] if isinstance(given, Sequence) else given
     return files.expand(plain, what="Data files")
 
 
@@ -114,12 +117,16 @@ def _with_options(path: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _has_range(path: Any) -> bool:
-    """Whether a path ends in `[a:b]`, which asks for some of its records."""
-    return isinstance(path, str) and _RANGE.search(path) is not None and not os.path.exists(path)
+    """Whether a path ends in `[a:b]`, `[a:]` or `[:b]`, which asks for some of its records."""
+    if not isinstance(path, str | os.PathLike):
+        return False
+    return _RANGE.search(os.fsdecode(path)) is not None and not os.path.exists(path)
 
 
-def _without_range(path: Any) -> Any:
-    if not _has_range(path):
-        return path
-    plain = _RANGE.sub("", path)
-    return type(path)(plain, **path.options) if hasattr(path, "options") else plain
+def _meant(path: Any) -> list[Any]:
+    """The files that a path means, or patterns: without the range in it, and each shard of `name@3.bagz`."""
+    if not isinstance(path, str | os.PathLike):
+        return [path]
+    plain = _RANGE.sub("", os.fsdecode(path)) if _has_range(path) else os.fsdecode(path)
+    found = shards_of(plain) if _BAGZ_SHARDS.search(plain) and not os.path.exists(plain) else [plain]
+    return [like(os.fsdecode(path), one) for one in found]

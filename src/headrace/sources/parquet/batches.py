@@ -12,6 +12,15 @@ from headrace.options import check_count
 from headrace.sources.tables import TableDataSource
 
 
+def check_table(source: Any) -> None:
+    """Raises unless a source is one of tables."""
+    if not isinstance(source, TableDataSource):
+        raise PipelineError(
+            "`source` must be a source of tables, such as `ParquetDataSource(paths)`; got "
+            f"{type(source).__name__}: {source!r}."
+        )
+
+
 class TableBatches(IterDataset[dict[str, Any]]):
     """The rows of a table in order, as batches of columns: no row or number is a Python object on the way.
 
@@ -25,11 +34,7 @@ class TableBatches(IterDataset[dict[str, Any]]):
 
     def __init__(self, source: TableDataSource, batch_size: int = 1024, *, drop_remainder: bool = False):
         super().__init__()
-        if not isinstance(source, TableDataSource):
-            raise PipelineError(
-                "`source` must be a source of tables, such as `ParquetDataSource(paths)`; got "
-                f"{type(source).__name__}: {source!r}."
-            )
+        check_table(source)
         check_count("batch_size", batch_size, least=1)
         self._source, self._batch_size, self._drop_remainder = source, batch_size, drop_remainder
 

@@ -9,6 +9,7 @@ from headrace._ops.order import GroupShuffle
 from headrace._ops.source import Source
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError
+from headrace.sources.parquet.batches import check_table
 from headrace.sources.tables import TableDataSource
 
 
@@ -23,6 +24,7 @@ def shuffled_groups(source: TableDataSource, *, window_size: int, seed: int) -> 
         window_size: How many rows are shuffled together, at most.
         seed: What the order follows from.
     """
+    check_table(source)
     op = GroupShuffle(Source(source), source.group_ends, window_size, seed)
     if source.element_spec is not None:
         _check_cache(source, op.window_size)

@@ -4,7 +4,7 @@ A position is a row group and a row in it, and a row group is read at once: what
 depends on the file alone, and going to a position reads one row group.
 """
 
-import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,13 @@ from typing import Any
 from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
-from headrace.sources.tables.choice import prefixes
+from headrace.sources import files
+from headrace.sources.tables.choice import Choice, one_schema, prefixes
+from headrace.sources.tables.kept import blaming, open_input
+from headrace.sources.tables.values import arrow, table_without_views
 
 Row = dict[str, Any]
+WHAT = "Parquet files"
 CYCLE_LENGTH = 16  # files that are open at a time
 
 
@@ -31,38 +35,83 @@ def ParquetIterDataset(
     column of ints is of floats with NaN, and any other has None.
 
     Args:
-        path: A path, or several; up to 16 files are open at a time.
+        path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. Each is compared with the
+            first when it is opened: a column must be of one type.
         columns: Which columns to read; all by default.
-        read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`.
+        read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`. With a `filesystem`, paths are those on it.
     """
-    if isinstance(path, str | os.PathLike):
-        return ParquetRows(path, columns, read_kwargs)
-    if not isinstance(path, Sequence) or not path:
-        raise PipelineError(f"`path` must be a path, or a sequence of at least one; got {path!r}.")
-    files = [ParquetRows(one, columns, read_kwargs) for one in path]
-    return IterDataset.interleave(files, cycle_length=min(len(files), CYCLE_LENGTH))
+    if isinstance(columns, str):
+        raise PipelineError(f"`columns` must be a sequence of names; got the string {columns!r}.")
+    if read_kwargs.get("filesystem") is None:
+        paths = files.expand(path, what=WHAT)
+    else:
+        paths = [os.fspath(one) for one in ([path] if isinstance(path, str | os.PathLike) else path)]
+    if not paths:
+        raise PipelineError(f"{WHAT} need at least one path; got an empty sequence.")
+    opener = _Opener(paths[0], None if columns is None else list(columns), read_kwargs)
+    rows = [ParquetRows(one, opener) for one in paths]
+    return rows[0] if len(rows) == 1 else IterDataset.interleave(rows, cycle_length=min(len(rows), CYCLE_LENGTH))
+
+
+class _Opener:
+    """Opens files that must have the same columns as the first of them."""
+
+    def __init__(self, first: str, columns: list[str] | None, read_kwargs: dict[str, Any]):
+        self._first, self.columns, self._read_kwargs = first, columns, read_kwargs
+        self._pool = files.Pool(CYCLE_LENGTH)
+
+    def open(self, path: str) -> Any:
+        """A file, once it is known to have the columns."""
+        file = self._file(path)
+        try:
+            if path != self._first:
+                _check_same(self._first, self._schema, path, self._read_schema(path, file))
+            else:
+                self._schema = self._read_schema(path, file)
+        except BaseException:
+            file.close(force=True)
+            raise
+        return file
+
+    @functools.cached_property
+    def _schema(self) -> Any:
+        """What is read of the first file."""
+        with self._file(self._first) as file:
+            return self._read_schema(self._first, file)
+
+    def _file(self, path: str) -> Any:
+        options = {"pre_buffer": files.is_remote(path), "page_checksum_verification": True} | self._read_kwargs
+        parquet = optional("pyarrow.parquet", extra="parquet")
+        with blaming(path, WHAT):
+            if options.get("filesystem") is not None:
+                return parquet.ParquetFile(path, **options)
+            return parquet.ParquetFile(open_input(path, self._pool, maps=options.get("memory_map", False)), **options)
+
+    def _read_schema(self, path: str, file: Any) -> Any:
+        if self.columns is not None:
+            _check_columns(path, self.columns, file.schema)
+        with blaming(path, WHAT):
+            schema = file.read_row_groups([], columns=self.columns).schema
+        return one_schema([path], [schema], Choice(None, None))
 
 
 class ParquetRows(IterDataset[Row]):
     """The rows of one Parquet file."""
 
-    def __init__(self, path: str | os.PathLike, columns: Sequence[str] | None, read_kwargs: dict[str, Any]):
+    def __init__(self, path: str, opener: _Opener):
         super().__init__()
-        if isinstance(columns, str):
-            raise PipelineError(f"`columns` must be a sequence of names; got the string {columns!r}.")
-        self._path, self._read_kwargs = os.fspath(path), read_kwargs
-        self._columns = None if columns is None else list(columns)
+        self._path, self._opener = path, opener
 
     def __iter__(self) -> "ParquetIterator":
-        return ParquetIterator(self._path, self._columns, self._read_kwargs)
+        return ParquetIterator(self._path, self._opener)
 
 
 class ParquetIterator(DatasetIterator[Row]):
     """Hands over the rows of one file; the file is opened for the first of them."""
 
-    def __init__(self, path: str, columns: list[str] | None, read_kwargs: dict[str, Any]):
+    def __init__(self, path: str, opener: _Opener):
         super().__init__()
-        self._path, self._columns, self._read_kwargs = path, columns, read_kwargs
+        self._path, self._opener = path, opener
         self._group, self._row = 0, 0
         self._file: Any = None
         self._rows: Iterator[Row] | None = None  # the rest of the row group; None: not read yet
@@ -92,6 +141,8 @@ class ParquetIterator(DatasetIterator[Row]):
                 "The state of a Parquet file has the fields `row_group` and `index_within_row_group`; got "
                 f"{state!r}. It is the state of another pipeline."
             ) from None
+        if type(group) is not int or type(row) is not int:
+            raise StateError(f"The fields of the state of a Parquet file are ints; got {state!r}.")
         self._group, self._row, self._rows = group, row, None
 
     def close(self) -> None:
@@ -101,45 +152,40 @@ class ParquetIterator(DatasetIterator[Row]):
     def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.close()
+            file.close(force=True)
 
     def _open(self) -> Any:
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
         if self._file is None:
-            parquet = optional("pyarrow.parquet", extra="parquet")
-            with _blaming(self._path):
-                file = parquet.ParquetFile(self._path, **self._read_kwargs)
-            if self._columns is not None:
-                _check_columns(self._path, self._columns, file.schema)
-            self._file = file
+            self._file = self._opener.open(self._path)
         return self._file
 
     def _rows_of_group(self, group: int, start: int) -> Iterator[Row]:
         """The rows of a row group from `start` on."""
         file = self._open()
         num_rows = file.metadata.row_group(group).num_rows if 0 <= group < file.num_row_groups else 0
-        if not 0 <= start <= num_rows:
+        if not 0 <= group < max(1, file.num_row_groups) or not 0 <= start <= num_rows:
             raise StateError(
                 f"The state says row {start} of row group {group}; {self._path} has {file.num_row_groups} row groups, "
                 f"and {num_rows} rows in that one. It is not the file that the state was saved with."
             )
         if start == num_rows:
             return iter(())
-        with _blaming(f"{self._path}, row group {group}"):
-            table = file.read_row_group(group, columns=self._columns)
+        with blaming(f"{self._path}, row group {group},", WHAT):
+            table = table_without_views(file.read_row_group(group, columns=self._opener.columns))
             arrays = [column.to_numpy()[start:] for column in table.columns]
         return map(dict, map(zip, itertools.repeat(table.column_names), zip(*arrays, strict=True)))
 
 
-@contextlib.contextmanager
-def _blaming(place: str) -> Iterator[None]:
-    """Notes on an error of pyarrow's where it came from: many do not say which file."""
-    try:
-        yield
-    except Exception as e:
-        e.add_note(f"reading {place}")
-        raise
+def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
+    """Raises unless files have the same columns; one of nothing but nulls suits a column of any type."""
+    nulls = {field.name for one in (first, schema) for field in one if arrow().types.is_null(field.type)}
+    compared = [
+        arrow().schema([field.with_type(arrow().null()) if field.name in nulls else field for field in one])
+        for one in (first, schema)
+    ]
+    one_schema([first_path, path], compared, Choice(None, None))
 
 
 def _check_columns(path: str, columns: list[str], schema: Any) -> None:

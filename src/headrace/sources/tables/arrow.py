@@ -6,7 +6,7 @@ from typing import Any
 from headrace.errors import DataError, optional
 from headrace.sources.tables.base import Group, Scan, TableDataSource
 from headrace.sources.tables.choice import Choice, with_columns
-from headrace.sources.tables.values import arrow, has_nulls
+from headrace.sources.tables.values import arrow, has_nulls, schema_without_views, table_without_views
 
 
 class ArrowDataSource(TableDataSource):
@@ -25,24 +25,22 @@ class ArrowDataSource(TableDataSource):
     """
 
     what = "Arrow IPC or Feather files"
+    maps = True
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
         with self._blaming(path):
             reader = self._reader(path)
-            wanted = self._choice.schema(path, reader.schema)
+            wanted = self._choice.schema(path, schema_without_views(reader.schema))
             groups, nulls = [], set()
             for i in range(reader.num_batches):
-                table = with_columns(reader.table(i), wanted)
+                table = with_columns(table_without_views(reader.table(i)), wanted)
                 groups.append(Group(file, i, table.num_rows, f"record batch {i}"))
                 nulls |= {name for name in wanted.names if any(map(has_nulls, table.column(name).chunks))}
         return Scan(reader.schema, groups, nulls)
 
     def _reader(self, path: str) -> "_Batches":
         return self._opened.get(path, lambda: _Batches(path, self._input(path), self._choice))
-
-    def _open_here(self, path: str) -> Any:
-        return arrow().memory_map(path)
 
     def _read(self, group: Group) -> Any:
         return self._reader(self.paths[group.file]).table(group.place)

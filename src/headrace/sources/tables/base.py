@@ -20,11 +20,20 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from headrace import _tree
-from headrace.errors import DataError, HeadraceError
 from headrace.sources import files
 from headrace.sources.tables.choice import Choice, one_schema
-from headrace.sources.tables.kept import Recent, Seekable, first_line
-from headrace.sources.tables.values import arrow, empty, fill, in_one_chunk, num_bytes, spec_of, taken, values_of
+from headrace.sources.tables.kept import Recent, blaming, open_input
+from headrace.sources.tables.values import (
+    empty,
+    fill,
+    in_one_chunk,
+    num_bytes,
+    schema_without_views,
+    spec_of,
+    table_without_views,
+    taken,
+    values_of,
+)
 
 CACHE_BYTES = 256 << 20
 OPENING_THREADS = 16
@@ -54,6 +63,7 @@ class TableDataSource:
     """The rows of tables in files; a subclass knows how a format is scanned and how a group is read."""
 
     what: ClassVar[str]
+    maps: ClassVar[bool] = False  # whether files on this machine are mapped into memory
     paths: Any
     _: dataclasses.KW_ONLY
     columns: Sequence[str] | None = None
@@ -70,7 +80,7 @@ class TableDataSource:
         threads = min(OPENING_THREADS, len(self.paths))
         with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
             scans = list(pool.map(self._scan, range(len(self.paths))))
-            self._schema = self._one_schema([scan.schema for scan in scans])
+            self._schema = self._one_schema([schema_without_views(scan.schema) for scan in scans])
             kept = list(pool.map(self._count, [scan.groups for scan in scans]))
         nulls = set().union(*(scan.nulls for scan in scans))
         self._specs = {field.name: spec_of(field.type, nulls=field.name in nulls) for field in self._schema}
@@ -101,39 +111,22 @@ class TableDataSource:
 
     def _input(self, path: str) -> Any:
         """A file as pyarrow reads it; it must be the one that it was before."""
-        if files.is_remote(path):
-            return arrow().PythonFile(Seekable(self._pool.get(path)), mode="r")
-        found = files.fingerprint(path)
-        if found != self._versions.setdefault(path, found):
-            raise files.changed(path)
-        return self._open_here(path)
-
-    def _open_here(self, path: str) -> Any:
-        """A file on this machine as pyarrow reads it."""
-        return arrow().OSFile(path)
+        if not files.is_remote(path):  # those far away are looked at by the pool
+            found = files.fingerprint(path)
+            if found != self._versions.setdefault(path, found):
+                raise files.changed(path)
+        return open_input(path, self._pool, maps=self.maps)
 
     # ---- groups
 
-    @contextlib.contextmanager
-    def _blaming(self, place: str) -> Iterator[None]:
+    def _blaming(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Turns an error of pyarrow's into one that says which file, and where."""
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except (arrow().ArrowException, OSError) as e:
-            if isinstance(e, OSError) and e.errno is not None:  # the file system's, and not about what is in the file
-                e.add_note(f"reading {place}")
-                raise
-            raise DataError(
-                f"{place} cannot be read: {first_line(e)}. Is the file damaged, not written or copied to its end, or "
-                f"not one of {self.what}?"
-            ) from e
+        return blaming(place, self.what)
 
     def _table(self, group: Group) -> Any:
         """What is wanted of a group."""
         with self._blaming(f"{self.paths[group.file]}, {group.line},"):
-            return self._choice.of(self._read(group), self._schema)
+            return self._choice.of(table_without_views(self._read(group)), self._schema)
 
     def _decode(self, number: int) -> Any:
         """A group as columns, or as a table where not all columns are numbers."""
@@ -169,7 +162,7 @@ class TableDataSource:
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows at these indices; each group is looked up once."""
-        places = np.asarray(indices, np.int64)
+        places = self._checked(indices)
         if self._columnar:
             arrays, tree = _tree.flatten(self._columns_at(places))
             return [tree.unflatten(values) for values in zip(*arrays, strict=True)]
@@ -180,6 +173,15 @@ class TableDataSource:
             for place, values in zip(at.tolist(), zip(*arrays, strict=True), strict=True):
                 rows[place] = tree.unflatten(values)
         return rows
+
+    def _checked(self, indices: Sequence[int]) -> np.ndarray:
+        """Indices as places of rows; those below zero count from the end."""
+        length = len(self)
+        places = np.asarray(indices, np.int64)
+        wrong = np.flatnonzero((places < -length) | (places >= length))
+        if len(wrong):
+            raise IndexError(f"Index {places[wrong[0]]} is out of range for {length} rows.")
+        return np.where(places < 0, places + length, places)
 
     @property
     def __getcolumns__(self) -> Callable[[np.ndarray], dict[str, Any]]:

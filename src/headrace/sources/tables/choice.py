@@ -38,8 +38,12 @@ class Choice:
     def reads(self, names: Sequence[str]) -> list[str]:
         """What is read of a file with these columns: what is wanted, and what filters look at."""
         wanted = dict.fromkeys(names if self.columns is None else self.columns)
+        return [*wanted, *(name for name in self.looks_at(names) if name not in wanted)]
+
+    def looks_at(self, names: Sequence[str]) -> list[str]:
+        """Those of these columns that filters look at, and maybe more."""
         looked_at = "" if self.filters is None else str(self.expression)
-        return [*wanted, *(name for name in names if name in looked_at and name not in wanted)]
+        return [name for name in names if name in looked_at]
 
     def columns_read(self, names: Sequence[str]) -> list[str]:
         """Those of a file's columns in which anything is read."""

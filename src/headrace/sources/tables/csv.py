@@ -1,16 +1,19 @@
 """CSV files as sources."""
 
+import codecs
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from headrace.errors import DataError, optional
+from headrace.errors import DataError, PipelineError, optional
 from headrace.sources import files
 from headrace.sources.tables.base import Group, Scan, TableDataSource
 from headrace.sources.tables.kept import MAGIC_BYTES, Unpacked, codec_of
+from headrace.sources.tables.records import RecordEnds, num_lines
 from headrace.sources.tables.values import arrow, has_nulls, in_one_chunk
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -43,6 +46,11 @@ class CsvDataSource(TableDataSource):
 
     def __post_init__(self):
         self._types: dict[str, Any] = dict(self.column_types or {})
+        for name, value in {"delimiter": self.delimiter, "quote_char": self.quote_char or '"'}.items():
+            if not isinstance(value, str) or len(value.encode()) != 1:
+                raise PipelineError(f"`{name}` must be one character of ASCII; got {value!r}.")
+        if doubled := _doubled(self.column_names or ()):
+            raise PipelineError(f"`column_names` has {doubled!r} more than once. Give each column a name of its own.")
         super().__post_init__()
 
     def _scan(self, file: int) -> Scan:
@@ -54,36 +62,57 @@ class CsvDataSource(TableDataSource):
             place = f"the lines from {line} on, at offset {offset}"
             with self._blaming(f"{path}, {place},"):
                 if names is None:
-                    names = self._parse(block, None).column_names
+                    names = self._header(path, block)
                 else:
                     table = self._parse(block, names)
                     groups.append(Group(file, (offset, len(block), tuple(names)), table.num_rows, place))
                     types |= {f.name: _wider(types.get(f.name, f.type), f.type) for f in table.schema}
                     nulls |= {name for name in table.column_names if has_nulls(in_one_chunk(table.column(name)))}
-            offset, line = offset + len(block), line + block.count(b"\n")
+            offset, line = offset + len(block), line + num_lines(block)
         if names is None:
             raise DataError(f"{path} is empty: it has no line with the names of columns. Give `column_names`.")
         unknown = arrow().null()
         schema = arrow().schema([(name, self._types.get(name, types.get(name, unknown))) for name in names])
         return Scan(schema, groups, nulls)
 
+    def _header(self, path: str, block: bytes) -> list[str]:
+        """The names of the columns, from the line that has them."""
+        try:
+            names = self._parse(block, None).column_names
+        except UnicodeDecodeError as e:
+            name = "UTF-16" if block.startswith(_UTF_16) else "another encoding"
+            raise DataError(
+                f"The names of columns in {path} are not in UTF-8 but in {name}: {e}. Write the file again in UTF-8."
+            ) from None
+        if doubled := _doubled(names):
+            raise DataError(
+                f"{path} has several columns of the name {doubled!r}. Write it with one of each, or without that line "
+                "and give `column_names`."
+            )
+        return names
+
     def _blocks(self, path: str) -> Iterator[bytes]:
         """A file in blocks of whole records; the names of the columns are a block of their own."""
+        records, in_header = RecordEnds(self.delimiter, self.quote_char), self.column_names is None
+        held: list[bytes] = []
+        for piece in self._pieces(path, records):
+            ends, start = records.of(piece).tolist(), 0
+            for end in dict.fromkeys([*ends[:1], *ends[-1:]] if in_header else ends[-1:]):
+                yield b"".join([*held, piece[start:end]])
+                held, start, in_header = [], end, False
+            held.append(piece[start:])
+        if rest := b"".join(held):
+            yield rest
+
+    def _pieces(self, path: str, records: RecordEnds) -> Iterator[bytes]:
+        """A file in pieces that records are found in."""
         file, offset = self._file(path), 0
-        held, in_header = b"", self.column_names is None
-        while chunk := file.read(offset, self.block_bytes):
-            offset += len(chunk)
-            held += chunk
-            ends = self._record_ends(held)
-            if in_header and len(ends):
-                yield held[: ends[0]]
-                in_header = False
-                held, ends = held[ends[0] :], ends[1:] - ends[0]
-            if len(ends):
-                yield held[: ends[-1]]
-                held = held[ends[-1] :]
-        if held:
-            yield held
+        while piece := file.read(offset, max(self.block_bytes, MAGIC_BYTES)):
+            offset += len(piece)
+            while records.is_cut(piece) and (more := file.read(offset, self.block_bytes)):
+                offset += len(more)
+                piece += more
+            yield piece
 
     def _file(self, path: str) -> files.File | Unpacked:
         """The text of a file, by offset."""
@@ -96,15 +125,6 @@ class CsvDataSource(TableDataSource):
             return file
         with self._blaming(path), files.open_stream(path) as stream:
             return Unpacked(stream, codec)
-
-    def _record_ends(self, held: bytes) -> np.ndarray:
-        """Where records end: after line breaks that have an even number of quotes before them."""
-        values = np.frombuffer(held, np.uint8)
-        breaks = np.flatnonzero(values == ord("\n"))
-        if self.quote_char is not None and self.quote_char.encode() in held:
-            quotes = np.flatnonzero(values == ord(self.quote_char))
-            breaks = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
-        return breaks + 1
 
     def _parse(self, block: bytes, names: Sequence[str] | None) -> Any:
         """A block as a table, with the columns that are needed."""
@@ -120,6 +140,11 @@ class CsvDataSource(TableDataSource):
 
     def _one_schema(self, schemas: list[Any]) -> Any:
         """Types are those that suit the values of all files, as long as they are all numbers or none."""
+        there = dict.fromkeys(name for schema in schemas for name in schema.names)
+        if unknown := [name for name in self._types if name not in there]:
+            raise PipelineError(
+                f"`column_types` has {unknown}, and no file has such columns: {self.paths[0]} has {schemas[0].names}."
+            )
         for schema in schemas:
             for field in schema:
                 self._types[field.name] = _wider(self._types.get(field.name, field.type), field.type)
@@ -133,6 +158,11 @@ class CsvDataSource(TableDataSource):
     def _read(self, group: Group) -> Any:
         offset, length, names = group.place
         return self._parse(self._file(self.paths[group.file]).read(offset, length), names)
+
+
+def _doubled(names: Sequence[str]) -> str | None:
+    """A name that is there more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _is_number(kind: Any) -> bool:

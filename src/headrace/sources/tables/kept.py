@@ -1,5 +1,6 @@
 """What is kept open or decoded between reads, and files as pyarrow reads them."""
 
+import contextlib
 import io
 import os
 import re
@@ -7,9 +8,10 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from headrace.errors import DataError, HeadraceError
 from headrace.sources import files
 from headrace.sources.tables.values import arrow
 
@@ -20,6 +22,31 @@ _CODECS = {rb"\x1f\x8b\x08": "gzip", rb"\x28\xb5\x2f\xfd": "zstd", rb"BZh[1-9]1A
 def first_line(error: Exception) -> str:
     """What an error of pyarrow's says, as a part of a sentence."""
     return " ".join(str(error).split()).rstrip(".")
+
+
+@contextlib.contextmanager
+def blaming(place: str, what: str) -> Iterator[None]:
+    """Turns an error of pyarrow's into one that says which file, and where; `what` is the kind of files."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (arrow().ArrowException, OSError) as e:
+        if isinstance(e, OSError) and e.errno is not None:  # the file system's, and not about what is in the file
+            e.add_note(f"reading {place}")
+            raise
+        raise DataError(
+            f"{place} cannot be read: {first_line(e)}. Is the file damaged, not written or copied to its end, or "
+            f"not one of {what}?"
+        ) from e
+
+
+def open_input(path: str, pool: files.Pool, *, maps: bool = False) -> Any:
+    """A file as pyarrow reads it; with `maps`, one on this machine is mapped into memory."""
+    if files.is_remote(path):
+        return arrow().PythonFile(Seekable(pool.get(path)), mode="r")
+    name = os.fsencode(path)  # of a string, pyarrow takes only one that is Unicode
+    return arrow().memory_map(name) if maps else arrow().OSFile(name)
 
 
 class Recent:

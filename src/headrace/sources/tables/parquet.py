@@ -8,7 +8,7 @@ from headrace.errors import optional
 from headrace.sources import files
 from headrace.sources.tables.base import Group, Scan, TableDataSource
 from headrace.sources.tables.choice import prefixes
-from headrace.sources.tables.values import arrow, has_nulls, spec_of
+from headrace.sources.tables.values import arrow, has_nulls, is_view, schema_without_views, spec_of, table_without_views
 
 
 class ParquetDataSource(TableDataSource):
@@ -46,7 +46,7 @@ class ParquetDataSource(TableDataSource):
                 chunk = footer.row_group(i).column(0)
                 offset = chunk.dictionary_page_offset or chunk.data_page_offset
                 groups.append(Group(file, i, footer.row_group(i).num_rows, f"row group {i} at offset {offset}"))
-            wanted = self._choice.schema(path, reader.schema_arrow)
+            wanted = self._choice.schema(path, schema_without_views(reader.schema_arrow))
             return Scan(reader.schema_arrow, groups, set(_with_nulls(reader, wanted, self.columns)))
 
     def _read(self, group: Group) -> Any:
@@ -57,13 +57,50 @@ class ParquetDataSource(TableDataSource):
         if self.filters is None or not groups:
             return super()._count(groups)
         path, expression = self.paths[groups[0].file], self._choice.expression
+        with self._blaming(path), self._file(path) as reader:
+            schema = reader.schema_arrow
+            looked_at = self._choice.looks_at(schema.names)
+            kinds = [leaf for name in looked_at for leaf in _leaves(schema.field(name).type)]
+        has_views = any(map(is_view, kinds))
+        if not has_views and not any(map(arrow().types.is_floating, kinds)):
+            return self._count_by_statistics(path, groups, expression)
+        return self._count_by_reading(path, groups, looked_at, skips=not has_views and _drops_nan(self.filters))
+
+    def _count_by_statistics(self, path: str, groups: list[Group], expression: Any) -> list[int]:
+        """Reads only the groups of which statistics do not say whether all rows pass the filters, or none."""
+        with self._blaming(path):
+            left = self._fragment(path).split_by_row_group(expression)
+            counts = {part.row_groups[0].id: part.count_rows(filter=expression) for part in left}
+        return [counts.get(group.place, 0) for group in groups]
+
+    def _count_by_reading(self, path: str, groups: list[Group], columns: list[str], *, skips: bool) -> list[int]:
+        """Reads what filters look at: statistics know nothing of NaN. They may tell that no row is left, if `skips`."""
+        expression = self._choice.expression
+        with self._blaming(path):
+            left = {group.place for group in groups}
+            if skips:
+                left = {part.row_groups[0].id for part in self._fragment(path).split_by_row_group(expression)}
+
+        def count(group: Group) -> int:
+            with self._blaming(f"{path}, {group.line},"), self._file(path) as reader:
+                table = reader.read_row_group(group.place, columns=columns)
+                return table_without_views(table).filter(expression).num_rows
+
+        return [count(group) if group.place in left else 0 for group in groups]
+
+    def _fragment(self, path: str) -> Any:
         dataset = optional("pyarrow.dataset", extra="parquet")
         options = dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
         format = dataset.ParquetFileFormat(default_fragment_scan_options=options)
-        with self._blaming(path):
-            left = format.make_fragment(self._input(path)).split_by_row_group(expression)
-            counts = {part.row_groups[0].id: part.count_rows(filter=expression) for part in left}
-        return [counts.get(group.place, 0) for group in groups]
+        return format.make_fragment(self._input(path))
+
+
+def _drops_nan(filters: Any) -> bool:
+    """Whether NaN passes none of the filters; of an expression, that is not known."""
+    if not isinstance(filters, list):
+        return False
+    parts = [part for one in filters for part in ([one] if isinstance(one, tuple) else one)]
+    return all(operation in ("=", "==", "<", "<=", ">", ">=") for _, operation, _ in parts)
 
 
 def _with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Iterator[str]:
@@ -71,7 +108,7 @@ def _with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Iter
     footers = [reader.metadata.row_group(i) for i in range(reader.metadata.num_row_groups)]
     types, chosen, first = {field.name: field.type for field in wanted}, set(columns or ()), 0
     for field in reader.schema_arrow:
-        leaves = range(first, first + _num_leaves(field.type))
+        leaves = range(first, first + len(_leaves(field.type)))
         first = leaves.stop
         if field.name in types and spec_of(types[field.name], nulls=False) is not None:
             paths = {i: reader.schema.column(i).path for i in leaves}
@@ -88,8 +125,8 @@ def _null_count(chunk: Any) -> int | None:
     return statistics.null_count if statistics is not None and statistics.has_null_count else None
 
 
-def _num_leaves(kind: Any) -> int:
-    """How many columns of the file a column of the schema is."""
+def _leaves(kind: Any) -> list[Any]:
+    """The types of the columns of the file that a column of the schema is."""
     if isinstance(kind, arrow().BaseExtensionType):
-        return _num_leaves(kind.storage_type)
-    return sum(_num_leaves(kind.field(i).type) for i in range(kind.num_fields)) if kind.num_fields else 1
+        return _leaves(kind.storage_type)
+    return [leaf for i in range(kind.num_fields) for leaf in _leaves(kind.field(i).type)] if kind.num_fields else [kind]

@@ -1,6 +1,8 @@
 """Arrow columns as NumPy arrays, and what they will be before one is read."""
 
 import functools
+import operator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +31,8 @@ def spec_of(kind: Any, *, nulls: bool) -> Any:
         if nulls or not isinstance(inner, ShapeDtypeStruct):
             return None
         return ShapeDtypeStruct((kind.list_size, *inner.shape), inner.dtype)
+    if types.is_nested(kind) or is_view(kind):
+        return None
     dtype = arrow().nulls(int(nulls), kind).to_numpy(zero_copy_only=False).dtype
     return None if dtype.hasobject else ShapeDtypeStruct((), dtype)
 
@@ -60,15 +64,39 @@ def _objects(array: Any) -> np.ndarray:
         array = array.cast(arrow().list_(array.type.value_type))
     if isinstance(array, arrow().StructArray):
         return _dicts(array)
-    if not isinstance(array, arrow().ListArray | arrow().LargeListArray) or isinstance(array, arrow().MapArray):
+    if isinstance(array, arrow().MapArray):
+        return _pairs(array)
+    if not isinstance(array, _lists()):
         return _scalars(array)
-    offsets, objects = array.offsets.to_pylist(), np.empty(len(array), object)
+    objects = np.empty(len(array), object)
     gaps = has_nulls(array.values)  # then what a list is depends on whether it has any itself
     values = np.empty(0) if gaps else _list_values(array.values)
-    for i, valid in enumerate(array.is_valid().to_pylist()):
-        begin, end = offsets[i], offsets[i + 1]
+    for i, begin, end in _extents(array):
+        objects[i] = _list_values(array.values.slice(begin, end - begin)) if gaps else values[begin:end]
+    return objects
+
+
+def _lists() -> tuple[type, ...]:
+    pa = arrow()
+    return pa.ListArray, pa.LargeListArray, pa.ListViewArray, pa.LargeListViewArray
+
+
+def _extents(array: Any) -> Iterator[tuple[int, int, int]]:
+    """Each list that is no null: where it is in the array, and where its values begin and end."""
+    begins = array.offsets.to_pylist()
+    views = isinstance(array, arrow().ListViewArray | arrow().LargeListViewArray)
+    ends = map(operator.add, begins, array.sizes.to_pylist()) if views else begins[1:]
+    for i, (valid, begin, end) in enumerate(zip(array.is_valid().to_pylist(), begins, ends, strict=False)):
         if valid:
-            objects[i] = _list_values(array.values.slice(begin, end - begin)) if gaps else values[begin:end]
+            yield i, begin, end
+
+
+def _pairs(array: Any) -> np.ndarray:
+    """Maps, each a list of keys with their values."""
+    objects = np.empty(len(array), object)
+    keys, items = values_of(array.keys, None), values_of(array.items, None)
+    for i, begin, end in _extents(array):
+        objects[i] = list(zip(keys[begin:end], items[begin:end], strict=True))
     return objects
 
 
@@ -82,11 +110,52 @@ def _dicts(array: Any) -> np.ndarray:
 
 
 def _scalars(array: Any) -> np.ndarray:
-    objects, types = np.empty(len(array), object), arrow().types
+    objects, types, kind = np.empty(len(array), object), arrow().types, array.type
     # An int beside a null would become a float.
-    plain = types.is_integer(array.type) or types.is_boolean(array.type) or types.is_floating(array.type)
+    plain = types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind)
+    plain = plain or types.is_nested(kind) or is_view(kind)
     objects[:] = array.to_pylist() if plain else list(array.to_numpy(zero_copy_only=False))
     return objects
+
+
+def is_view(kind: Any) -> bool:
+    """Whether values of a pyarrow type are views of strings or bytes."""
+    return arrow().types.is_string_view(kind) or arrow().types.is_binary_view(kind)
+
+
+def without_views(kind: Any) -> Any:
+    """A pyarrow type with strings and bytes in place of views of them, which pyarrow can hardly do anything with."""
+    pa, types = arrow(), arrow().types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, without_views(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(without_views(field.type)) for field in kind])
+    if types.is_map(kind):
+        pair = (field.with_type(without_views(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(*pair, keys_sorted=kind.keys_sorted)
+    for is_list, make in (
+        (types.is_list, pa.list_),
+        (types.is_large_list, pa.large_list),
+        (types.is_fixed_size_list, lambda inner: pa.list_(inner, kind.list_size)),
+    ):
+        if is_list(kind):
+            return make(kind.value_field.with_type(without_views(kind.value_type)))
+    return kind
+
+
+def schema_without_views(schema: Any) -> Any:
+    """A schema with such types."""
+    return arrow().schema([field.with_type(without_views(field.type)) for field in schema], schema.metadata)
+
+
+def table_without_views(table: Any) -> Any:
+    """A table with such types; the same one where it has no views."""
+    schema = schema_without_views(table.schema)
+    return table if schema.types == table.schema.types else table.cast(schema)
 
 
 def _list_values(array: Any) -> np.ndarray:

@@ -35,7 +35,12 @@ def pieces_of(spec: str, splits: Mapping[str, list[Piece]]) -> list[Piece]:
         if found is None:
             raise _not_a_split(spec)
         name, sliced = found.groups()
-        if name == "all" and "all" not in splits and sliced is None:
+        if name == "all" and "all" not in splits:
+            if sliced is not None:
+                raise PipelineError(
+                    f"{spec!r} cuts `all`, which is taken as a whole. Cut its splits and add them up: "
+                    f"{'+'.join(f'{split}[{sliced}]' for split in splits)!r}."
+                )
             pieces += [piece for whole in splits.values() for piece in whole]
         elif name in splits:
             pieces += _cut(splits[name], *_bounds(spec, sliced, [piece.stop for piece in splits[name]]))

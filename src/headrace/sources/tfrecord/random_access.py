@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.crc32c import checksum, masked
 from headrace.sources.tfrecord.framing import FRAME_BYTES, HEADER, damaged
@@ -41,7 +40,7 @@ class TFRecordDataSource:
         self._fingerprints = [fingerprint for fingerprint, _ in found]
         self._ends: list[int] = np.cumsum([len(offsets) - 1 for _, offsets in found], dtype=np.int64).tolist()
         self._offsets: list[np.ndarray | None] = [offsets for _, offsets in found]
-        self._files = files.Pool()
+        self._files = files.Pool(versions=dict(zip(self._paths, self._fingerprints, strict=True)))
 
     @property
     def paths(self) -> list[str]:
@@ -100,7 +99,7 @@ class TFRecordDataSource:
         sizes = ends[np.append(first[1:], len(places)) - 1] - begins[first]
         pieces = self._files.get(path).read_many(list(zip(begins[first].tolist(), sizes.tolist(), strict=True)))
         if any(len(piece) != size for piece, size in zip(pieces, sizes.tolist(), strict=True)):
-            raise self._changed(path)
+            raise files.changed(path)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         moved = np.repeat(np.cumsum(sizes) - sizes - begins[first], np.diff(first, append=len(places)))
         starts, lengths = begins + moved + HEADER.size, ends - begins - FRAME_BYTES
@@ -118,14 +117,9 @@ class TFRecordDataSource:
         if offsets is None:
             fingerprint, offsets = index_of(self._paths[number], self._index_dir)
             if fingerprint != self._fingerprints[number]:
-                raise self._changed(self._paths[number])
+                raise files.changed(self._paths[number])
             self._offsets[number] = offsets
         return offsets
-
-    def _changed(self, path: str) -> DataError:
-        return DataError(
-            f"{path} is not the file that it was when the source was made: it was written since. Make a new one."
-        )
 
     def __iter__(self) -> Iterator[bytes]:
         length = len(self)

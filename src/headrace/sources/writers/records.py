@@ -26,7 +26,8 @@ def write_array_record(
             so on. Folders are made.
         options: Options of ArrayRecord's writer; by default each record can be read on its own.
         num_shards: How many files; 1 by default.
-        overwrite: Replaces files that are there; otherwise they are an error.
+        overwrite: Replaces files that are there; otherwise they are an error. Shards of another number are removed
+            when all is written.
         job: Text that identifies the records. Shards that a stopped call with the same text finished are kept.
         progress: Is called now and then with the number of records written, and of all if it is known.
     """

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypedDict
 
@@ -86,9 +87,23 @@ def write(
             with _opened(part) as iterator:
                 done = _write_file(iterator, file, done, shards.total, progress)
             running.finish(name)
+        if overwrite:
+            _remove_other_counts(target, num_shards, getattr(records, "paths", ()))
         if progress is not None:
             progress(done, shards.total)
     return names
+
+
+def _remove_other_counts(target: str, num_shards: int, read: Iterable[str]) -> None:
+    """Removes shards that were here before and are of another number, but not files that the records are read from."""
+    folder, name = os.path.split(target)
+    stem, suffix = os.path.splitext(name)
+    shard = re.compile(rf"{re.escape(stem)}-\d{{5,}}-of-(\d{{5,}}){re.escape(suffix)}")
+    source = {os.path.abspath(path) for path in read}
+    for other in os.listdir(folder or "."):
+        found, path = shard.fullmatch(other), os.path.join(folder, other)
+        if found and int(found[1]) != num_shards and os.path.abspath(path) not in source:
+            os.unlink(path)
 
 
 def _write_file(records: Iterator[Any], file: File, done: int, total: int | None, progress: Progress | None) -> int:

@@ -1,5 +1,6 @@
 """Files of tables: Parquet, Arrow and CSV."""
 
+import csv as text_csv
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,8 +57,25 @@ def write_arrow(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -
 
 def write_csv(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
     """Writes records to CSV files, as `write_parquet` does; each begins with the names of the columns."""
-    csv = optional("pyarrow.csv", extra="parquet")
-    return write(records, path, _Form(csv.CSVWriter, lambda path: None).maker(None, ROW_GROUP_ROWS), "CSV", **how)
+    csv, arrow = optional("pyarrow.csv", extra="parquet"), optional("pyarrow", extra="parquet")
+
+    def header_of(first: str | None) -> Any:
+        """The names of the columns for a file without rows: those of the first shard, or of the source's elements."""
+        if first is not None:
+            with open(first, encoding="utf-8", newline="") as file:
+                names = next(text_csv.reader(file))
+        else:
+            spec = getattr(records, "element_spec", None) if hasattr(type(records), "__getcolumns__") else None
+            names = list(spec) if isinstance(spec, Mapping) else []
+        if not names:
+            raise PipelineError(
+                "There are no records, so nobody knows the names of the columns that a CSV file begins with. Write "
+                "Parquet, or leave the file out."
+            )
+        return arrow.schema([(name, arrow.string()) for name in names])
+
+    form = _Form(csv.CSVWriter, lambda path: None, header_of)
+    return write(records, path, form.maker(None, ROW_GROUP_ROWS), "CSV", **how)
 
 
 @dataclass(frozen=True)
@@ -66,13 +84,14 @@ class _Form:
 
     open_writer: Callable[[str, Any], Any]
     schema_of: Callable[[str], Any]  # that a file has; None where it does not say
+    header_of: Callable[[str | None], Any] | None = None  # the schema of a file without rows, after the first shard
 
     def maker(self, schema: Any, row_group_rows: int) -> Callable[[str, str | None], File]:
         """What opens files to write to; without a schema, the first shard's is the others' too."""
 
         def make(partial: str, first: str | None) -> File:
             found = self.schema_of(first) if first is not None and schema is None else schema
-            return _TableFile(self, partial, found or None, row_group_rows)
+            return _TableFile(self, partial, found or None, row_group_rows, first)
 
         return make
 
@@ -80,15 +99,18 @@ class _Form:
 class _TableFile:
     """Rows that become row groups; the first of all fixes the schema, unless one is given."""
 
-    def __init__(self, form: _Form, path: str, schema: Any, row_group_rows: int):
+    def __init__(self, form: _Form, path: str, schema: Any, row_group_rows: int, first: str | None):
         self._arrow = optional("pyarrow", extra="parquet")
         self._form, self._path, self._schema, self._most_rows = form, path, schema, row_group_rows
+        self._first = first
         self._writer: Any = None
         self._rows: list[Mapping[str, Any]] = []
         self._num_bytes = 0
 
     def write(self, record: Any) -> None:
         row = record if isinstance(record, Mapping) else {"record": record}
+        if not row or not all(isinstance(name, str) for name in row):
+            raise PipelineError(f"A row is a dict that has columns, and their names are text; got {str(record)[:200]}.")
         if self._rows and row.keys() != self._rows[0].keys():
             raise PipelineError(f"A row has the columns {sorted(row)}, and those before it {sorted(self._rows[0])}.")
         self._rows.append(row)
@@ -117,17 +139,22 @@ class _TableFile:
         try:
             column = arrow_array(self._arrow, values)
             return column if kind is None or column.type == kind else column.cast(kind)
-        except (self._arrow.ArrowException, TypeError, ValueError) as e:
+        except (self._arrow.ArrowException, TypeError, ValueError, OverflowError) as e:
+            is_null = kind is not None and self._arrow.types.is_null(kind)
+            why = ", and all its values are null" if is_null else ""
             raise PipelineError(
-                f"Column {name!r} cannot be written as {kind or 'one type'}: {e} The first row group fixes the types; "
-                "give `schema` to choose them."
+                f"Column {name!r} cannot be written as {kind or 'one type'}: {str(e).rstrip('.')}. The first row group "
+                f"fixes the types{why}: to choose them, call `write_parquet` and give `schema`."
             ) from e
 
     def _open(self) -> Any:
         if self._writer is None:
-            schema = self._arrow.schema([]) if self._schema is None else self._schema
+            schema = self._empty_schema() if self._schema is None else self._schema
             self._writer = self._form.open_writer(self._path, schema)
         return self._writer
+
+    def _empty_schema(self) -> Any:
+        return self._arrow.schema([]) if self._form.header_of is None else self._form.header_of(self._first)
 
     def close(self) -> None:
         if self._rows:
