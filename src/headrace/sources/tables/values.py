@@ -154,8 +154,9 @@ def schema_without_views(schema: Any) -> Any:
 
 def table_without_views(table: Any) -> Any:
     """A table with such types; the same one where it has no views."""
-    schema = schema_without_views(table.schema)
-    return table if schema.types == table.schema.types else table.cast(schema)
+    kinds = table.schema.types
+    has_views = any(one is not kind and one != kind for one, kind in zip(map(without_views, kinds), kinds, strict=True))
+    return table.cast(schema_without_views(table.schema)) if has_views else table
 
 
 def _list_values(array: Any) -> np.ndarray:
