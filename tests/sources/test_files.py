@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -106,3 +107,32 @@ def test_threads_get_one_file(path):
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: start.wait(10) is not None and pool.get(path), range(8)))
     assert len(set(map(id, found))) == 1
+
+
+def test_threads_and_pools_share_the_descriptors(tmp_path):
+    paths = write_each(tmp_path, [f"{i:03d}" for i in range(100)])
+    pools = [files.Pool() for _ in range(4)]
+    start = threading.Barrier(8)
+
+    def read(seed):
+        start.wait(10)
+        for i in np.random.default_rng(seed).integers(0, 400, 500).tolist():
+            assert pools[i % 4].get(paths[i // 4]).read(0, 3) == b"%03d" % (i // 4)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(read, range(8)))
+        assert 0 < num_open(tmp_path) <= 80
+        last = pools[0].get(paths[0])
+        for path in paths:
+            pools[1].get(path)  # what one pool used long ago goes before what another one uses now
+        assert pools[0].get(paths[0]) is not last
+        assert last.read(0, 3) == b"000"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for pool in pools:
+        pool.close()
+    del last
+    assert num_open(tmp_path) == 0

@@ -4,9 +4,9 @@ JPEG is decoded by simplejpeg where that is installed; all else, and JPEG withou
 Pillow. All three give the same pixels, but for CMYK: what OpenCV and Pillow make of that may differ by two. Behind them
 are libjpeg-turbo, libpng and libwebp, whose own versions may round differently.
 
-A JPEG with damaged pixels is an error where simplejpeg decodes it. OpenCV and Pillow refuse one that ends too early, and
-give pixels, wrong ones, for most other damage; so they do with CMYK, which simplejpeg leaves to them. Damage
-that happens to be a valid file, or only leaves bytes over behind the pixels as some cameras do, is not noticed.
+A JPEG with damaged pixels is an error where simplejpeg decodes it. OpenCV and Pillow refuse one that ends too early,
+and give pixels, wrong ones, for most other damage; so they do with CMYK, which simplejpeg leaves to them. Damage that
+happens to be a valid file, or only leaves bytes over behind the pixels as some cameras do, is not noticed.
 """
 
 import functools
