@@ -26,6 +26,7 @@ from headrace.sources import files
 
 MOST_OPEN = 1024  # idle readers of a source
 OPENING_S = 0.02
+SLOW_FILE_S = 200e-6  # a file of this machine takes some 40 microseconds, and threads would hinder each other
 OPENING_THREADS = 16
 ITERATED_AT_ONCE = 1024
 SLOW_RECORD_S = 40e-6  # from here on, records wait for a disk or are large
@@ -327,11 +328,11 @@ def _not_a_path(given: Any) -> PipelineError:
 
 
 def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The answers for all items; what is left after some time, because files are far away, is shared by threads."""
+    """The answers for all items; what is left after some time, where each takes long, is shared by threads."""
     begin = time.perf_counter()
     answers: list[R] = []
     for item in items:
-        if time.perf_counter() - begin > OPENING_S:
+        if time.perf_counter() - begin > OPENING_S + SLOW_FILE_S * len(answers):
             break
         answers.append(call(item))
     rest = items[len(answers) :]
