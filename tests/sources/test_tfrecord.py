@@ -184,14 +184,14 @@ def _open_files(folder):
 
 def test_addresses_are_read_as_paths_are(tmp_path, monkeypatch):
     fsspec = pytest.importorskip("fsspec")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     records = some_records(50)
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/tfrecord-test/t", Path(write(tmp_path / "t", records)).read_bytes())
     source = TFRecordDataSource("memory://tfrecord-test/t")
     assert source.__getitems__([40, 3, 3]) == [records[40], records[3], records[3]]
     assert list(TFRecordIterDataset("memory://tfrecord-test/t")) == records
-    assert len(os.listdir(tmp_path / "cache/headrace/tfrecord")) == 1
+    assert len(os.listdir(tmp_path / "cache/tfrecord")) == 1
     memory.rm("/tfrecord-test", recursive=True)
 
 

@@ -63,11 +63,11 @@ def test_an_index_may_be_in_a_folder_of_its_own(tmp_path, scans):
 
 
 def test_an_index_that_cannot_be_beside_its_file_is_in_the_cache(tmp_path, scans, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     path = write(tmp_path / ("t" * 252), [b"1"])  # its index would have too long a name
     for _ in range(2):
         assert list(TFRecordDataSource(path)) == [b"1"]
-    assert len(scans) == len(os.listdir(tmp_path / "cache/headrace/tfrecord")) == 1
+    assert len(scans) == len(os.listdir(tmp_path / "cache/tfrecord")) == 1
 
 
 def test_an_index_that_can_be_nowhere_is_not_needed(tmp_path, scans):

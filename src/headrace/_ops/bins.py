@@ -25,9 +25,7 @@ class Bins:
         raise NotImplementedError
 
     def _taken(self, need: Lengths) -> Lengths:
-        """The room that a sequence takes, up to where the next may begin."""
-        if not self._is_aligned:
-            return need
+        """The room that a sequence takes where starts are aligned: up to where the next may begin."""
         return tuple(-(-n // step) * step for n, step in zip(need, self._steps, strict=True))
 
     def _fits(self, need: Lengths, bin_: int) -> bool:

@@ -46,8 +46,7 @@ def _index_paths(path: str, folder: str | None) -> list[str]:
     name = hashlib.sha1(where.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest() + ".index"
     if folder is not None:
         return [os.path.join(folder, name)]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    cached = os.path.join(cache, "headrace", "tfrecord", name)
+    cached = os.path.join(files.cache_folder(), "tfrecord", name)
     if files.is_remote(path):
         return [cached]
     # A name that begins with a dot is one that no pattern for the files themselves finds.
