@@ -96,7 +96,7 @@ class ThreadExecutor:
 
     def close(self, *, wait: bool = True) -> None:
         """Gives up what is not under way yet; the threads are the iterator's, and end with it."""
-        for future, _ in self._pending:
+        for future, _ in list(self._pending):  # whoever computes ahead may still submit
             future.cancel()
         self._pending.clear()
         if not self._closed:
