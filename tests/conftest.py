@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -28,20 +27,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.fixture(autouse=True)
 def no_mistake_is_hidden(monkeypatch):
-    """After any error an iterator walks carefully, which would hide a mistake of the library's own: it only is slow."""
+    """After an error an iterator walks carefully, which would hide a mistake of the library's own: it only is slow."""
     hidden = []
-    stay_here = _Walk._stay_here
+    be_careful = _Walk._be_careful
 
-    def watched(walk):  # is called while the error is handled
-        error = sys.exc_info()[1]
-        expected = isinstance(error, HeadraceError | GapFound) or hasattr(
-            error, "__notes__"
-        )  # those of users' functions
-        if isinstance(error, Exception) and not expected:
+    def watched(walk, error):
+        is_expected = isinstance(error, HeadraceError | GapFound | SystemExit) or hasattr(error, "__notes__")
+        if not is_expected:  # those of users' functions have a note
             hidden.append(error)
-        stay_here(walk)
+        be_careful(walk, error)
 
-    monkeypatch.setattr(_Walk, "_stay_here", watched)
+    monkeypatch.setattr(_Walk, "_be_careful", watched)
     yield
     assert not hidden
 

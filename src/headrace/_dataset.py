@@ -268,7 +268,7 @@ class Dataset(Generic[T]):
         return op if op.is_stream else ToStream(op)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return StreamIterator.of(self._stream_op)
+        return StreamIterator(self._stream_op)
 
 
 def dataset_of(op: Op) -> Dataset:

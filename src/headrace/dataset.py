@@ -244,7 +244,7 @@ class IterDataset(Dataset[T]):
         @functools.wraps(own)
         def iterate(self: Any) -> Any:
             iterator = own(self)
-            return iterator if hasattr(iterator, "get_state") else StreamIterator.of(self._op)
+            return iterator if hasattr(iterator, "get_state") else StreamIterator(self._op)
 
         setattr(cls, "_own_iter", own)  # noqa: B010  (assigning it would redeclare the method to type checkers)
         setattr(cls, "__iter__", iterate)  # noqa: B010

@@ -1,15 +1,15 @@
 """Iterators over datasets: they hand over elements, and can say where they are and go back there.
 
 Elements come in runs. A run is walked by a list iterator that `itertools.chain` steps through in C, so that
-handing over an element costs about 10 ns; only `get_state()` asks how far the walk has come.
+handing over an element costs some 20 ns; only `get_state()` asks how far the walk has come.
 """
 
 import abc
-import collections
 import itertools
 import operator
 import sys
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -17,7 +17,9 @@ from headrace import _files, _state
 from headrace._executors import context
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
-from headrace._plan.streams import At, Context, Stream, open_stream
+from headrace._plan.stages import start_of
+from headrace._plan.streams import At, Context, Run, Stream, open_stream
+from headrace._signals import raised_by_signal, signal_handlers
 from headrace.errors import ClosedError, FilterError, StateError, users_frames
 
 T = TypeVar("T")
@@ -95,26 +97,25 @@ class DatasetIterator(abc.ABC, Generic[T]):
         self.close()
 
 
-class StreamIterator(itertools.chain, DatasetIterator[T]):  # type: ignore[misc]
-    """An iterator over a pipeline."""
+class StreamIterator(DatasetIterator[T]):
+    """An iterator over a pipeline.
 
-    _walk: "_Walk"
-    _restarted: "ClassVar[type[StreamIterator]]"  # what it becomes when it is moved back after its end
+    `__next__` is that of an `itertools.chain`, so no line of Python runs between taking an element out of a run and
+    handing it over: a signal that raises in such a line would lose the element.
+    """
 
-    @classmethod
-    def of(cls, op: Op) -> "StreamIterator[T]":
-        walk = _Walk(op)
-        self = cls.from_iterable(walk)
-        self._walk = walk  # type: ignore[attr-defined]
-        return self  # type: ignore[return-value]
+    __slots__ = ("__next__",)
+    __next__: Callable[[], T]  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __init__(self, op: Op):
+        self._walk = _Walk(op)
+        self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
 
     def get_state(self) -> dict[str, Any]:
         return _state.encode(self._walk.op, self._walk.position())
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._walk.go_to(_state.decode(self._walk.op, state))
-        if self._walk.chain_ended:
-            self.__class__ = self._restarted  # type: ignore[assignment]  # a chain that has ended stays ended
 
     def get_next_index(self) -> int:
         """The index of the next element, where the pipeline is a random-access chain."""
@@ -138,69 +139,79 @@ class StreamIterator(itertools.chain, DatasetIterator[T]):  # type: ignore[misc]
         return f"<iterator of {self._walk.op.label()} at {self.get_state()}>"
 
 
-class RestartedIterator(StreamIterator[T]):
-    """An iterator that was moved back after its end."""
+def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
+    """What hands over the elements of all runs.
 
-    def __next__(self) -> T:
-        walk = self._walk
-        while True:
-            for element in walk.current:
-                return element  # type: ignore[return-value]
-            next(walk)
+    A chain whose source raises is at its end from then on. Then `reconnect` makes another one.
+    """
+    runs = itertools.chain.from_iterable(walk)
+    return itertools.chain(runs, map(next, reconnect)).__next__
 
 
-StreamIterator._restarted = RestartedIterator
+class _Reconnect(Iterator):
+    """Gives an iterator a new chain in place of one that an error has ended; closes the walk when nobody has it."""
+
+    def __init__(self, walk: "_Walk", owner: StreamIterator):
+        self._walk, self._owner = walk, weakref.ref(owner)
+
+    def __next__(self) -> Iterator[Any]:
+        owner = self._owner()
+        if owner is not None:
+            owner.__next__ = _connect(self._walk, self)
+        return itertools.chain.from_iterable(self._walk)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
+        if not is_finalizing():  # or all is closed already, and modules may be gone
+            self._walk.drop()
 
 
-class _Raise(Iterator):
-    """Raises an error, once or for as long as it is asked."""
+class _Handover:
+    """A run that is being handed over, and the position to go on from once it has been emptied.
 
-    def __init__(self, error: BaseException, *, once: bool):
-        self.error: BaseException | None = error
-        self._traceback = users_frames(error)
-        self._once = once
+    A signal handler or another thread may ask for the position at any moment. So each change is one assignment, or
+    one call that empties the list: `position()` never sees half of it.
+    """
 
-    def __next__(self) -> Any:
-        error = self.error
-        if error is None:
-            raise StopIteration
-        if self._once:
-            self.error = None
-        raise error.with_traceback(self._traceback)
+    __slots__ = ("_at", "_length", "_rows", "iterator", "rest")
 
+    def __init__(self, rows: list[Any], at: At | None, rest: Any = None):
+        self._rows, self._length, self._at, self.rest = rows, len(rows), at, rest
+        self.iterator = iter(rows)
 
-def _no_stop(error: Exception) -> Exception:
-    """An error that does not look like the end of an iterator."""
-    if not isinstance(error, StopIteration):
-        return error
-    wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
-    wrapped.__cause__ = error
-    return wrapped.with_traceback(error.__traceback__)
+    def position(self) -> Any:
+        """The position after the last element that was taken."""
+        if self._rows and self._at is not None:
+            return self._at(self._length - operator.length_hint(self.iterator))
+        return self.rest
+
+    def empty(self, rest: Any) -> None:
+        """Drops what is left; the position is `rest` from now on."""
+        self.rest = rest
+        self._rows.clear()
 
 
 class _Walk:
-    """Makes runs, one after the other: what a `StreamIterator` chains.
+    """Makes runs, one after the other, for a chain to hand over.
 
-    It never raises but at the end, since a chain whose source raises cannot go on: errors are handed over as
-    iterators that raise. After an error the stream is opened again at the last position and walked one input
-    at a time, so that what came before the failing element still comes, and then the error, again and again.
+    After an error the stream is opened again at the last position and walked one input at a time, so that what came
+    before the failing element still comes, and then the error, again and again. An exception that a signal handler
+    raised is none of the pipeline's: it goes straight to the user, and the next call goes on.
     """
 
     def __init__(self, op: Op):
         self.op = op
-        self.current: Iterator[Any] = iter(())
-        self.chain_ended = False
+        self._run = _Handover([], None)
         self._stream: Stream | None = None
         self._context: Context | None = None
         self._workers = Workers(op)
-        self._length = 0
-        self._at: At | None = None
-        self._start: Any = None  # the position that the stream is opened at
         self._n, self._longest = 1, LONGEST_RUN
         self._careful_outputs = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
+        self._first_error: BaseException | None = None  # why outputs are made one at a time
+        self._error: tuple[BaseException, Any] | None = None  # that every call raises, and its traceback
+        self._handlers: frozenset[Any] = frozenset()
         self._stream_is_careful = False
-        self._closed = False
+        self._ended = self._closed = False
 
     def __iter__(self) -> "_Walk":
         return self
@@ -209,80 +220,70 @@ class _Walk:
 
     def position(self) -> Any:
         """The position after the last element handed over."""
-        if self._at is not None:
-            return self._at(self._length - operator.length_hint(self.current))
-        if self._start is None:
-            self._start = self._open().position
-        return self._start
+        position = self._run.position()
+        return start_of(self.op) if position is None else position
 
     def go_to(self, position: Any) -> None:
         """Goes on from a position."""
-        self._drop_run()
         self._discard_stream()
-        self._start, self._at = position, None
         self._n, self._careful_outputs, self._caution = 1, 0, 0
-
-    def _drop_run(self) -> None:
-        if isinstance(self.current, _Raise):
-            self.current.error = None
-        else:
-            collections.deque(self.current, maxlen=0)
-        self.current, self._length = iter(()), 0
+        self._first_error = self._error = None
+        self._ended = False
+        self._run.empty(position)
 
     # ---- how it goes on
 
     def __next__(self) -> Iterator[Any]:
         while True:
-            if self._closed:
-                return self._hand_over(_Raise(ClosedError("This iterator is closed; make a new one."), once=False))
             try:
-                rows = self._next_rows()
-            except FilterError as e:  # of the pipeline and not of an element: nothing to be careful about
-                self._stay_here()
-                self._workers.close(wait=False)
-                return self._hand_over(_Raise(e, once=False))
-            except Exception as e:
-                self._stay_here()
-                if self._closed:  # by another thread
-                    continue
-                if not self._careful_outputs:
-                    # The next time longer: what fails may be far on in a window that is read again each time.
-                    self._caution = max(self._n, 4 * self._caution, CAREFUL_OUTPUTS)
-                    self._careful_outputs = self._caution
-                    continue
-                self._workers.close(wait=False)  # whoever keeps the error keeps this iterator, by its traceback
-                return self._hand_over(_Raise(_no_stop(e), once=False))
-            except BaseException as e:  # Ctrl-C: nothing is lost, the next call goes on
-                self._stay_here()
-                self._workers.close(wait=False)
-                return self._hand_over(_Raise(e, once=True))
-            if rows is None:
-                self.chain_ended = True
-                self._stay_here()
-                self._workers.rest()
-                raise StopIteration
-            if rows:
-                return self._hand_over(iter(rows))
+                run = self._next_run()
+                if run is not None:
+                    return run
+            except BaseException as e:
+                if not self._handle(e):
+                    raise
+            self._raise_if_over()
 
-    def _next_rows(self) -> list[Any] | None:
-        if self._stream is not None and self._stream_is_careful and not self._careful_outputs:
-            self._stay_here()  # the error did not come again: go on as usual
-            self._n = 1
-        stream = self._open()
-        if self._careful_outputs:
-            run = stream.pull(0)
-        else:
-            begin = time.perf_counter()
-            run = stream.pull(self._n)
-            if run is not None:
-                self._adapt(run.block.num_bytes, time.perf_counter() - begin)
+    def _raise_if_over(self) -> None:
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
+        if self._error is not None:
+            error, traceback = self._error
+            raise error.with_traceback(traceback)
+        if self._ended:
+            raise StopIteration
+
+    def _next_run(self) -> Iterator[Any] | None:
+        """Puts the next outputs in place to be handed over; `None` where there are none now."""
+        if operator.length_hint(self._run.iterator):
+            return self._run.iterator  # a new chain goes on with the run of the last one
+        if self._closed or self._ended or self._error is not None:
+            return None
+        if self._stream is not None:
+            self._run.empty(self._stream.position)
+            if self._stream_is_careful and not self._careful_outputs:
+                self._stop_being_careful()
+        run = self._pull(self._open())
         if run is None:
+            self._stay_here()
+            self._ended = True
+            self._workers.rest()
             return None
         rows = run.block.own_rows()
-        if rows:
-            self._length, self._at = len(rows), run.at
-            self._careful_outputs = max(0, self._careful_outputs - len(rows))
-        return rows
+        if not rows:
+            return None
+        self._careful_outputs = max(0, self._careful_outputs - len(rows))
+        self._run = _Handover(rows, run.at)
+        return self._run.iterator
+
+    def _pull(self, stream: Stream) -> Run | None:
+        if self._careful_outputs:
+            return stream.pull(0)
+        begin = time.perf_counter()
+        run = stream.pull(self._n)
+        if run is not None:
+            self._adapt(run.block.num_bytes, time.perf_counter() - begin)
+        return run
 
     def _adapt(self, num_bytes: Callable[[], int], took_s: float) -> None:
         if took_s > 4 * RUN_S:
@@ -293,51 +294,104 @@ class _Walk:
             else:
                 self._longest = self._n
 
-    def _hand_over(self, run: Iterator[Any]) -> Iterator[Any]:
-        self.current = run
-        return run
+    # ---- how it goes on after an error
 
-    def _stay_here(self) -> None:
-        """Drops the stream after a failure; it is opened again at the last position."""
-        if self._at is not None:
-            self._start = self.position()
-        self._at, self._length = None, 0
+    def _handle(self, error: BaseException) -> bool:
+        """Prepares to raise an error from now on, or to walk to its place with care; not one that a signal raised."""
+        by_signal = raised_by_signal(error, self._handlers)
+        if by_signal:
+            self._workers.close(wait=False)  # a message may have been half read
+        self._stay_here(wait=not by_signal)
+        if by_signal:
+            self._n = 1
+            return False
+        if self._closed:  # by another thread, which is why
+            return True
+        if isinstance(error, FilterError) or self._careful_outputs:
+            # Whoever keeps the error keeps this iterator, by its traceback: not its workers as well.
+            self._workers.close(wait=False)
+            self._first_error = None
+            self._error = _no_stop(error), users_frames(error)
+        else:
+            self._be_careful(error)
+        return True
+
+    def _be_careful(self, error: BaseException) -> None:
+        # The next time longer: what fails may be far on in a window that is read again each time.
+        self._caution = max(self._n, 4 * self._caution, CAREFUL_OUTPUTS)
+        self._careful_outputs = self._caution
+        self._first_error = error
+
+    def _stop_being_careful(self) -> None:
+        """The error did not come again: goes on as usual."""
+        if self._first_error is not None:
+            import logging  # takes a while, and is hardly ever needed
+
+            logging.getLogger("headrace").warning(
+                "An error of %s did not come again when its elements were made once more, one at a time: going on.",
+                self.op.label(),
+                exc_info=self._first_error,
+            )
+            self._first_error = None
         self._discard_stream()
+        self._n = 1
+
+    def _stay_here(self, *, wait: bool = True) -> None:
+        """Drops the stream; it is opened again at the last position."""
+        self._run.empty(self._run.position())
+        self._discard_stream(wait=wait)
 
     def _open(self) -> Stream:
         if self._stream is None:
             self._stream_is_careful = self._careful_outputs > 0
+            self._handlers = signal_handlers()
             self._workers.go_on()
             self._context = context(self.op, self._workers, careful=self._stream_is_careful)
-            self._stream = open_stream(self.op, self._start, self._context)
+            self._stream = open_stream(self.op, self._run.position(), self._context)
         return self._stream
 
     def start(self) -> None:
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
-        self._open().start()
+        try:
+            self._open().start()
+        except BaseException:
+            self._stay_here()
+            raise
 
     def _discard_stream(self, *, wait: bool = True) -> None:
         stream, self._stream = self._stream, None
-        if stream is not None and self._context is not None:
-            self._workers.interrupt()
-            self._context.interrupt()
+        context = self._context
+        if context is None:
+            return
+        self._workers.interrupt()
+        context.interrupt()
+        if stream is not None:
             stream.close(wait=wait)
-            self._context.close(wait=wait)
+        context.close(wait=wait)
+        self._context = None  # not before: an interrupt above leaves it to the next call
+
+    # ---- the end
 
     def close(self) -> None:
         self._closed = True
-        if self._at is not None:
-            self._start, self._at = self.position(), None
-        self._drop_run()
+        self._run.empty(self._run.position())
         self._discard_stream()
         self._workers.close()
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
-        if is_finalizing():  # all is closed already, and modules may be gone
-            return
+    def drop(self) -> None:
+        """Nobody has the iterator any more: gives all back without waiting for it."""
         try:
             self._discard_stream(wait=False)
         finally:
-            if not self.chain_ended:
+            if not self._ended:
                 self._workers.close(wait=False)
+
+
+def _no_stop(error: BaseException) -> BaseException:
+    """An error that does not look like the end of an iterator."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
+    wrapped.__cause__ = error
+    return wrapped.with_traceback(error.__traceback__)

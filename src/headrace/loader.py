@@ -11,7 +11,7 @@ from headrace._loader.kinds import as_transforms, identity
 from headrace._loader.order import Order
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
-from headrace.iterator import RestartedIterator, StreamIterator
+from headrace.iterator import StreamIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.samplers import IndexSampler
 from headrace.sharding import NoSharding, ShardOptions
@@ -110,18 +110,12 @@ class DataLoader:
 class DataLoaderIterator(StreamIterator[T]):
     """The outputs of a loader, from a state on; with `validate_state=False`, a state of any loader is taken."""
 
-    _loader: DataLoader
-
-    def __new__(cls, data_loader: DataLoader, state: bytes | None = None, validate_state: bool = True) -> Any:
-        data_loader._check_source()
-        self = cls.of(data_loader._dataset._op)
-        self._loader = data_loader  # type: ignore[attr-defined]
-        if state is not None:
-            self._go_to(state, validate=validate_state)  # type: ignore[attr-defined]
-        return self
-
     def __init__(self, data_loader: DataLoader, state: bytes | None = None, validate_state: bool = True):
-        """All is done in `__new__`: an `itertools.chain` is made there."""
+        data_loader._check_source()
+        super().__init__(data_loader._dataset._op)
+        self._loader = data_loader
+        if state is not None:
+            self._go_to(state, validate=validate_state)
 
     def get_state(self) -> bytes:  # type: ignore[override]
         """Where the iterator is, as JSON in bytes; the same with any number of workers."""
@@ -136,13 +130,6 @@ class DataLoaderIterator(StreamIterator[T]):
 
     def __repr__(self) -> str:
         return f"<iterator of {self._loader!r}>"
-
-
-class _RestartedLoaderIterator(RestartedIterator[T], DataLoaderIterator[T]):
-    """An iterator that was moved back after its end."""
-
-
-DataLoaderIterator._restarted = _RestartedLoaderIterator
 
 
 def load(

@@ -1,11 +1,8 @@
 """A stream that a thread of its own computes ahead of its consumer.
 
-The thread holds no reference to the stream that is handed out, so dropping that stream ends the thread. Threads
-still at work when the program ends are told so and waited for: after that they would be frozen wherever they
-are, with whatever lock they hold, and whoever needs that lock then would wait for ever.
+The thread holds no reference to the stream that is handed out, so dropping that stream ends the thread.
 """
 
-import atexit
 import os
 import sys
 import threading
@@ -16,12 +13,12 @@ from typing import Any
 
 from headrace._ops.buffer import Prefetch
 from headrace._plan.streams import Run, Stream, Unary
+from headrace._threads import join_threads, start_thread
 from headrace.errors import ClosedError
 from headrace.options import AUTOTUNE
 
 BUFFER_BYTES = 256 << 20
 AUTOTUNED_SIZE = 512
-EXIT_S = 5.0  # how long a program that ends waits for a function that a thread is in
 
 
 class _Buffer:
@@ -94,20 +91,6 @@ def _work(stream: Stream, buffer: _Buffer) -> None:
             n = min(2 * n, max(1, buffer.max_elements // 2))
     except BaseException as e:
         buffer.finish(e)
-    finally:
-        _at_work.pop(threading.current_thread(), None)
-
-
-_at_work: dict[threading.Thread, _Buffer] = {}
-
-
-@atexit.register
-def _end_all() -> None:
-    threads = list(_at_work.items())
-    for _, buffer in threads:
-        buffer.close()
-    for thread, _ in threads:
-        thread.join(EXIT_S)
 
 
 class Aheads:
@@ -133,12 +116,14 @@ class Aheads:
 class AheadStream(Unary):
     """The parent's runs, made in a thread."""
 
+    _pid = -1
+
     def __init__(self, parent: Stream, op: Prefetch):
-        super().__init__(parent.position, parent)
+        self._pid = os.getpid()
         size = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
         self.buffer = _Buffer(size)  # type: ignore[arg-type]
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
+        super().__init__(parent.position, parent)
 
     def pull(self, n: int) -> Run | None:
         self.start()
@@ -147,19 +132,19 @@ class AheadStream(Unary):
 
     def start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=_work, args=(self.parent, self.buffer), name="headrace-prefetch", daemon=True
+            self._thread = start_thread(
+                _work, self.parent, self.buffer, name="headrace-prefetch", stop=self.buffer.close
             )
-            _at_work[self._thread] = self.buffer
-            self._thread.start()
 
     def close(self, *, wait: bool = True) -> None:
         if os.getpid() == self._pid:  # in a fork there is no thread, and its locks stay as they were
             self.buffer.close()
             if self._thread is not None and wait:
-                self._thread.join()
+                join_threads([self._thread])
         self.parent.close(wait=wait)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
-        if not is_finalizing() and os.getpid() == self._pid:  # else it is closed, and modules may be gone
+        if is_finalizing() or os.getpid() != self._pid:  # it is closed, and modules may be gone
+            return
+        if hasattr(self, "buffer"):  # or an interrupt came while it was made
             self.buffer.close()

@@ -257,7 +257,7 @@ class Pool:
 
     def _take_in(self, process: Process) -> None:
         messages = process.messages()
-        dead = b"" in messages or process.process.poll() is not None
+        dead = b"" in messages or process.is_dead()
         if dead:
             messages += process.messages()
         for message in messages:
@@ -295,7 +295,7 @@ class Pool:
     def _replace(self, dead: Process) -> None:
         """Starts another worker in place of one that died, and gives it what the dead one had left."""
         dead.ask_to_end()
-        status = dead.end(time.monotonic())
+        status = dead.end(time.monotonic() + GRACE_S)  # one that ends by itself says why
         if not dead.ready:
             self._bad_starts += 1
             if self._bad_starts > 2:
@@ -364,7 +364,7 @@ class Pool:
                 process.ask_to_end()
             deadline = time.monotonic() + (GRACE_S if wait else GRACE_DROPPED_S)
             for process in self._processes:
-                process.end(deadline)
+                process.end(deadline if process.ready else 0.0)  # before that, it has nothing to put away
             self._processes.clear()
             self.slots.close()
             self._control.unmap()

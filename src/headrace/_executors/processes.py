@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -15,13 +16,23 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace._executors.wire import MESSAGE_BYTES
+from headrace._executors.wire import MESSAGE_BYTES, STARTED_AS_WORKER
 from headrace.errors import WorkerError
 
 if TYPE_CHECKING:
     from headrace._executors.pool import Pool, Ticket
 
-HAS_PIDFD = hasattr(os, "pidfd_open")
+
+def _has_pidfd() -> bool:
+    """Whether the end of a process can be waited for: some kernels and containers refuse it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+HAS_PIDFD = _has_pidfd()
 ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -46,24 +57,32 @@ class Process:
         self.tickets: deque[Ticket] = deque()
         self.ready = False
         self.num_lanes = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.end_fd = -1
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, _MESSAGES)
-        with theirs:
-            their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # none of those that Popen replaces
+        try:
+            with theirs:
+                self.process = self._start(theirs, pool)
+            self.end_fd = os.pidfd_open(self.process.pid) if HAS_PIDFD else -1
+        except BaseException:
+            self.end(time.monotonic())
+            raise
+
+    def _start(self, theirs: socket.socket, pool: "Pool") -> "subprocess.Popen[bytes]":
+        their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # none of those that Popen replaces
         fds = (their_fd, pool.slots.fd, pool.parcel.fd)
         in_main_thread = threading.current_thread() is threading.main_thread()
         arguments = map(str, (*fds, int(in_main_thread), os.getpid()))
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [sys.executable, *flags, "-P", "-m", "headrace._executors.worker", *arguments]
+        command = [_python(), *flags, "-P", "-m", "headrace._executors.worker", *arguments]
         try:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
             )
         except OSError as e:
-            self.socket.close()
-            raise WorkerError(f"Worker process {index} of {pool.num_workers} could not be started: {e}.") from e
+            raise WorkerError(f"Worker process {self.index} of {pool.num_workers} could not be started: {e}.") from e
         finally:
             os.close(their_fd)
-        self.end_fd = os.pidfd_open(self.process.pid) if HAS_PIDFD else -1
 
     def set_up(self, pool: "Pool") -> None:
         """Tells the process what it needs to know before its first task."""
@@ -93,31 +112,81 @@ class Process:
             found.append(b"")
         return found
 
+    def is_dead(self) -> bool:
+        """Whether the process has ended; its number stays its own until `end`."""
+        if self.process is None or self.process.returncode is not None:
+            return True
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return True  # somebody else has waited for it
+
     def ask_to_end(self) -> None:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold the socket as well
 
     def end(self, deadline: float) -> int:
-        """Waits for the process to end, and kills it when it is time; its exit status."""
-        if self.ready:  # before that, it has nothing to put away
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(max(0.0, deadline - time.monotonic()))
-        self.process.kill()
-        status = self.process.wait()
+        """Waits for the process to end, and kills it and all that it has started when it is time; its exit status."""
+        status = 0
+        if self.process is not None:
+            while not self.is_dead() and (left_s := deadline - time.monotonic()) > 0:
+                self._wait(left_s)
+            if self.process.returncode is None:  # its number, and so its group's, is still its own
+                with contextlib.suppress(OSError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            status = self.process.wait()
         self.socket.close()
         if self.end_fd >= 0:
             os.close(self.end_fd)
             self.end_fd = -1
         return status
 
+    def _wait(self, seconds: float) -> None:
+        """Waits until the process has ended, or for a while."""
+        if self.end_fd < 0:
+            time.sleep(min(seconds, 0.01))
+            return
+        poll = select.poll()
+        poll.register(self.end_fd, select.POLLIN)
+        poll.poll(seconds * 1000)
+
 
 _MESSAGES = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
+
+
+def _python() -> str:
+    """The interpreter that workers run in; an error where there is none, rather than a program that starts itself."""
+    spawn = sys.modules.get("multiprocessing.spawn")  # where `multiprocessing.set_executable` says which
+    executable = os.fsdecode((spawn.get_executable() if spawn else sys.executable) or "")
+    is_python = os.path.basename(executable).lower().startswith(("python", "pypy", "graalpy"))
+    if STARTED_AS_WORKER in os.environ:
+        raise WorkerError(
+            f"This program was started as a worker process, by {executable!r}, and asks for workers itself. {_ADVICE}"
+        )
+    if getattr(sys, "frozen", False) or not is_python:
+        kind = "a frozen program" if getattr(sys, "frozen", False) else "no Python interpreter"
+        raise WorkerError(f"Worker processes need a Python interpreter, and {executable!r} is {kind}. {_ADVICE}")
+    return executable
+
+
+_ADVICE = (
+    "Name an interpreter that has headrace installed with `multiprocessing.set_executable(path)`, or do without "
+    "workers: num_workers=0, with threads by ReadOptions."
+)
 
 
 def _environment() -> dict[str, str]:
     """What a worker finds in its environment: JAX leaves the accelerator alone, libraries use one thread."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    return dict.fromkeys(ONE_THREAD, "1") | KEPT_MEMORY | os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
+    return (
+        dict.fromkeys(ONE_THREAD, "1")
+        | KEPT_MEMORY
+        | os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": paths,
+            STARTED_AS_WORKER: "1",
+        }
+    )
 
 
 @contextlib.contextmanager

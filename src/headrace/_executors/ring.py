@@ -3,7 +3,7 @@
 All slots of a pool lie in one anonymous file, so far apart that none ever reaches the next: a slot grows where it
 is. An object is pickled, but for its arrays, which are copied once, to aligned places in front of the pickle;
 whoever reads gets views of them. A `_Lease` is the base of all views of a slot: when the last one dies, so does the
-lease, and the slot is free. A fork of the consumer gets a copy of what is leased, and its slots are not used again.
+lease, and the slot is free. Before a fork, what is leased is copied out of its slot to where it stands.
 """
 
 import ctypes
@@ -275,11 +275,14 @@ class _Lease:
         self.number, self._whole = slot.number, slot.bytes(size)
         self.__array_interface__ = self._whole.__array_interface__
 
-    def make_private(self, fd: int) -> None:
-        """In a fork: what is written from here on is seen by nobody else."""
+    def copy_out(self) -> None:
+        """Puts memory of this process's own in the place of the slot's, with the same bytes at the same address."""
         address, size = self._whole.ctypes.data, _whole_pages(len(self._whole))
-        flags = mmap.MAP_PRIVATE | MAP_FIXED
-        _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, self.number * STRIDE)
+        copied = self._whole.copy()
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+        if _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
+            raise OSError(ctypes.get_errno(), "mmap")
+        self._whole[:] = copied
 
 
 class _LeaseEnd(weakref.ref):
@@ -310,7 +313,6 @@ class Slots:
         self._high: dict[int, int] = {}  # by slot, the most bytes that were in use since it was cleaned
         self._in_use: dict[int, int] = {}
         self._typical_bytes = 0.0
-        self._retired: set[int] = set()
         _all_slots.add(self)
 
     def take(self) -> Slot:
@@ -353,22 +355,26 @@ class Slots:
     def _collect(self) -> None:
         """Takes back the slots that nobody looks at any more."""
         while self._ended:
-            slot = self._slots[self._ended.popleft().number]
-            del self._leases[slot.number]
-            size = self._in_use.pop(slot.number)
-            if slot.number not in self._retired:
-                self.give_back(slot, size)
+            end = self._ended.popleft()
+            if self._leases.get(end.number) is end:  # or it was copied out, and the slot is somebody else's now
+                self._take_back(end.number)
 
-    def retire_leased(self) -> None:
-        """Before a fork: what is looked at now is never written again, since the fork may look at it for ever."""
-        self._retired.update(self._in_use)
+    def _take_back(self, number: int) -> None:
+        del self._leases[number]
+        self.give_back(self._slots[number], self._in_use.pop(number))
 
-    def make_private(self) -> None:
-        """In a fork: what is looked at becomes its own."""
-        for lease in list(self._leases.values()):
-            held = lease()
-            if held is not None and self.fd >= 0:
-                held.make_private(self.fd)
+    def copy_out(self) -> None:
+        """Before a fork: copies what is looked at out of its slots, which are free then.
+
+        In a fork it would change with its slot, whenever a worker writes there again.
+        """
+        for number, end in list(self._leases.items()):
+            lease = end()
+            if lease is not None:
+                lease.copy_out()
+                if self.fd >= 0:
+                    self._slots[number].unmap()  # it is mapped anew when it is used again
+                    self._take_back(number)
 
     def close(self) -> None:
         """Lets go of the memory; what is still looked at stays until it is not."""
@@ -386,13 +392,8 @@ _all_slots: "weakref.WeakSet[Slots]" = weakref.WeakSet()
 
 def _before_fork() -> None:
     for slots in list(_all_slots):
-        slots.retire_leased()
-
-
-def _in_fork() -> None:
-    for slots in list(_all_slots):
-        slots.make_private()
+        slots.copy_out()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_in_fork)
+    os.register_at_fork(before=_before_fork)

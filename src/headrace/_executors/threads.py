@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace._threads import ThreadPool
+
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
 CHUNK_S = 0.002  # a chunk is worth about this much work: less and handing over costs, more and it is late
 
@@ -28,21 +30,19 @@ class Threads:
     """The threads of one iterator, by how many a part asks for; started when they are first needed."""
 
     def __init__(self):
-        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._pools: dict[int, ThreadPool] = {}
         self.num_users = 0
 
-    def pool(self, num_threads: int) -> "ThreadPoolExecutor":
+    def pool(self, num_threads: int) -> ThreadPool:
         """The pool of so many threads."""
         if num_threads not in self._pools:
-            from concurrent.futures import ThreadPoolExecutor  # 5 ms that most pipelines never need
-
-            self._pools[num_threads] = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace")
+            self._pools[num_threads] = ThreadPool(num_threads, "headrace-read-ahead")
         return self._pools[num_threads]
 
     def close(self, *, wait: bool = True) -> None:
         """Ends the threads."""
         for pool in self._pools.values():
-            pool.shutdown(wait=wait, cancel_futures=True)
+            pool.close(wait=wait)
         self._pools.clear()
 
 

@@ -29,7 +29,17 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.parcel import find_culprit, open_parcel
 from headrace._executors.ring import ClassPickler, Sheet, Slot, Writer, read
 from headrace._executors.threads import Threads
-from headrace._executors.wire import ANSWER, FAILURE, MESSAGE_BYTES, NO_START, READY, RESULT, SKIPPED, TASK
+from headrace._executors.wire import (
+    ANSWER,
+    FAILURE,
+    MESSAGE_BYTES,
+    NO_START,
+    READY,
+    RESULT,
+    SKIPPED,
+    STARTED_AS_WORKER,
+    TASK,
+)
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import fetcher, stacked_in
@@ -44,6 +54,7 @@ FAR = 1 << 30  # more elements than any chunk has
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the consumer's business
+    os.environ.pop(STARTED_AS_WORKER, None)  # or programs that functions start would have it
     connection_fd, ring_fd, parcel_fd, kill_with_parent, parent = map(int, sys.argv[1:])
     _end_with(parent, by_signal=bool(kill_with_parent))
     connection = socket.socket(fileno=connection_fd)
@@ -125,6 +136,8 @@ def _watch(parent: int) -> None:
             time.sleep(0.5)
         else:
             select.select([parents_end], [], [])
+    if os.getpgrp() == os.getpid():  # with whatever functions have started
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

@@ -6,7 +6,7 @@ from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError, StateError
-from headrace.iterator import RestartedIterator, StreamIterator
+from headrace.iterator import StreamIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.sharding import ShardOptions
 
@@ -36,17 +36,16 @@ class ElasticIterator(StreamIterator):
     """
 
     _state_is_global = True
-    _global_batch_size: int
 
-    def __new__(
-        cls,
+    def __init__(
+        self,
         ds: MapDataset,
         global_batch_size: int,
         shard_options: ShardOptions,
         *,
         read_options: ReadOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
-    ) -> Any:
+    ):
         global_batch_size = check_count("global_batch_size", global_batch_size, least=1)
         _check(ds, global_batch_size, shard_options)
         count = shard_options.shard_count
@@ -55,12 +54,8 @@ class ElasticIterator(StreamIterator):
         stream = stream.batch(global_batch_size // count, drop_remainder=True).to_iter_dataset(read_options)
         if multiprocessing_options is not None and multiprocessing_options.num_workers:
             stream = stream.mp_prefetch(multiprocessing_options)
-        self = cls.of(stream._op)
-        self._global_batch_size = global_batch_size  # type: ignore[attr-defined]
-        return self
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        """All is done in `__new__`: an `itertools.chain` is made there."""
+        super().__init__(stream._op)
+        self._global_batch_size = global_batch_size
 
     def get_state(self) -> dict[str, Any]:
         return {FIELD: self.get_next_index() * self._global_batch_size}
@@ -75,13 +70,6 @@ class ElasticIterator(StreamIterator):
                 f"global_batch_size={self._global_batch_size}: it was saved with another one."
             )
         super().set_state({"next_index": step})
-
-
-class _RestartedElasticIterator(RestartedIterator, ElasticIterator):
-    """An iterator that was moved back after its end."""
-
-
-ElasticIterator._restarted = _RestartedElasticIterator
 
 
 def _check(ds: Any, global_batch_size: int, shard_options: ShardOptions) -> None:

@@ -63,7 +63,8 @@ class IndexStream(Stream):
             self._next = chunk.stop
 
     def start(self) -> None:
-        self._ask(1)
+        if not self._executor.inline:
+            self._ask(1)
 
     def close(self, *, wait: bool = True) -> None:
         self._executor.close(wait=wait)

@@ -1,0 +1,38 @@
+"""Which exceptions come from signal handlers, such as Ctrl-C, a timeout or a notice that the machine is going away.
+
+They can come at any line. They are nobody's error, so nothing is tried again for them.
+"""
+
+import functools
+import signal
+from types import CodeType
+from typing import Any
+
+
+def signal_handlers() -> frozenset[CodeType]:
+    """The code of all functions that handle a signal now."""
+    found = (_code(signal.getsignal(number)) for number in signal.valid_signals())
+    return frozenset(code for code in found if code is not None)
+
+
+def raised_by_signal(error: BaseException, handlers: frozenset[CodeType]) -> bool:
+    """Whether a signal handler raised an error: one of `handlers`, or one that is in place now."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers |= signal_handlers()
+    traceback = error.__traceback__
+    while handlers and traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: Any) -> CodeType | None:
+    if not callable(handler):
+        return None
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = type(handler).__call__  # an object that can be called
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)

@@ -1,0 +1,155 @@
+"""Threads that nobody has to wait for: they are told to stop, and given up if they do not.
+
+A thread may be in a function that never returns, such as a read from a server that is gone. Whoever closes waits
+`CLOSE_S` for all of its threads together, and so does a program that ends; then a warning names the function. A program
+does wait so long, because a thread that is still at work after that is frozen wherever it is, with whatever lock it
+holds, and whoever needs that lock then would wait for ever.
+"""
+
+import atexit
+import contextlib
+import os
+import queue
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+CLOSE_S = 5.0
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+_running: dict[threading.Thread, Callable[[], None]] = {}  # with what tells each to stop
+_given_up: set[threading.Thread] = set()
+
+
+def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Callable[[], None]) -> threading.Thread:
+    """Starts a thread; `stop` makes it return when the program ends."""
+
+    def run() -> None:
+        _running[thread] = stop
+        try:
+            target(*args)
+        finally:
+            _running.pop(thread, None)
+            _given_up.discard(thread)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) -> None:
+    """Waits for threads that have been told to stop; warns of those that do not."""
+    deadline = time.monotonic() + seconds
+    waited_for = [thread for thread in threads if thread not in _given_up and thread is not threading.current_thread()]
+    for thread in waited_for:
+        if thread.ident is not None:  # else an interrupt came before it was started
+            thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [thread for thread in waited_for if thread.is_alive()]
+    if stuck:
+        _given_up.update(stuck)
+        places = ", ".join(sorted({_place(thread) for thread in stuck}))
+        warnings.warn(
+            f"Gave up waiting for {len(stuck)} thread{'s' * (len(stuck) > 1)} after {seconds:.0f} s, in {places}. What "
+            "runs there goes on until it returns or the program ends; give reads that can hang a timeout.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _place(thread: threading.Thread) -> str:
+    """The function that a thread is in: the first that is not of this package, and its line."""
+    frame: Any = sys._current_frames().get(thread.ident or 0)
+    found = "a function that has just returned"
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((_PACKAGE, threading.__file__)):
+            found = f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
+        frame = frame.f_back
+    return found
+
+
+@atexit.register
+def _end_all() -> None:
+    for stop in list(_running.values()):
+        stop()
+    join_threads(list(_running))
+
+
+class ThreadPool:
+    """Threads that compute tasks in the order in which they are given, started as they are needed."""
+
+    def __init__(self, num_threads: int, name: str):
+        self._num_threads, self._name = num_threads, name
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Has a thread call a function."""
+        from concurrent.futures import Future  # 5 ms that most pipelines never need
+
+        future: Future[Any] = Future()
+        self._tasks.put((future, function, args))
+        if len(self._threads) < self._num_threads:
+            # They have the queue alone: a pool that is dropped ends them.
+            stop = _Stop(self._tasks, self._num_threads)
+            self._threads.append(start_thread(_compute, self._tasks, name=self._name, stop=stop))
+        return future
+
+    def close(self, *, wait: bool = True) -> None:
+        """Cancels what has not begun and ends the threads."""
+        _Stop(self._tasks, self._num_threads)()
+        if wait:
+            join_threads(self._threads)
+        self._threads.clear()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
+        if not is_finalizing() and hasattr(self, "_threads"):
+            self.close(wait=False)
+
+
+class _Stop:
+    """Cancels the tasks of a queue and tells its threads to end."""
+
+    def __init__(self, tasks: "queue.SimpleQueue[Any]", num_threads: int):
+        self._tasks, self._num_threads = tasks, num_threads
+
+    def __call__(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                task = self._tasks.get_nowait()
+                if task is not None:
+                    task[0].cancel()
+        for _ in range(self._num_threads):
+            self._tasks.put(None)
+
+
+def _compute(tasks: "queue.SimpleQueue[Any]") -> None:
+    while (task := tasks.get()) is not None:
+        future, function, args = task
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(function(*args))
+        except BaseException as e:
+            future.set_exception(e)
+        del task, future, function, args  # or they stay until the next task comes
+
+
+def map_in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int, name: str) -> list[Any]:
+    """`function` of every item, in order, by up to so many threads."""
+    items = list(items)
+    num_threads = min(num_threads, len(items))
+    if num_threads <= 1:
+        return [function(item) for item in items]
+    pool = ThreadPool(num_threads, name)
+    try:
+        futures = [pool.submit(function, item) for item in items]
+        return [future.result() for future in futures]
+    finally:
+        pool.close(wait=False)

@@ -1,0 +1,205 @@
+"""What signals may do to a program that reads a stream: `python -m tests.signals CHECK`."""
+
+import contextlib
+import functools
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+from headrace import MapDataset, MultiprocessingOptions, ReadOptions
+from tests.pipelines import slowly
+from tests.proc import until, workers_of
+
+TWO = MultiprocessingOptions(num_workers=2)
+
+
+@contextlib.contextmanager
+def alarms(handler, first_s: float, every_s: float = 0.0):
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, first_s, every_s)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Notice(Exception):
+    """What a user's signal handler raises."""
+
+
+def notify(*_):
+    raise Notice
+
+
+@contextlib.contextmanager
+def raises(kind):
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+class Notifier:
+    def __call__(self, signum, frame):
+        self.notify()
+
+    def notify(self):
+        raise Notice
+
+
+def check_that_a_stream_goes_on_after_any_number_of_signals():
+    for handler in (notify, functools.partial(notify), Notifier(), Notifier().__call__):
+        goes_on_after_signals(handler)
+
+
+def goes_on_after_signals(handler):
+    chance = random.Random(0)
+    iterator, got, raised = iter(MapDataset.range(10**12).to_iter_dataset()), [], 0
+    for _ in range(60):
+        try:
+            with alarms(handler, chance.uniform(0.0001, 0.004)):
+                got.extend(iterator)
+        except Notice:
+            raised += 1
+        assert iterator.get_state() == {"next_index": len(got)}
+        got.append(next(iterator))
+        assert got[-1] == len(got) - 1
+    assert raised == 60
+    assert got == list(range(len(got)))
+
+
+def check_batches_in_a_loop():
+    ds = MapDataset.range(10**12).shuffle(seed=1).batch(4).to_iter_dataset()
+    chance, iterator, count = random.Random(1), iter(ds), 0
+    for _ in range(100):
+        with contextlib.suppress(Notice), alarms(notify, chance.uniform(0.0001, 0.003)):
+            for _batch in iterator:
+                count += 1
+        assert abs(iterator.get_state()["next_index"] - count) <= 1  # the last one may not have been counted
+        count = iterator.get_state()["next_index"]
+        assert next(iterator).tolist() == ds_batch(count)
+        count += 1
+
+
+def ds_batch(index):
+    return (MapDataset.range(10**12).shuffle(seed=1).batch(4)[index]).tolist()
+
+
+def check_states_taken_in_a_signal_handler():
+    iterator = iter(MapDataset.range(10**12).to_iter_dataset().map(abs))
+    seen, wrong = [0], []
+
+    def look(*_):
+        state = iterator.get_state()["next_index"]
+        if not seen[0] <= state <= seen[0] + 1:  # the loop may not have counted its last element yet
+            wrong.append((state, seen[0]))
+
+    with alarms(look, 0.001, 0.0005):
+        end = time.monotonic() + 1.5
+        for x in iterator:
+            seen[0] = x + 1
+            if time.monotonic() > end:
+                break
+    assert not wrong
+
+
+def check_states_taken_by_another_thread():
+    iterator = iter(MapDataset.range(10**12).to_iter_dataset().map(abs))
+    seen, wrong, stop = [0], [], threading.Event()
+
+    def look():
+        while not stop.is_set():
+            before = seen[0]
+            state = iterator.get_state()["next_index"]
+            if not before <= state <= seen[0] + 1:
+                wrong.append((before, state, seen[0]))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    end = time.monotonic() + 1.5
+    for x in iterator:
+        seen[0] = x + 1
+        if time.monotonic() > end:
+            break
+    stop.set()
+    thread.join(10)
+    assert not wrong
+
+
+def check_that_exceptions_reach_the_user_inline():
+    exceptions_reach_the_user("inline")
+
+
+def check_that_exceptions_reach_the_user_with_threads():
+    exceptions_reach_the_user("threads")
+
+
+def check_that_exceptions_reach_the_user_with_prefetch():
+    exceptions_reach_the_user("prefetch")
+
+
+def check_that_exceptions_reach_the_user_with_workers():
+    exceptions_reach_the_user("workers")
+
+
+def exceptions_reach_the_user(how):
+    ds = MapDataset.range(10**6).map(slowly).batch(2)
+    ds = ds.to_iter_dataset(ReadOptions(num_threads=2 if how == "threads" else 0))
+    ds = {"prefetch": ds.prefetch(2), "workers": ds.mp_prefetch(TWO)}.get(how, ds)
+    chance, got = random.Random(2), []
+    with contextlib.closing(iter(ds)) as iterator:
+        for _ in range(3 if how == "workers" else 20):
+            begin = len(got)
+            with raises(Notice), alarms(notify, chance.uniform(0.001, 0.05)):
+                while len(got) < begin + 10_000:
+                    got.append(next(iterator))
+            count = iterator.get_state()["next_index"]
+            assert count - len(got) in (0, 1)  # taken, and not yet in the list
+            got += [None] * (count - len(got))
+        for _ in range(5):
+            got.append(next(iterator))
+    for i, batch in enumerate(got):
+        assert batch is None or batch.tolist() == [2 * i, 2 * i + 1]
+
+
+def check_that_a_functions_own_timeout_is_an_error_of_the_pipeline():
+    def bounded(x):
+        if x == 5:
+            with alarms(notify, 0.01):
+                time.sleep(5)
+        return x
+
+    iterator = iter(MapDataset.range(9).map(bounded).to_iter_dataset(ReadOptions(num_threads=0)))
+    assert [next(iterator) for _ in range(5)] == list(range(5))
+    for _ in range(2):
+        with raises(Notice):
+            next(iterator)
+
+
+def check_that_dropped_iterators_leave_no_worker_behind_whoever_keeps_the_exception():
+    ds = MapDataset.range(10**6).map(slowly).to_iter_dataset().batch(2)
+    kept, chance = [], random.Random(3)
+    gc.collect()
+    gc.disable()  # nothing here waits for the collector
+    try:
+        for _ in range(8):
+            try:
+                with alarms(signal.default_int_handler, chance.uniform(0.2, 0.5)):
+                    for _ in ds.mp_prefetch(TWO):
+                        pass
+            except KeyboardInterrupt as e:
+                kept.append(e)  # as a notebook does
+            until(lambda: not workers_of(os.getpid()), "workers left")
+    finally:
+        gc.enable()
+    assert len(kept) == 8
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
