@@ -45,6 +45,21 @@ class NpyDataSource(WholeArrays):
     def __init__(self, paths: Path | Mapping[str, Path]):
         super().__init__(paths, _mapped)
         self._versions = each(files.fingerprint, self._paths)
+        named = self._paths if isinstance(self._paths, dict) else {"": self._paths}
+        self._open = [(path, files.LocalFile(path)) for path in named.values() if not files.is_remote(path)]
+
+    def __getitem__(self, index: int) -> Any:
+        self._check_unchanged()
+        return super().__getitem__(index)
+
+    def __getcolumns__(self, indices: np.ndarray) -> Any:
+        """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
+        self._check_unchanged()
+        return super().__getcolumns__(indices)
+
+    def _check_unchanged(self) -> None:
+        for path, file in self._open:
+            file.check_unchanged(path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"paths": self._paths, "versions": self._versions}

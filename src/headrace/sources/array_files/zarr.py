@@ -1,13 +1,17 @@
 """Zarr stores as sources."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from headrace import _tree
 from headrace.errors import optional
 from headrace.sources.array_files.paths import on_this_machine
 from headrace.sources.array_files.stored import StoredArrays
+
+DESCRIPTIONS = ("zarr.json", ".zarray")
 
 
 class ZarrDataSource(StoredArrays):
@@ -31,6 +35,13 @@ class ZarrDataSource(StoredArrays):
             return zarr.open(store, mode="r", **options)
         except FileNotFoundError as e:
             raise ValueError("there is no group or array at its top") from e
+
+    def _files_of(self, arrays: Any) -> list[str]:
+        """Of a folder, the descriptions of the arrays: which chunks there are is not known."""
+        if os.path.isfile(self._path):
+            return [self._path]
+        names = [os.path.join(self._path, array.path, name) for array in _tree.leaves(arrays) for name in DESCRIPTIONS]
+        return list(filter(os.path.exists, names))
 
     def _close_file(self, file: Any) -> None:
         file.store.close()
