@@ -1,8 +1,12 @@
 """Files that are damaged in many ways, and read in a process that may die of them.
 
-`python -m tests.sources.damage FORMAT FOLDER FIRST STOP` makes mutations FIRST to STOP of the files in FOLDER and reads
-them; it prints a line before each and one after it, so that whoever started it knows which one it died of. Without
-numbers, it changes files that are open.
+`python -m tests.sources.damage TASK FORMAT FOLDER …` reads what is in `FOLDER/intact` after damage:
+
+- `run FIRST STOP`: each of these mutations of the files;
+- `describe FIRST`: each way to make a JSON description wrong, from a number on;
+- `open`: changes while the files are open.
+
+It prints a line before each and one after it, so that whoever started it knows which one it died of.
 """
 
 import contextlib
@@ -227,6 +231,11 @@ def _zarr_2(path: Path) -> None:
 
 def _tfds(path: Path) -> None:
     shutil.copytree(Path(__file__).parent / "fixtures" / "tfds" / "tfrecord", path)
+    described = json.loads((path / "features.json").read_text())
+    kept = ("image", "label", "text", "matrix", "packed", "raw", "ragged", "objects", "video", "translation")
+    features = described["featuresDict"]["features"]  # one of a kind, as each is made wrong in many ways
+    described["featuresDict"]["features"] = {name: features[name] for name in kept}
+    (path / "features.json").write_text(json.dumps(described))
 
 
 def _hugging_face(path: Path) -> None:
@@ -386,22 +395,91 @@ def outcome_of(call: Callable[[], Any]) -> str:
 def run(name: str, folder: Path, first: int, stop: int) -> None:
     form = FORMS[name]
     intact = folder / "intact" / form.name
-    for _ in read_all(form.open(_copied(intact, folder / "first"))):  # imports what it needs before memory is bounded
-        pass
+    _bound_memory(lambda: [None for _ in read_all(form.open(_copied(intact, folder / "first")))])
+    for number in range(first, stop):
+        print(f"{number} begins", flush=True)
+        path = _copied(intact, folder / f"try-{number % 2}")
+        where = mutate(path, random.Random(f"{name} {number}"))
+        with _watched():
+            outcome = outcome_of(lambda path=path: [None for _ in read_all(form.open(path))])
+        print(f"{number} {where}: {' '.join(outcome.split())}", flush=True)
+
+
+def _bound_memory(warm_up: Callable[[], Any]) -> None:
+    """Lets the process have some memory more than it needs for a call, which imports what there is to import."""
+    warm_up()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    out = sys.stdout
-    for number in range(first, stop):
-        print(f"{number} begins", file=out, flush=True)
-        path = _copied(intact, folder / f"try-{number % 2}")
-        where = mutate(path, random.Random(f"{name} {number}"))
-        faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            outcome = outcome_of(lambda path=path: [None for _ in read_all(form.open(path))])
-        faulthandler.cancel_dump_traceback_later()
-        print(f"{number} {where}: {' '.join(outcome.split())}", file=out, flush=True)
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[None]:
+    """Ends the process when something hangs."""
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+WRONG_VALUES = (None, -1, 2**63, "x", [], {}, 1.5, True, "../x", "/x", "é\0", [[]], {"a": {"b": None}})
+
+
+def wrong_versions(value: Any) -> Iterator[tuple[str, Any]]:
+    """A JSON value with each value in it replaced by each wrong one, and with each member left out; and where."""
+    for wrong in WRONG_VALUES:
+        yield f" = {wrong!r}", wrong
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        rest = (
+            {k: v for k, v in value.items() if k != key} if isinstance(value, dict) else value[:key] + value[key + 1 :]
+        )
+        yield f".{key} left out", rest
+        for where, version in wrong_versions(child):
+            changed = value.copy()
+            changed[key] = version
+            yield f".{key}{where}", changed
+
+
+def descriptions(path: Path) -> Iterator[tuple[Path, str, bytes]]:
+    """Each JSON file in a folder, as its place in it, with each thing that is wrong with it, and its content then."""
+    for file in sorted(path.rglob("*")):
+        if file.suffix == ".json" or file.name in (".zarray", ".zgroup", ".zattrs"):
+            content = json.loads(file.read_text())
+            deep: Any = []
+            for where, version in wrong_versions(content):
+                yield file.relative_to(path), where, json.dumps(version).encode()
+            for _ in range(400):
+                deep = {"sequence": {"feature": deep}}
+            yield file.relative_to(path), "deep", json.dumps({"featuresDict": {"features": {"x": deep}}}).encode()
+            yield file.relative_to(path), "deeper", b'{"a":' * 100_000
+            yield file.relative_to(path), "not UTF-8", b'{"a": "\xff"}'
+            yield file.relative_to(path), "half a surrogate", b'{"name": "\\ud800"}'
+            yield file.relative_to(path), "empty", b""
+
+
+def describe_wrongly(name: str, folder: Path, first: int) -> None:
+    """Opens a folder with each of its descriptions made wrong in each way, and reads some elements."""
+    form = FORMS[name]
+    intact = folder / "intact" / form.name
+    path = _copied(intact, folder / "wrong")
+    _bound_memory(lambda: form.open(path)[0])
+    for number, (file, where, content) in enumerate(descriptions(intact)):
+        if number < first:
+            continue
+        print(f"{number} begins", flush=True)
+        (path / file).write_bytes(content)
+        with _watched():
+            outcome = outcome_of(lambda: _some(form.open(path)))
+        (path / file).write_bytes((intact / file).read_bytes())
+        print(f"{number} {file}{where}: {' '.join(outcome.split())}", flush=True)
+
+
+def _some(source: Any) -> None:
+    _ = [source[i] for i in range(min(3, len(source)))]
+    _ = repr(source), source.element_spec if hasattr(source, "element_spec") else None
+    _ = source.class_names if hasattr(source, "class_names") else None
 
 
 def change_while_open(name: str, folder: Path) -> None:
@@ -432,8 +510,6 @@ def _copied(path: Path, folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HEADRACE_CACHE", sys.argv[2] + "/cache")
-    if len(sys.argv) == 3:
-        change_while_open(sys.argv[1], Path(sys.argv[2]))
-    else:
-        run(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    task, name, folder, *numbers = sys.argv[1:]
+    os.environ.setdefault("HEADRACE_CACHE", f"{folder}/cache")
+    {"run": run, "open": change_while_open, "describe": describe_wrongly}[task](name, Path(folder), *map(int, numbers))

@@ -37,26 +37,38 @@ def run(*arguments):
     return ended.stdout.splitlines(), ended
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_damaged_file_is_an_error_or_some_values(name, tmp_path):
-    written(name, tmp_path)
-    first, wrong = 0, []
-    while first < MUTATIONS:
-        lines, ended = run(name, tmp_path, first, MUTATIONS)
+def wrong_ones(task, name, folder, first, *stop):
+    """The damage that gave another error than it should, or ended the process, after which the rest is tried."""
+    wrong = []
+    while True:
+        lines, ended = run(task, name, folder, first, *stop)
         wrong += [line for line in lines if "WRONG" in line]
         if ended.returncode == 0:
-            break
+            return wrong
         assert lines, ended.stderr
         last = int(lines[-1].split()[0])
         wrong.append(f"{last} ended the process with {ended.returncode}: {ended.stderr[-1000:]}")
         first = last + 1
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_damaged_file_is_an_error_or_some_values(name, tmp_path):
+    written(name, tmp_path)
+    wrong = wrong_ones("run", name, tmp_path, 0, MUTATIONS)
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ["tfds", "hugging_face", "zarr", "zarr_2"])
+def test_a_description_that_is_wrong_is_an_error_or_read(name, tmp_path):
+    written(name, tmp_path)
+    wrong = wrong_ones("describe", name, tmp_path, 0)
+    assert not wrong, f"{len(wrong)} of them:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", OPEN)
 def test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it(name, tmp_path):
     written(name, tmp_path)
-    lines, ended = run(name, tmp_path)
+    lines, ended = run("open", name, tmp_path)
     assert ended.returncode == 0, (lines, ended.stderr)
     outcomes = [line for line in lines if "begins" not in line]
     assert len(outcomes) == 3

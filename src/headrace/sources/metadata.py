@@ -86,6 +86,8 @@ def read(path: str) -> Node:
         content = stream.read()
     try:
         found = json.loads(content)
+        if b"\\u" in content:  # half a surrogate pair is no text, and stands in no path
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
         raise DataError(f"{path} is no JSON: {e}. Was it written or copied to its end?") from e
     node = Node(path, "$", found)

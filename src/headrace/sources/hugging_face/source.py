@@ -72,6 +72,8 @@ class HuggingFaceDataSource:
         self._places.check(rows)
         if self._formatted:
             return self._dataset.__getitems__(places.tolist())
+        if not self._names:  # none of the columns was chosen
+            return [{} for _ in places]
         columns = [self._taken(name, rows) for name in self._columns]
         return [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
 
