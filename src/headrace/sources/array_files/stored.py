@@ -54,11 +54,15 @@ class StoredArrays:
                         arrays = self._tree_of(self._group_in(file), self._group.strip("/"), self._keys)
                         _check_lengths(self._path, arrays)
                         self._check_versions(arrays)
+                        self._opened(file, arrays)
                     except BaseException:
                         self._close_file(file)
                         raise
                 self._open = file, arrays
             return self._open[1]
+
+    def _opened(self, file: Any, arrays: Any) -> None:
+        """Is called when the arrays of a file are known."""
 
     def _files_of(self, arrays: Any) -> list[str]:
         """The files that tell whether anything was written since: the one that all is in."""
