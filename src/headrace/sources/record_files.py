@@ -276,10 +276,10 @@ class RecordFiles(abc.ABC):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_readers": None}
+        return self.__dict__ | {"_readers": None, "_seen": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _readers=Readers())
+        vars(self).update(state, _readers=Readers(), _seen=MappedFiles())
 
     def __repr__(self) -> str:
         named = "\n".join(f"{part.path}[{part.start}:{part.stop}]" for part in self._parts)

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import os
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -42,7 +43,23 @@ def plain_bytes(
             chunks = iter(lambda: file.read(READ_BYTES), b"")
         else:
             chunks = _decompressed(path, file, codec, frames, start, at)
+        if not files.is_remote(path):
+            chunks = _of_one_version(path, file, chunks)
         yield from _from_line(chunks, offset - start, path)
+
+
+def _of_one_version(path: str, file: BinaryIO, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks that come while a file stays as it is."""
+    version = _version(file)
+    for chunk in chunks:
+        if _version(file) != version:
+            raise files.changed(path)
+        yield chunk
+
+
+def _version(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def _from_line(chunks: Iterable[bytes], skipped: int, path: str) -> Iterator[bytes]:

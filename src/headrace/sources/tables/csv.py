@@ -167,7 +167,11 @@ class CsvDataSource(TableDataSource):
 
     def _read(self, group: Group) -> Any:
         offset, length, names = group.place
-        return self._parse(self._file(self.paths[group.file]).read(offset, length), names)
+        path = self.paths[group.file]
+        file = self._file(path)
+        if isinstance(file, files.LocalFile):
+            file.check_unchanged(path)
+        return self._parse(file.read(offset, length), names)
 
 
 def _doubled(names: Sequence[str]) -> str | None:

@@ -132,6 +132,8 @@ class TFRecordIterator(DatasetIterator[bytes]):
         self._file = file = self._file or _open(self._path)
         if self._offset > file.size:
             raise another_file(self._path, self._offset)
+        if isinstance(file, files.LocalFile):
+            file.check_unchanged(self._path)
         pieces, end = [self._block[self._at :]], self._offset + len(self._block)
         missing = needed - len(pieces[0])
         try:
