@@ -221,9 +221,22 @@ def _hugging_face(path: Path) -> None:
     import datasets
 
     datasets.disable_progress_bars()
-    numbers = {name: array.tolist() for name, array in _numbers().items()}
-    texts = {"text": [f"text {i}" for i in range(ROWS)], "tokens": [list(range(i % 6)) for i in range(ROWS)]}
-    datasets.Dataset.from_dict(numbers | texts).save_to_disk(str(path), num_shards=2)
+    value = datasets.Value
+    features = {
+        "id": value("int64"),
+        "x": datasets.List(value("float32"), length=4),
+        "label": datasets.ClassLabel(num_classes=9),
+        "text": value("string"),
+        "tokens": datasets.List(value("int32")),
+        "matrix": datasets.Array2D((2, 3), "float32"),
+        "nested": {"a": value("bool"), "b": datasets.List(value("string"))},
+    }
+    columns: dict[str, Any] = {name: array.tolist() for name, array in _numbers().items()}
+    columns |= {"text": [f"text {i}" for i in range(ROWS)], "tokens": [list(range(i % 6)) for i in range(ROWS)]}
+    columns |= {"matrix": [[[i, 1, 2], [3, 4, 5]] for i in range(ROWS)]}
+    columns |= {"nested": [{"a": i % 2 == 0, "b": ["é"] * (i % 3)} if i % 5 else None for i in range(ROWS)]}
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    whole.save_to_disk(str(path), num_shards=2)
 
 
 def _picture() -> np.ndarray:
