@@ -247,7 +247,7 @@ def test_idx_files_of_any_dtype_and_shape_are_read(tmp_path_factory, array, zipp
         (b"\0\0\x07\1\0\0\0\1x", "begins with 00 00 07 01"),
         (b"\0\0\x08\3\0\0\0\1", "ends after 8 bytes, within the lengths of its 3 axes"),
         (b"\0\0\x08\1\0\0\0\5xxx", "which takes 13 bytes, and it has 11"),
-        (b"\0\0\x08\1\0\0\0\1xxx", "which takes 9 bytes, and it has 11"),
+        (b"\0\0\x08\1\0\0\0\1xxx", "which takes 9 bytes, and it has more than 9"),
     ],
 )
 def test_what_is_wrong_with_an_idx_file_is_said(tmp_path, content, message):
@@ -379,3 +379,46 @@ def test_arrays_behind_addresses_are_read(tmp_path, monkeypatch):
     assert_equal(NpyDataSource(f"{folder}/x.npy")[3], IMAGES[3])
     assert_equal(NpzDataSource(f"{folder}/x.npz")[3], {"x": IMAGES[3]})
     assert_equal(Hdf5DataSource(f"{folder}/a.h5")[3], {"x": IMAGES[3], "y": LABELS[3]})
+
+
+# --------------------------------------------------------------------------------------- chunks of Zarr
+
+
+def test_a_chunk_that_is_not_there_is_an_error_where_it_has_to_be(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    array = zarr.create_array(
+        str(tmp_path / "a.zarr"), shape=(6, 2), chunks=(2, 2), dtype="i4", config={"write_empty_chunks": True}
+    )
+    array[:4] = 7  # and the last chunk of zeros
+    array[4:] = 0
+    assert ZarrDataSource(tmp_path / "a.zarr", require_chunks=True)[5].tolist() == [0, 0]
+    (tmp_path / "a.zarr" / "c" / "1" / "0").unlink()
+    assert ZarrDataSource(tmp_path / "a.zarr")[2].tolist() == [0, 0]
+    source = pickle.loads(pickle.dumps(ZarrDataSource(tmp_path / "a.zarr", require_chunks=True)))
+    assert source[1].tolist() == [7, 7]
+    with pytest.raises(DataError, match="a.zarr cannot be read as .*rows 2 to 2: chunk 'c/1/0' is not there"):
+        source[2]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("left", [0, 10, 40])
+def test_a_chunk_of_blosc_that_was_cut_short_is_an_error(tmp_path, zarr_format, left):
+    zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
+    codec = numcodecs.Blosc() if zarr_format == 2 else zarr.codecs.BloscCodec()
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=zarr_format)
+    group.create_array("x", data=np.arange(1000), chunks=(1000,), compressors=[codec])
+    chunk = tmp_path / "a.zarr" / "x" / ("0" if zarr_format == 2 else "c/0")
+    chunk.write_bytes(chunk.read_bytes()[:left])
+    source = ZarrDataSource(tmp_path / "a.zarr")
+    with pytest.raises(DataError, match=f"a.zarr .*array /x.*has {left} bytes, and says"):
+        source[0]
+
+
+def test_arrays_that_are_written_anew_while_they_are_open_are_an_error(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    zarr.create_array(str(tmp_path / "a.zarr"), data=np.arange(6), chunks=(2,))
+    source = ZarrDataSource(tmp_path / "a.zarr")
+    assert source[1] == 1
+    zarr.create_array(str(tmp_path / "a.zarr"), data=np.arange(4), chunks=(2,), overwrite=True)
+    with pytest.raises(DataError, match="zarr.json has changed since its source was made"):
+        source[1]

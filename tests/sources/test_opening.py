@@ -348,3 +348,29 @@ def test_a_folder_among_files_says_so(tmp_path):
     (tmp_path / "sub").mkdir()
     with pytest.raises(PipelineError, match="sub is a folder; folders are opened one at a time"):
         open([tmp_path / "sub"])
+
+
+# ------------------------------------------------------------------------------- Hugging Face's descriptions
+
+
+@pytest.mark.parametrize("name", ["../outside/data.arrow", "/outside/data.arrow", "a/../../data.arrow"])
+def test_a_saved_dataset_leads_to_files_in_its_folder_alone(tmp_path, name):
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path / "saved"
+    datasets.Dataset.from_dict({"x": [1, 2]}).save_to_disk(str(folder))
+    state = json.loads((folder / "state.json").read_text())
+    state["_data_files"][0]["filename"] = name
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match=r"state.json: expected the name of a file in the same folder, got .*filename`"):
+        open(folder)
+
+
+def test_a_split_of_a_saved_dataset_is_in_its_folder(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"x": [1, 2]})
+    one.save_to_disk(str(tmp_path / "other"))
+    datasets.DatasetDict({"train": one}).save_to_disk(str(tmp_path / "saved"))
+    assert open(tmp_path / "saved")[1] == {"x": 2}
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["../other"]}')
+    with pytest.raises(DataError, match="dataset_dict.json: expected the name of a file in the same folder"):
+        open(tmp_path / "saved")

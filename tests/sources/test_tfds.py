@@ -420,3 +420,78 @@ def run(arguments, stdin=b""):
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
     return done.stdout
+
+
+# --------------------------------------------------------------------------------- descriptions that are wrong
+
+
+def with_split(folder, **changes):
+    """Changes fields of the first split."""
+    path = folder / "dataset_info.json"
+    content = json.loads(path.read_text())
+    content["splits"][0] |= changes
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "../other/{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        "a/../../other/{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        "{OTHER}/{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        "file://{OTHER}/{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+    ],
+)
+def test_files_are_read_and_written_in_the_folder_alone(tfrecord, tmp_path, template):
+    other = Path(shutil.copytree(tfrecord, tmp_path / "other"))
+    before = sorted(other.iterdir())
+    with_split(tfrecord, filepathTemplate=template.replace("{OTHER}", str(other)))
+    message = r"dataset_info.json: expected the name of a file in the same folder, got .* at `\$.splits\[0\].filepathTemplate`"
+    with pytest.raises(DataError, match=message):
+        TfdsDataSource(tfrecord)
+    assert sorted(other.iterdir()) == before
+
+
+def test_neither_the_names_of_a_data_set_nor_of_a_split_lead_elsewhere(tfrecord):
+    with_split(tfrecord, name="/../../train")
+    with pytest.raises(DataError, match="expected the name of a file in the same folder"):
+        TfdsDataSource(tfrecord, "test")
+    with_split(tfrecord, name="train")
+    described = json.loads((tfrecord / "dataset_info.json").read_text())
+    (tfrecord / "dataset_info.json").write_text(json.dumps(described | {"name": "../small"}))
+    with pytest.raises(DataError, match="expected the name of a file in the same folder"):
+        TfdsDataSource(tfrecord)
+
+
+@pytest.mark.parametrize("template", ["{DATASET.__class__}", "{DATASET:>99999999999}", "{0}", "{", "{UNKNOWN}"])
+def test_a_template_has_no_meaning_but_its_names(tfrecord, template):
+    with_split(tfrecord, filepathTemplate=template)
+    with pytest.raises(FileNotFoundError, match=f"{template[0]}"):
+        TfdsDataSource(tfrecord)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"shardLengths": ["4", "-3", "4"]},
+            r"a whole number that is not negative, got '-3' at `\$.splits\[0\].shardLengths\[1\]`",
+        ),
+        ({"shardLengths": [2**63]}, r"a whole number that is not negative, got 9223372036854775808 at"),
+        ({"shardLengths": {"a": 1}}, r"expected a list, got \{'a': 1\} at `\$.splits\[0\].shardLengths`"),
+        ({"name": 7}, r"expected a string, got 7 at `\$.splits\[0\].name`"),
+        ({"name": None}, r"`name` is missing at `\$.splits\[0\]`"),
+    ],
+)
+def test_what_is_wrong_with_a_description_is_said_with_its_place(tfrecord, changes, message):
+    with_split(tfrecord, **changes)
+    with pytest.raises(DataError, match=f"dataset_info.json: .*{message}"):
+        TfdsDataSource(tfrecord)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"[]", b'{"name": "\\ud800"}', b""])
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_a_description_that_is_no_json_object_is_named(tfrecord, name, content):
+    (tfrecord / name).write_bytes(content)
+    with pytest.raises(DataError, match=name):
+        TfdsDataSource(tfrecord)

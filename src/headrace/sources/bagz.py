@@ -64,11 +64,13 @@ class _Reader:
             raise PipelineError(f"Bagz's reader does not take the options {dict(options)!r}: {e}") from e
         with _damage(), _plain_name(path) as name:
             self._reader: Any = bagz.Reader(name, chosen)
+        self._path, self._file = path, files.LocalFile(path)  # the reader has it mapped
         self._pace = pace
         self.num_records = len(self._reader)
 
     def read(self, places: list[int]) -> list[bytes]:
         reader = self._reader
+        self._file.check_unchanged(self._path)
         with _damage():
             if self._pace.is_slow():
                 # After a damaged record, this call leaves records empty and does not say so.
@@ -81,6 +83,7 @@ class _Reader:
 
     def close(self) -> None:
         self._reader = None  # it has no `close`
+        self._file.close()
 
 
 @contextlib.contextmanager

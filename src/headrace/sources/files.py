@@ -150,6 +150,13 @@ class LocalFile:
         self._fd = os.open(path, os.O_RDONLY)
         self.version = _fingerprint(os.fstat(self._fd))
         self.size = self.version.size
+        self._mtime_ns = int(self.version.version)
+
+    def check_unchanged(self, path: str) -> None:
+        """Raises if the file was cut short or written to since it was opened."""
+        status = os.fstat(self._fd)
+        if status.st_size != self.size or status.st_mtime_ns != self._mtime_ns:
+            raise changed(path)
 
     def read(self, offset: int, length: int) -> bytes:
         return os.pread(self._fd, length, offset)
@@ -179,6 +186,12 @@ class MappedFile:
             self.version = _fingerprint(os.fstat(file.fileno()))
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.size = self.version.size
+
+    def check_unchanged(self, path: str) -> None:
+        """Raises if the file was cut short or written to since it was opened, or is another one."""
+        with contextlib.suppress(FileNotFoundError):  # it is still there for those who have it open
+            if _fingerprint(os.stat(path)) != self.version:
+                raise changed(path)
 
     def read(self, offset: int, length: int) -> bytes:
         return self.read_many([(offset, length)])[0]
@@ -321,6 +334,8 @@ class Pool:
                 self._open.move_to_end(path)
         if file is None:
             file = self._opened(path)
+        elif isinstance(file, LocalFile | MappedFile):
+            file.check_unchanged(path)
         if not is_remote(path):
             KEPT.use(self, path)
         return file

@@ -23,6 +23,7 @@ import numpy as np
 
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
+from headrace.sources.mapped import MappedFiles
 
 MOST_OPEN = 1024  # idle readers of a source
 OPENING_S = 0.02
@@ -80,6 +81,7 @@ class RecordFiles(abc.ABC):
     def __init__(self, paths: Any):
         self._readers = Readers()
         self._versions: dict[str, files.Fingerprint] = {}  # of files on this machine
+        self._seen = MappedFiles()
         given = _given(paths, self.FORMAT)
         try:
             parts = [p for found in _for_all(self._files_of, given) for p in found]
@@ -175,6 +177,7 @@ class RecordFiles(abc.ABC):
             raise FileNotFoundError(f"{path} does not exist.") from None
         if found != self._versions.setdefault(path, found):
             raise files.changed(path)
+        self._seen.add(path)
 
     def _unreadable(self, path: str, error: Exception) -> DataError:
         return DataError(
@@ -230,6 +233,8 @@ class RecordFiles(abc.ABC):
         try:
             with self._reader_of(part.path) as reader:
                 if places[-1] < reader.num_records:
+                    if len(places) > 1:  # a single record does not take much longer than this
+                        self._seen.check([part.path])
                     return reader.read(places)
                 num_records = reader.num_records
         except Damaged as e:
@@ -271,10 +276,10 @@ class RecordFiles(abc.ABC):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_readers": None}
+        return self.__dict__ | {"_readers": None, "_seen": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _readers=Readers())
+        vars(self).update(state, _readers=Readers(), _seen=MappedFiles())
 
     def __repr__(self) -> str:
         named = "\n".join(f"{part.path}[{part.start}:{part.stop}]" for part in self._parts)

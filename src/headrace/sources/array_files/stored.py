@@ -10,7 +10,9 @@ import numpy as np
 from headrace import _tree
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
+from headrace.sources import files
 from headrace.sources.array_files.paths import Path, checked_keys, chosen_keys, damage_named, existing
+from headrace.sources.mapped import MappedFiles
 
 
 class StoredArrays:
@@ -23,7 +25,10 @@ class StoredArrays:
         self._group, self._keys = group, checked_keys(keys)
         self._lock = threading.Lock()
         self._open: tuple[Any, Any] | None = None  # the file, and the tree of its arrays
-        self.element_spec = _spec_of(self._arrays())
+        self._versions: dict[str, files.Fingerprint] = {}  # of files on this machine
+        self._mapped = MappedFiles()
+        with damage_named(self._path, self.what):
+            self.element_spec = _spec_of(self._arrays())
         self._length = _tree.leaves(self._arrays())[0].shape[0]
 
     def _open_file(self) -> Any:
@@ -45,14 +50,37 @@ class StoredArrays:
             if self._open is None:
                 with damage_named(self._path, self.what):
                     file = self._open_file()
-                try:
-                    arrays = self._tree_of(self._group_in(file), self._group.strip("/"), self._keys)
-                    _check_lengths(self._path, arrays)
-                except BaseException:
-                    self._close_file(file)
-                    raise
+                    try:
+                        arrays = self._tree_of(self._group_in(file), self._group.strip("/"), self._keys)
+                        _check_lengths(self._path, arrays)
+                        self._check_versions(arrays)
+                        self._opened(file, arrays)
+                    except BaseException:
+                        self._close_file(file)
+                        raise
                 self._open = file, arrays
             return self._open[1]
+
+    def _opened(self, file: Any, arrays: Any) -> None:
+        """Is called when the arrays of a file are known."""
+
+    def _files_of(self, arrays: Any) -> list[str]:
+        """The files that tell whether anything was written since: the one that all is in."""
+        return [self._path]
+
+    def _check_versions(self, arrays: Any) -> None:
+        """Raises if a file is not the one that the source was made of."""
+        if files.is_remote(self._path):
+            return
+        for path in self._files_of(arrays):
+            found = files.fingerprint(path)
+            if found != self._versions.setdefault(path, found):
+                raise files.changed(path)
+            self._mapped.add(path)
+
+    def _check_unchanged(self) -> None:
+        """The same between an opening and a read."""
+        self._mapped.check_all()
 
     def _group_in(self, file: Any) -> Any:
         inside = self._group.strip("/")
@@ -85,6 +113,8 @@ class StoredArrays:
     def __getcolumns__(self, indices: np.ndarray) -> Any:
         """The rows at `indices`, each of which lies in `0..len - 1`, as columns; the file is read in its own order."""
         places, order = np.unique(indices, return_inverse=True)
+        arrays = self._arrays()
+        self._check_unchanged()
 
         def read(array: Any) -> np.ndarray:
             with damage_named(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):
@@ -95,7 +125,7 @@ class StoredArrays:
 
         if not len(places):
             return _tree.tree_map(lambda spec: np.empty((0, *spec.shape), spec.dtype), self.element_spec)
-        return _tree.tree_map(read, self._arrays())
+        return _tree.tree_map(read, arrays)
 
     def close(self) -> None:
         """Closes the file; reading from the source opens it again."""

@@ -21,6 +21,7 @@ from headrace.sources.array_files.paths import (
 )
 from headrace.sources.arrays import ArrayDataSource
 
+READ_BYTES = 1 << 20
 IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -45,6 +46,21 @@ class NpyDataSource(WholeArrays):
     def __init__(self, paths: Path | Mapping[str, Path]):
         super().__init__(paths, _mapped)
         self._versions = each(files.fingerprint, self._paths)
+        named = self._paths if isinstance(self._paths, dict) else {"": self._paths}
+        self._open = [(path, files.LocalFile(path)) for path in named.values() if not files.is_remote(path)]
+
+    def __getitem__(self, index: int) -> Any:
+        self._check_unchanged()
+        return super().__getitem__(index)
+
+    def __getcolumns__(self, indices: np.ndarray) -> Any:
+        """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
+        self._check_unchanged()
+        return super().__getcolumns__(indices)
+
+    def _check_unchanged(self) -> None:
+        for path, file in self._open:
+            file.check_unchanged(path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"paths": self._paths, "versions": self._versions}
@@ -100,21 +116,33 @@ def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
 
 def _read_idx(path: str) -> np.ndarray:
     with damage_named(path, "an IDX file"), files.open_stream(path) as stream:
-        content = stream.read()
-        return _parse_idx(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+        is_compressed = stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        return _parse_idx(gzip.GzipFile(fileobj=stream) if is_compressed else stream)
 
 
-def _parse_idx(content: bytes) -> np.ndarray:
+def _parse_idx(stream: Any) -> np.ndarray:
     """Two zero bytes, the type, the number of axes, their lengths, and the values; all big-endian."""
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_DTYPES:
-        raise ValueError(f"it begins with {content[:4].hex(' ') or 'nothing'}, where two zeros and a type should be")
-    dtype, num_axes = np.dtype(IDX_DTYPES[content[2]]), content[3]
+    head = _read_up_to(stream, 4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_DTYPES:
+        raise ValueError(f"it begins with {head.hex(' ') or 'nothing'}, where two zeros and a type should be")
+    dtype, num_axes = np.dtype(IDX_DTYPES[head[2]]), head[3]
+    lengths = _read_up_to(stream, 4 * num_axes)
     start = 4 + 4 * num_axes
-    if len(content) < start:
-        raise ValueError(f"it ends after {len(content)} bytes, within the lengths of its {num_axes} axes")
-    shape = np.frombuffer(content, ">u4", num_axes, offset=4).tolist()
-    needed = start + math.prod(shape) * dtype.itemsize
-    if len(content) != needed:
-        raise ValueError(f"its shape is {shape} of {dtype}, which takes {needed} bytes, and it has {len(content)}")
-    values = np.frombuffer(content, dtype, offset=start).reshape(shape)
-    return values.astype(dtype.newbyteorder("="))
+    if len(lengths) < 4 * num_axes:
+        raise ValueError(f"it ends after {4 + len(lengths)} bytes, within the lengths of its {num_axes} axes")
+    shape = np.frombuffer(lengths, ">u4").tolist()
+    size = math.prod(shape) * dtype.itemsize
+    content = _read_up_to(stream, size + 1)
+    if len(content) != size:
+        found = f"more than {start + size}" if len(content) > size else start + len(content)
+        raise ValueError(f"its shape is {shape} of {dtype}, which takes {start + size} bytes, and it has {found}")
+    return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _read_up_to(stream: Any, size: int) -> bytearray:
+    """So many bytes, or all that there are: memory is taken for those that come, whatever a file says."""
+    found = bytearray()
+    while len(found) < size and (piece := stream.read(min(READ_BYTES, size - len(found)))):
+        found += piece
+    return found

@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.errors import optional
 from headrace.sources.hugging_face.values import conversion
+from headrace.sources.tables.bounds import check_array
 
 ROWS_PER_BUFFER = 8  # below so many rows from each buffer, a loop over rows is faster than one over buffers
 RAGGED = "ragged"
@@ -49,6 +50,12 @@ def _shape_of_lists(array: Any, types: Any) -> tuple[int, ...] | None:
             return None
         array = _items(array, shape[-1])
     return None
+
+
+def has_lists(array: Any) -> bool:
+    """Whether the shape of an array's values takes looking at its offsets."""
+    types = optional("pyarrow", extra="hf").types
+    return types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type)
 
 
 def _is_number(kind: Any, types: Any) -> bool:
@@ -156,16 +163,42 @@ class Numbers:
         return windows[starts]
 
 
+class Unreadable(Exception):
+    """What is wrong with the value in a row."""
+
+    def __init__(self, row: int, error: Exception):
+        super().__init__(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
+        self.row = row
+
+
 class Objects:
-    """A column of anything else."""
+    """A column of anything else; the offsets in a chunk are looked at before the first of its values is."""
 
     def __init__(self, chunks: list[Any], name: str, features: Any):
         self._chunks, self._ends = chunks, np.cumsum(list(map(len, chunks)))
         self._decode, self._name, self._convert = features.decode_column, name, conversion(features[name])
+        self._checked: set[int] = set()
 
     def take(self, rows: np.ndarray) -> list[Any]:
         """The values in these rows, decoded."""
-        values = [self._chunks[number][row].as_py() for number, row in _places(self._ends, rows)]
+        places = list(_places(self._ends, rows))
+        try:
+            return self._take(places)
+        except (ImportError, FileNotFoundError, MemoryError):
+            raise
+        except Exception as error:  # of Arrow, or of what decodes: which row is it?
+            for row, place in zip(rows.tolist(), places, strict=True):
+                try:
+                    self._take([place])
+                except Exception as e:
+                    raise Unreadable(row, e) from e
+            raise Unreadable(int(rows[0]), error) from error
+
+    def _take(self, places: list[tuple[int, int]]) -> list[Any]:
+        for number in {number for number, _ in places} - self._checked:
+            check_array(self._chunks[number])
+            self._checked.add(number)
+        values = [self._chunks[number][row].as_py() for number, row in places]
         return list(map(self._convert, self._decode(values, self._name)))
 
 

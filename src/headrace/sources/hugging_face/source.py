@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from headrace._spec import ShapeDtypeStruct
-from headrace.errors import PipelineError, optional
-from headrace.sources.hugging_face.columns import Numbers, column, filled, shape_of
+from headrace.errors import DataError, PipelineError, optional
+from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
+from headrace.sources.hugging_face.places import Places
+from headrace.sources.tables.bounds import check_array
+from headrace.sources.tables.kept import blaming
 
 Element = Any
 
@@ -36,7 +39,9 @@ class HuggingFaceDataSource:
         given = dataset.format
         self._formatted = given["type"] is not None
         self._names: list[str] = dataset.column_names if given["output_all_columns"] else given["columns"]
-        self._shapes = {} if self._formatted else {name: shape_of(self._chunks(name)) for name in self._names}
+        self._places = Places(dataset.data)
+        self._order_places = None if dataset._indices is None else Places(dataset._indices)
+        self._shapes = {name: self._shape_of(name) for name in self._names}
 
     @property
     def features(self) -> Any:
@@ -63,10 +68,13 @@ class HuggingFaceDataSource:
         if not len(places):
             return []
         places %= length
+        rows = self._rows_of(places)
+        self._places.check(rows)
         if self._formatted:
             return self._dataset.__getitems__(places.tolist())
-        rows = self._rows_of(places)
-        columns = [column.take(rows) for column in self._columns.values()]
+        if not self._names:  # none of the columns was chosen
+            return [{} for _ in places]
+        columns = [self._taken(name, rows) for name in self._columns]
         return [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     @property
@@ -78,6 +86,7 @@ class HuggingFaceDataSource:
 
     def _read_columns(self, indices: np.ndarray) -> Any:
         rows = self._rows_of(indices)
+        self._places.check(rows)
         return {name: column.take(rows) for name, column in self._columns.items()}
 
     @property
@@ -92,13 +101,39 @@ class HuggingFaceDataSource:
         return {name: column(self._chunks(name), shape, name, features) for name, shape in self._shapes.items()}
 
     @cached_property
-    def _order(self) -> Numbers | None:
+    def _order(self) -> Numbers:
         """Which rows of the table are the dataset's, where it was shuffled or selected from."""
-        indices = self._dataset._indices
-        return None if indices is None else Numbers(filled(indices.column(0)), ())
+        chunks = filled(self._dataset._indices.column(0))
+        for chunk in chunks:
+            chunk.validate()
+        return Numbers(chunks, ())
+
+    def _taken(self, name: str, rows: np.ndarray) -> Any:
+        """What a column has in these rows."""
+        try:
+            return self._columns[name].take(rows)
+        except Unreadable as e:
+            raise DataError(
+                f"{self._places.name_of(e.row)}, row {e.row} of the table, column {name!r}: {e}. Is the file damaged?"
+            ) from e
+
+    def _shape_of(self, name: str) -> Shape:
+        chunks, num_rows = self._chunks(name), 0
+        try:
+            for chunk in chunks:
+                # Those that `datasets` reads are looked at now, and others when values are asked for.
+                check_array(chunk) if self._formatted or has_lists(chunk) else chunk.validate()
+                num_rows += len(chunk)
+        except Exception:
+            with blaming(f"{self._places.name_of(num_rows)}, column {name!r},", "Hugging Face's Arrow files"):
+                raise
+        return None if self._formatted else shape_of(chunks)
 
     def _rows_of(self, places: np.ndarray) -> np.ndarray:
-        return places if self._order is None else self._order.take(places).astype(np.int64)
+        if self._order_places is None:
+            return places
+        self._order_places.check(places)
+        return self._order.take(places).astype(np.int64)
 
     def _chunks(self, name: str) -> list[Any]:
         return filled(self._dataset.data.column(name))

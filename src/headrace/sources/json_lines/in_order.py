@@ -13,12 +13,15 @@ from typing import Any, ClassVar, TypeVar
 from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, DataError, StateError
 from headrace.iterator import DatasetIterator
+from headrace.options import check_count
 from headrace.sources import files
 from headrace.sources.json_lines.index import hash_of_paths
 from headrace.sources.json_lines.lines import BOM, JSON, TEXT, WHITE, Format
-from headrace.sources.json_lines.plain import Frames, drop_frames_before, plain_bytes
+from headrace.sources.json_lines.plain import WINDOW_BYTES, Frames, drop_frames_before, plain_bytes
 
 T = TypeVar("T")
+
+LINE_BYTES = 1 << 28  # of the longest line
 
 _BLANK: Any = object()
 
@@ -28,12 +31,15 @@ class LinesIterDataset(IterDataset[T]):
 
     _format: ClassVar[Format]
 
-    def __init__(self, paths: Any):
+    def __init__(self, paths: Any, *, max_line_bytes: int = LINE_BYTES, max_window_bytes: int = WINDOW_BYTES):
         super().__init__()
+        check_count("max_line_bytes", max_line_bytes, least=1)
+        check_count("max_window_bytes", max_window_bytes, least=1)
         self._paths = files.expand(paths, what=f"{self._format.name} files")
+        self._limits = max_line_bytes, max_window_bytes
 
     def __iter__(self) -> "LinesIterator[T]":
-        return LinesIterator(self._paths, self._format)
+        return LinesIterator(self._paths, self._format, *self._limits)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_files={len(self._paths)}, hash_of_paths={hash_of_paths(self._paths)})"
@@ -45,6 +51,10 @@ class JsonLinesIterDataset(LinesIterDataset[Any]):
     Args:
         paths: A path, a pattern, an address, or a sequence of these. Files may be compressed by gzip or zstd, which
             their first bytes tell, whatever their names.
+        max_line_bytes: How long a line may be: few bytes of a compressed file may be very many. A longer one is an
+            error.
+        max_window_bytes: How far back zstd may look, and so how much memory it may take: more than 128 MiB only for
+            files that were compressed so, as by `zstd --long=31`.
     """
 
     _format = JSON
@@ -55,6 +65,8 @@ class TextLinesIterDataset(LinesIterDataset[str]):
 
     Args:
         paths: As in `JsonLinesIterDataset`.
+        max_line_bytes: As there.
+        max_window_bytes: As there.
     """
 
     _format = TEXT
@@ -63,8 +75,9 @@ class TextLinesIterDataset(LinesIterDataset[str]):
 class LinesIterator(DatasetIterator[T]):
     """Hands over the lines of files; a file is opened for the first of its lines."""
 
-    def __init__(self, paths: list[str], form: Format):
+    def __init__(self, paths: list[str], form: Format, max_line_bytes: int, max_window_bytes: int):
         super().__init__()
+        self._max_line_bytes, self._max_window_bytes = max_line_bytes, max_window_bytes
         self._paths, self._format, self._parse = paths, form, form.parser()
         # Where the next line is: its file, its number in it, and its offset in the plain bytes.
         self._file, self._line, self._offset = 0, 0, 0
@@ -77,6 +90,9 @@ class LinesIterator(DatasetIterator[T]):
     def __next__(self) -> T:
         while True:
             for line in self._lines:
+                if len(line) > self._max_line_bytes:
+                    self._close_file()
+                    raise self._too_long()
                 try:
                     element = self._parse(line)
                 except (ValueError, RecursionError) as e:
@@ -89,6 +105,12 @@ class LinesIterator(DatasetIterator[T]):
                 if element is not _BLANK:
                     return element
             self._read_on()
+
+    def _too_long(self) -> DataError:
+        return DataError(
+            f"Line {self._line + 1} of {self._paths[self._file]}, at offset {self._offset}, is longer than "
+            f"{self._max_line_bytes} bytes. If it should be, raise `max_line_bytes`."
+        )
 
     def _unreadable(self, line: bytes, error: Exception) -> DataError:
         return self._format.unreadable(self._paths[self._file], self._line + 1, self._offset, line, error)
@@ -118,10 +140,15 @@ class LinesIterator(DatasetIterator[T]):
             if self._line == 0:  # maybe after a byte order mark, which comes again
                 self._offset = 0
                 self._frames.clear()
-            self._chunks = plain_bytes(self._paths[self._file], self._offset, self._frames)
+            self._chunks = plain_bytes(
+                self._paths[self._file], self._offset, self._frames, max_window_bytes=self._max_window_bytes
+            )
         drop_frames_before(self._frames, self._offset)
-        pieces = [self._rest]
+        pieces, num_bytes = [self._rest], len(self._rest)
         for chunk in self._chunks:
+            num_bytes += chunk.find(b"\n") + 1 or len(chunk)
+            if num_bytes > self._max_line_bytes:  # before all of it is in memory
+                raise self._too_long()
             cut = chunk.rfind(b"\n") + 1
             if cut:
                 pieces.append(chunk[:cut])

@@ -2,19 +2,21 @@
 
 import collections
 import functools
+import os
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from headrace.errors import DataError, StateError, optional
 from headrace.sources import files
+from headrace.sources.json_lines.zstd import SKIPPABLE, Frame
 
 READ_BYTES = 1 << 18
-COMPRESSED_READ_BYTES = 1 << 16  # what comes out of it is in memory at once
+COMPRESSED_READ_BYTES = 1 << 16
+PLAIN_BYTES = 1 << 20  # that are decompressed at once, or some blocks of zstd
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-SKIPPABLE = b"\x2a\x4d\x18"  # after a first byte from 0x50 to 0x5f: a zstd frame without data
-LARGEST_WINDOW_BYTES = 1 << 31  # as of `zstd --long=31`
+WINDOW_BYTES = 1 << 27  # as of `zstd --long=27`, the largest that other readers take without being told to
 
 # Of a compressed file: for each gzip member or zstd frame, how many plain bytes come before it, and its own offset.
 Frames = collections.deque[tuple[int, int]]
@@ -26,10 +28,12 @@ def drop_frames_before(frames: Frames, offset: int) -> None:
         frames.popleft()
 
 
-def plain_bytes(path: str, offset: int, frames: Frames) -> Generator[bytes, None, None]:
+def plain_bytes(
+    path: str, offset: int, frames: Frames, *, max_window_bytes: int = WINDOW_BYTES
+) -> Generator[bytes, None, None]:
     """The plain bytes of a file from an offset on, where a line begins; `frames` tells of a frame before it."""
     with files.open_stream(path) as file:
-        codec = _codec(file.read(4))
+        codec = _codec(file.read(4), max_window_bytes)
         start = at = max(offset - 1, 0)
         if codec is not None:
             start, at = frames[0] if frames else (0, 0)
@@ -39,7 +43,23 @@ def plain_bytes(path: str, offset: int, frames: Frames) -> Generator[bytes, None
             chunks = iter(lambda: file.read(READ_BYTES), b"")
         else:
             chunks = _decompressed(path, file, codec, frames, start, at)
+        if not files.is_remote(path):
+            chunks = _of_one_version(path, file, chunks)
         yield from _from_line(chunks, offset - start, path)
+
+
+def _of_one_version(path: str, file: BinaryIO, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks that come while a file stays as it is."""
+    version = _version(file)
+    for chunk in chunks:
+        if _version(file) != version:
+            raise files.changed(path)
+        yield chunk
+
+
+def _version(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def _from_line(chunks: Iterable[bytes], skipped: int, path: str) -> Iterator[bytes]:
@@ -70,21 +90,21 @@ class _Codec(NamedTuple):
     error: type[Exception]
 
 
-def _codec(head: bytes) -> _Codec | None:
+def _codec(head: bytes, max_window_bytes: int) -> _Codec | None:
     """How a file is compressed, if it is, by its first bytes."""
     if head.startswith(GZIP):
         return _Codec(functools.partial(zlib.decompressobj, wbits=31), zlib.error)
     if head == ZSTD or (head[1:] == SKIPPABLE and head[0] >> 4 == 5):
         zstandard = optional("zstandard", extra="zstd")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
-        return _Codec(decompressor.decompressobj, zstandard.ZstdError)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
+        return _Codec(lambda: Frame(decompressor.decompressobj()), zstandard.ZstdError)
     return None
 
 
 def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plain: int, at: int) -> Iterator[bytes]:
     """The plain bytes of the frames from offset `at` on, before which there are `plain`; each is added to `frames`."""
-    data, frame = b"", None
-    while data := data or file.read(COMPRESSED_READ_BYTES):
+    data, frame, is_full = b"", None, False
+    while (data := data or file.read(COMPRESSED_READ_BYTES)) or is_full:
         if frame is None:
             zeros = len(data) - len(data.lstrip(b"\0"))  # a gzip file may be filled up with them
             data, at = data[zeros:], at + zeros
@@ -93,11 +113,17 @@ def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plai
             frame = codec.make()
             frames.append((plain, at))
         try:
-            chunk = frame.decompress(data)
+            chunk = frame.decompress(data, PLAIN_BYTES)
         except codec.error as e:
+            if "too much memory" in str(e):
+                raise DataError(
+                    f"{path} was compressed with a window that is larger than `max_window_bytes`. Raise that, if there "
+                    "is memory for it: with `zstd --long=31`, the largest, it takes 1 << 31."
+                ) from e
             raise _damaged(path, at, f"it cannot be decompressed from there ({e})") from e
-        rest = frame.unused_data if frame.eof else b""
+        rest = frame.unused_data if frame.eof else frame.unconsumed_tail
         at, plain, data = at + len(data) - len(rest), plain + len(chunk), rest
+        is_full = not frame.eof and len(chunk) == PLAIN_BYTES  # zlib may have more, without any more bytes
         frame = None if frame.eof else frame
         if chunk:
             yield chunk

@@ -14,6 +14,7 @@ from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
 from headrace.sources import files
+from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema, prefixes
 from headrace.sources.tables.kept import blaming, open_input
 from headrace.sources.tables.values import arrow, table_without_views
@@ -59,6 +60,11 @@ class _Opener:
     def __init__(self, first: str, columns: list[str] | None, read_kwargs: dict[str, Any]):
         self._first, self.columns, self._read_kwargs = first, columns, read_kwargs
         self._pool = files.Pool(CYCLE_LENGTH)
+
+    @property
+    def has_filesystem(self) -> bool:
+        """Whether paths are those of a file system of the user's."""
+        return self._read_kwargs.get("filesystem") is not None
 
     def open(self, path: str) -> Any:
         """A file, once it is known to have the columns."""
@@ -158,6 +164,7 @@ class ParquetIterator(DatasetIterator[Row]):
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
         if self._file is None:
+            self._mapped = MappedFiles([] if self._opener.has_filesystem else [self._path])
             self._file = self._opener.open(self._path)
         return self._file
 
@@ -172,6 +179,7 @@ class ParquetIterator(DatasetIterator[Row]):
             )
         if start == num_rows:
             return iter(())
+        self._mapped.check([self._path])
         with blaming(f"{self._path}, row group {group},", WHAT):
             table = table_without_views(file.read_row_group(group, columns=self._opener.columns))
             arrays = [column.to_numpy()[start:] for column in table.columns]

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.errors import DataError, optional
 from headrace.sources.tables.base import Group, Scan, TableDataSource
+from headrace.sources.tables.bounds import check_bounds
 from headrace.sources.tables.choice import Choice, with_columns
 from headrace.sources.tables.values import arrow, has_nulls, schema_without_views, table_without_views
 
@@ -13,8 +14,9 @@ class ArrowDataSource(TableDataSource):
     """The rows of Arrow IPC files, IPC streams and Feather files; files on this machine are mapped into memory.
 
     The record batches are looked over once at the start, for nulls: that costs nothing to speak of where they are
-    mapped, and reads those that are compressed or far away. An IPC stream has no table of contents: its batches are
-    found by reading over them, and one from far away is held in memory.
+    mapped, and reads those that are compressed or far away. Before the first value of a batch is read, its offsets are
+    looked at, so that damage is an error and leads nowhere else in memory. An IPC stream has no table of contents: its
+    batches are found by reading over them, and one from far away is held in memory.
 
     Args:
         paths: A path, a pattern, or a sequence of these.
@@ -34,7 +36,7 @@ class ArrowDataSource(TableDataSource):
             wanted = self._choice.schema(path, schema_without_views(reader.schema))
             groups, nulls = [], set()
             for i in range(reader.num_batches):
-                table = with_columns(table_without_views(reader.table(i)), wanted)
+                table = with_columns(table_without_views(reader.table(i, wholly=_has_views(reader.schema))), wanted)
                 groups.append(Group(file, i, table.num_rows, f"record batch {i}"))
                 nulls |= {name for name in wanted.names if any(map(has_nulls, table.column(name).chunks))}
         return Scan(reader.schema, groups, nulls)
@@ -43,7 +45,12 @@ class ArrowDataSource(TableDataSource):
         return self._opened.get(path, lambda: _Batches(path, self._input(path), self._choice))
 
     def _read(self, group: Group) -> Any:
-        return self._reader(self.paths[group.file]).table(group.place)
+        return self._reader(self.paths[group.file]).table(group.place, wholly=True)
+
+
+def _has_views(schema: Any) -> bool:
+    """Whether to look for nulls takes values, as those that are views are made anew for it."""
+    return schema_without_views(schema) != schema
 
 
 class _Batches:
@@ -69,9 +76,12 @@ class _Batches:
         self._all = None if is_file else list(reader)
         self.num_batches = reader.num_record_batches if self._all is None else len(self._all)
 
-    def table(self, number: int) -> Any:
-        """One of them as a table."""
+    def table(self, number: int, *, wholly: bool) -> Any:
+        """One of them as a table that stays within its buffers: `wholly`, or as far as is seen without reading them."""
         if self._all is not None:
-            return arrow().Table.from_batches([self._all[number]])
-        with self._lock:
-            return arrow().Table.from_batches([self._reader.get_batch(number)])
+            batch = self._all[number]
+        else:
+            with self._lock:
+                batch = self._reader.get_batch(number)
+        check_bounds(batch) if wholly else batch.validate()
+        return arrow().Table.from_batches([batch])

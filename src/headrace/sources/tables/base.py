@@ -14,13 +14,14 @@ import functools
 import hashlib
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from headrace import _tree
 from headrace.sources import files
+from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.kept import Recent, blaming, open_input
 from headrace.sources.tables.values import (
@@ -76,6 +77,7 @@ class TableDataSource:
         self.paths = files.expand(self.paths, what=self.what)
         self._pool = files.Pool(MOST_OPEN)
         self._versions: dict[str, files.Fingerprint] = {}
+        self._mapped = MappedFiles()
         self._open_caches()
         threads = min(OPENING_THREADS, len(self.paths))
         with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
@@ -115,7 +117,16 @@ class TableDataSource:
             found = files.fingerprint(path)
             if found != self._versions.setdefault(path, found):
                 raise files.changed(path)
+            if self.maps:
+                self._mapped.add(path)
         return open_input(path, self._pool, maps=self.maps)
+
+    def _check_mapped(self, numbers: Iterable[int]) -> None:
+        """Raises if a file that these groups are mapped from was cut short or written to since it was opened."""
+        if self.maps and len(self.paths) == 1:
+            self._mapped.check(self.paths)
+        elif self.maps:
+            self._mapped.check(list({self.paths[self._groups[number].file] for number in numbers}))
 
     # ---- groups
 
@@ -125,13 +136,17 @@ class TableDataSource:
 
     def _table(self, group: Group) -> Any:
         """What is wanted of a group."""
-        with self._blaming(f"{self.paths[group.file]}, {group.line},"):
+        with self._blaming_group(group):
             return self._choice.of(table_without_views(self._read(group)), self._schema)
+
+    def _blaming_group(self, group: Group) -> contextlib.AbstractContextManager[None]:
+        return self._blaming(f"{self.paths[group.file]}, {group.line},")
 
     def _decode(self, number: int) -> Any:
         """A group as columns, or as a table where not all columns are numbers."""
         table = self._table(self._groups[number])
-        return self._as_columns(table) if self._columnar else table.combine_chunks()
+        with self._blaming_group(self._groups[number]):
+            return self._as_columns(table) if self._columnar else table.combine_chunks()
 
     def _as_columns(self, table: Any) -> dict[str, Any]:
         return {name: values_of(in_one_chunk(table.column(name)), spec) for name, spec in self._specs.items()}
@@ -141,8 +156,10 @@ class TableDataSource:
 
     def read_group(self, number: int) -> dict[str, Any]:
         """All rows of a group as columns, which may be read-only; what is no number stands in arrays of objects."""
+        self._check_mapped([number])
         decoded = self._decode(number)
-        return decoded if self._columnar else self._as_columns(decoded)
+        with self._blaming_group(self._groups[number]):
+            return decoded if self._columnar else self._as_columns(decoded)
 
     # ---- elements
 
@@ -168,7 +185,12 @@ class TableDataSource:
             return [tree.unflatten(values) for values in zip(*arrays, strict=True)]
         rows: list[Any] = [None] * len(places)
         for at, number, within in self._by_group(places):
-            columns = self._as_columns(self._decoded.get(number).take(within))
+            table = self._decoded.get(number)
+            try:
+                columns = self._as_columns(table.take(within))
+            except Exception:
+                with self._blaming_group(self._groups[number]):
+                    raise
             arrays, tree = _tree.flatten(columns)
             for place, values in zip(at.tolist(), zip(*arrays, strict=True), strict=True):
                 rows[place] = tree.unflatten(values)
@@ -195,6 +217,7 @@ class TableDataSource:
             number = int(np.searchsorted(self.group_ends, indices[0], side="right"))
             start = self._start(number)
             if start <= indices.min() and indices.max() < self.group_ends[number]:
+                self._check_mapped([number])
                 return taken(self._decoded.get(number), indices - start if start else indices)
         columns = empty(self._specs, len(indices))
         for at, number, within in self._by_group(indices):
@@ -206,6 +229,7 @@ class TableDataSource:
         numbers = np.searchsorted(self.group_ends, indices, side="right")
         order = np.argsort(numbers, kind="stable")
         cuts = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
+        self._check_mapped(numbers[order[cuts[:-1]]].tolist() if len(order) else ())
         for begin, end in itertools.pairwise(cuts) if len(order) else ():
             at = order[begin:end]
             number = int(numbers[at[0]])

@@ -13,6 +13,7 @@ from headrace.sources.tables.kept import MAGIC_BYTES, Unpacked, codec_of
 from headrace.sources.tables.records import RecordEnds, num_lines
 from headrace.sources.tables.values import arrow, has_nulls, in_one_chunk
 
+RECORD_BYTES = 1 << 28  # of the longest record, unless blocks are longer
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -101,8 +102,17 @@ class CsvDataSource(TableDataSource):
                 yield b"".join([*held, piece[start:end]])
                 held, start, in_header = [], end, False
             held.append(piece[start:])
+            self._check_length(path, sum(map(len, held)))
         if rest := b"".join(held):
             yield rest
+
+    def _check_length(self, path: str, num_bytes: int) -> None:
+        """Raises for a record that does not end: of a compressed file, few bytes may be very many."""
+        if num_bytes > max(RECORD_BYTES, self.block_bytes):
+            raise DataError(
+                f"{path} has a record of more than {num_bytes} bytes: is there a quote that is never closed? If it "
+                "should be as long, raise `block_bytes`."
+            )
 
     def _pieces(self, path: str, records: RecordEnds) -> Iterator[bytes]:
         """A file in pieces that records are found in."""
@@ -157,7 +167,11 @@ class CsvDataSource(TableDataSource):
 
     def _read(self, group: Group) -> Any:
         offset, length, names = group.place
-        return self._parse(self._file(self.paths[group.file]).read(offset, length), names)
+        path = self.paths[group.file]
+        file = self._file(path)
+        if isinstance(file, files.LocalFile):
+            file.check_unchanged(path)
+        return self._parse(file.read(offset, length), names)
 
 
 def _doubled(names: Sequence[str]) -> str | None:

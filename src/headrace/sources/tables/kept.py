@@ -31,7 +31,7 @@ def blaming(place: str, what: str) -> Iterator[None]:
         yield
     except HeadraceError:
         raise
-    except (arrow().ArrowException, OSError) as e:
+    except (arrow().ArrowException, OSError, ValueError, LookupError, ArithmeticError) as e:  # Unicode, dates, names
         if isinstance(e, OSError) and e.errno is not None:  # the file system's, and not about what is in the file
             e.add_note(f"reading {place}")
             raise

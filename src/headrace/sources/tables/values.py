@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -125,17 +125,24 @@ def is_view(kind: Any) -> bool:
 
 def without_views(kind: Any) -> Any:
     """A pyarrow type with strings and bytes in place of views of them, which pyarrow can hardly do anything with."""
+    return with_leaves(kind, _without_view)
+
+
+def _without_view(kind: Any) -> Any:
+    if arrow().types.is_string_view(kind):
+        return arrow().large_string()
+    return arrow().large_binary() if arrow().types.is_binary_view(kind) else kind
+
+
+def with_leaves(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A pyarrow type, and what a function makes of the types inside of it that are not nested."""
     pa, types = arrow(), arrow().types
-    if types.is_string_view(kind):
-        return pa.large_string()
-    if types.is_binary_view(kind):
-        return pa.large_binary()
     if types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, without_views(kind.value_type), kind.ordered)
+        return pa.dictionary(kind.index_type, with_leaves(kind.value_type, change), kind.ordered)
     if types.is_struct(kind):
-        return pa.struct([field.with_type(without_views(field.type)) for field in kind])
+        return pa.struct([field.with_type(with_leaves(field.type, change)) for field in kind])
     if types.is_map(kind):
-        pair = (field.with_type(without_views(field.type)) for field in (kind.key_field, kind.item_field))
+        pair = (field.with_type(with_leaves(field.type, change)) for field in (kind.key_field, kind.item_field))
         return pa.map_(*pair, keys_sorted=kind.keys_sorted)
     for is_list, make in (
         (types.is_list, pa.list_),
@@ -143,8 +150,8 @@ def without_views(kind: Any) -> Any:
         (types.is_fixed_size_list, lambda inner: pa.list_(inner, kind.list_size)),
     ):
         if is_list(kind):
-            return make(kind.value_field.with_type(without_views(kind.value_type)))
-    return kind
+            return make(kind.value_field.with_type(with_leaves(kind.value_type, change)))
+    return change(kind)
 
 
 def schema_without_views(schema: Any) -> Any:

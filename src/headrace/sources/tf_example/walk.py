@@ -39,6 +39,9 @@ class Walk:
 
     def read(self, name: bytes, feature: Feature) -> MakeColumn:
         """Goes past the feature that has this name; returns what makes its column."""
+        if feature.size is not None and feature.size > len(self._data):  # no record has room for so many
+            self.fits[:] = False
+            return lambda rows: np.empty(0)
         if feature.size == 0 or (feature.kind == BYTES and feature.size != 1):
             end = self._enter_entry(name)
             self._expect(bytes([feature.kind]))

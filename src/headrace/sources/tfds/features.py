@@ -6,15 +6,16 @@ Values have the dtypes and shapes that it tells, as `tfds.as_numpy` gives them.
 import functools
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from headrace._spec import ShapeDtypeStruct
-from headrace.errors import DataError, PipelineError
+from headrace.errors import DataError, HeadraceError, PipelineError
 from headrace.sources.images import decode_image
+from headrace.sources.metadata import Node
 from headrace.sources.tf_example import Feature
 
 Example = dict[str, np.ndarray]  # the values of each feature, in one dimension
@@ -59,6 +60,14 @@ class Leaf:
 
     def read(self, example: Example) -> Any:
         """The value in an example."""
+        try:
+            return self._read(example)
+        except (HeadraceError, MemoryError):
+            raise
+        except Exception as e:  # of NumPy, for values that have nothing to do with the dtype or the sizes
+            raise DataError(f"feature {self.name!r} is not what `features.json` says: {e}") from e
+
+    def _read(self, example: Example) -> Any:
         if len(self.lengths) < 2:
             return self._shaped(example, self.name, (*self.lengths, *self.shape))
         rows = self._shaped(example, f"{self.name}/ragged_flat_values", (None, *self.shape))
@@ -98,11 +107,18 @@ class Leaf:
                 return rgba.view("<f4").astype(np.float32)
             return decode_image(value, where=f"feature {self.name!r}", channels=self.shape[-1], dtype=self.dtype)
         try:
-            content = zlib.decompress(value) if self.encoding == "zlib" else value
+            content = self._inflated(value, shape) if self.encoding == "zlib" else value
             array = np.frombuffer(content, self.dtype.newbyteorder("<")).astype(self.dtype)
             return array.reshape([-1 if size is None else size for size in shape])
         except (ValueError, zlib.error) as e:
             raise DataError(f"feature {self.name!r} is not the array that it should be: {e}") from e
+
+    def _inflated(self, value: bytes, shape: Sequence[int | None]) -> bytes:
+        """The bytes of an array of this shape, and one more at the most, however many come of the value."""
+        if None in shape:
+            return zlib.decompress(value)
+        size = math.prod(shape) * self.dtype.itemsize  # type: ignore[arg-type]
+        return zlib.decompressobj().decompress(value, size + 1)
 
 
 def mapped(function: Callable[[Leaf], Any], tree: Any) -> Any:
@@ -117,68 +133,97 @@ def leaves(tree: Any) -> list[Leaf]:
     return found
 
 
-def features_of(feature: Mapping[str, Any], name: str, *, decode: bool) -> Any:
+def features_of(feature: Node, name: str, *, decode: bool) -> Any:
     """A feature of `features.json`, as a leaf or as a dict of them."""
-    kind, content = next((item for item in feature.items() if item[0] != "pythonClassName"), ("nothing", {}))
+    members = feature.members()
+    kind, content = next((item for item in members.items() if item[0] != "pythonClassName"), ("nothing", feature))
     inside = functools.partial(features_of, decode=decode)
     match kind:
         case "featuresDict":
-            children = content.get("features", {})
-            return {key: inside(child, f"{name}/{key}" if name else key) for key, child in children.items()}
+            children = content.get("features")
+            found = {} if children is None else children.members()
+            return {key: inside(child, f"{name}/{key}" if name else key) for key, child in found.items()}
         case "sequence":
-            length = int(content.get("length", -1))
-            around = (None if length < 0 else length,)
-            return mapped(lambda leaf: replace(leaf, lengths=around + leaf.lengths), inside(content["feature"], name))
+            around, items = (_size(content.get("length")),), inside(content.at("feature"), name)
+            return mapped(lambda leaf: replace(leaf, lengths=around + leaf.lengths), items)
         case "classLabel":
             return Leaf(name, np.dtype(np.int64), is_label=True)
         case "text":
             return Leaf(name, np.dtype(object))
         case "translation":
-            keys, lengths = content.get("languages", ()), ()
-            if content.get("variableLanguagesPerExample"):
+            told, lengths = content.get("languages"), ()
+            keys = [] if told is None else [language.text() for language in told.items()]
+            variable = content.get("variableLanguagesPerExample")
+            if variable is not None and variable.value:
                 keys, lengths = ("language", "translation"), (None,)
             return {key: Leaf(f"{name}/{key}", np.dtype(object), lengths=lengths) for key in keys}
         case "image" | "video" if not decode:
             return Leaf(name, np.dtype(object), lengths=() if kind == "image" else (None,))
         case "image":
-            return Leaf(name, _dtype(name, content), _shape(content), "image")
+            return Leaf(name, _dtype(name, content), _shape(content, num_axes=3), "image")
         case "video":
-            length, *shape = _shape(content)
+            length, *shape = _shape(content, num_axes=4)
             return Leaf(name, _dtype(name, content), tuple(shape), "image", (length,), is_video=True)
-        case "tensor" | "boundingBox" | "audio" if content.get("encoding", "none").lower() in ENCODINGS:
-            encoding = content.get("encoding", "none").lower()
-            return Leaf(name, _dtype(name, content), _shape(content), encoding)
+        case "tensor" | "boundingBox" | "audio" if _encoding(content) in ENCODINGS:
+            return Leaf(name, _dtype(name, content), _shape(content), _encoding(content))
+    shown = members["pythonClassName"].value if "pythonClassName" in members else "feature"
     raise PipelineError(
-        f"Feature {name!r} is a {feature.get('pythonClassName', 'feature')} ({kind}), which is not read here. Read the "
-        "folder with `tfds.data_source`, which is a source as well."
+        f"Feature {name!r} is a {shown} ({kind}), which is not read here. Read the folder with `tfds.data_source`, "
+        "which is a source as well."
     )
 
 
-def _dtype(name: str, content: Mapping[str, Any]) -> np.dtype:
-    told = content.get("dtype", "uint8")
+def _encoding(content: Node) -> str:
+    told = content.get("encoding")
+    return "none" if told is None else told.text().lower()
+
+
+def _dtype(name: str, content: Node) -> np.dtype:
+    node = content.get("dtype")
+    told = "uint8" if node is None else node.text()
     try:
-        return np.dtype(object if told in ("string", "object", "str") else told)
-    except TypeError:
-        raise PipelineError(f"Feature {name!r} has the dtype {told!r}, which NumPy does not have.") from None
+        dtype = np.dtype(object if told in ("string", "object", "str") else told)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = np.dtype(np.void)
+    if dtype.kind not in "biufcO" and dtype.type.__module__ != "ml_dtypes":
+        raise PipelineError(f"Feature {name!r} has the dtype {told!r}, which NumPy does not have.")
+    return dtype
 
 
-def _shape(content: Mapping[str, Any]) -> tuple[int | None, ...]:
-    sizes = map(int, content.get("shape", {}).get("dimensions", ()))
-    return tuple(None if size < 0 else size for size in sizes)
+def _size(node: Node | None) -> int | None:
+    """A size, which is -1 where it is not known."""
+    size = -1 if node is None else node.number(least=-1)
+    return None if size < 0 else size
 
 
-def supervised(features: dict[str, Any], described: dict[str, Any]) -> Any:
+def _shape(content: Node, *, num_axes: int | None = None) -> tuple[int | None, ...]:
+    told = content.get("shape")
+    sizes = None if told is None else told.get("dimensions")
+    shape = () if sizes is None else tuple(map(_size, sizes.items()))
+    if num_axes not in (None, len(shape)):
+        raise (sizes or content).wrong(f"a shape of {num_axes} sizes")
+    return shape
+
+
+def supervised(features: dict[str, Any], described: Node) -> Any:
     """The features that `dataset_info.json` says input and target are."""
 
-    def chosen(keys: Mapping[str, Any]) -> Any:
-        if "featureKey" in keys:
-            return features[keys["featureKey"]]
-        if "tuple" in keys:
-            return tuple(chosen(item) for item in keys["tuple"]["items"])
-        if "dict" in keys:
-            return {key: chosen(item) for key, item in keys["dict"]["dict"].items()}
-        return features[keys["input"]], features[keys["output"]]  # as older versions wrote it
+    def named(key: Node) -> Any:
+        if key.text() not in features:
+            raise key.wrong(f"a feature ({', '.join(features)})")
+        return features[key.text()]
 
-    if not described.get("supervisedKeys"):
-        raise PipelineError(f"{described['name']} does not say what input and target are: leave `as_supervised` out.")
-    return chosen(described["supervisedKeys"])
+    def chosen(keys: Node) -> Any:
+        if key := keys.get("featureKey"):
+            return named(key)
+        if together := keys.get("tuple"):
+            return tuple(map(chosen, together.at("items").items()))
+        if together := keys.get("dict"):
+            return {key: chosen(item) for key, item in together.at("dict").members().items()}
+        return named(keys.at("input")), named(keys.at("output"))  # as older versions wrote it
+
+    keys = described.get("supervisedKeys")
+    if keys is None or not keys.value:
+        name = described.at("name").text()
+        raise PipelineError(f"{name} does not say what input and target are: leave `as_supervised` out.")
+    return chosen(keys)

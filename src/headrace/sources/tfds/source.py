@@ -6,18 +6,19 @@ an `Example`, in which the names of nested features are joined by `/`.
 
 import functools
 import glob
-import json
 import operator
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import DataError, PipelineError
-from headrace.sources import files
+from headrace.sources import files, metadata
 from headrace.sources.array_record import ArrayRecordDataSource
+from headrace.sources.metadata import Node
 from headrace.sources.tf_example import ExampleParser
 from headrace.sources.tfds.features import Leaf, features_of, leaves, mapped, supervised
 from headrace.sources.tfds.splits import Piece, pieces_of
@@ -47,7 +48,7 @@ class TfdsDataSource:
         else:
             self._folder = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
         described = _described(self._folder)
-        features = features_of(_json(files.below(self._folder, "features.json")), "", decode=decode)
+        features = _features(files.below(self._folder, "features.json"), decode=decode)
         self._labels = [leaf.name for leaf in leaves(features) if leaf.is_label]
         self._tree = supervised(features, described) if as_supervised else features
         self._parser = ExampleParser({name: feature for leaf in leaves(self._tree) for name, feature in leaf.parts()})
@@ -55,9 +56,10 @@ class TfdsDataSource:
         self._paths = [piece.path for piece in pieces]
         self._ends = np.cumsum([piece.stop - piece.start for piece in pieces], dtype=np.int64)
         self._starts = np.array([piece.start for piece in pieces], np.int64)
-        self._firsts, self._records = _records(described.get("fileFormat", "tfrecord"), pieces)
+        self._firsts, self._records = _records(_file_format(described), pieces)
         options = f"{', as_supervised=True' if as_supervised else ''}{'' if decode else ', decode=False'}"
-        named = "/".join(filter(None, [described["name"], described.get("configName"), described.get("version")]))
+        told = [described.at("name"), described.get("configName"), described.get("version")]
+        named = "/".join(node.text() for node in told if node is not None and node.value)
         self._named = f"TfdsDataSource({named!r}, split={split!r}{options}, length={len(self)})"
 
     @functools.cached_property
@@ -65,11 +67,14 @@ class TfdsDataSource:
         """The names of the classes of each feature that has some; a nested one is called as in `objects/label`."""
         found = {}
         for name in self._labels:
+            path = files.below(self._folder, f"{name.replace('/', '-')}.labels.txt")
             try:
-                with files.open_stream(files.below(self._folder, f"{name.replace('/', '-')}.labels.txt")) as stream:
+                with files.open_stream(path) as stream:
                     found[name] = stream.read().decode().splitlines()
             except FileNotFoundError:  # classes may have numbers only
                 continue
+            except ValueError as e:
+                raise DataError(f"{path} does not have the names of classes, in UTF-8: {e}.") from e
         return found
 
     @property
@@ -121,10 +126,10 @@ class TfdsDataSource:
 # ------------------------------------------------------------------------------------------------- folders
 
 
-def _described(folder: str) -> dict[str, Any]:
+def _described(folder: str) -> Node:
     """What `dataset_info.json` says."""
     try:
-        return _json(files.below(folder, "dataset_info.json"))
+        return metadata.read(files.below(folder, "dataset_info.json"))
     except FileNotFoundError:
         below_it = [glob.glob(f"{depth}/dataset_info.json", root_dir=folder) for depth in ("*", "*/*", "*/*/*")]
         others = ", ".join(sorted(os.path.dirname(path) for paths in below_it for path in paths)[:20])
@@ -134,26 +139,43 @@ def _described(folder: str) -> dict[str, Any]:
         ) from None
 
 
-def _json(path: str) -> dict[str, Any]:
-    with files.open_stream(path) as stream:
-        try:
-            return json.load(stream)
-        except ValueError as e:
-            raise DataError(f"{path} is no JSON: {e}. Was it written or copied to its end?") from e
+def _features(path: str, *, decode: bool) -> dict[str, Any]:
+    """What `features.json` says."""
+    try:
+        features = features_of(metadata.read(path), "", decode=decode)
+    except RecursionError as e:
+        raise DataError(f"{path} has features within features, too deep to be true.") from e
+    if not isinstance(features, dict):
+        raise DataError(f"{path} has a feature of its own at its top, where a dict of features should be.")
+    return features
 
 
-def _splits(folder: str, described: dict[str, Any]) -> dict[str, list[Piece]]:
+def _file_format(described: Node) -> str:
+    told = described.get("fileFormat")
+    return "tfrecord" if told is None else told.text()
+
+
+def _splits(folder: str, described: Node) -> dict[str, list[Piece]]:
     """The files of each split."""
     splits: dict[str, list[Piece]] = {}
-    for split in described.get("splits", ()):
-        sizes, template = [*map(int, split.get("shardLengths", ()))], split.get("filepathTemplate") or FILE_NAME
-        named = {"DATASET": described["name"], "SPLIT": split["name"], "NUM_SHARDS": f"{len(sizes):05}"}
-        named["FILEFORMAT"] = described.get("fileFormat", "tfrecord")
-        shards = splits[split["name"]] = []
+    listed = described.get("splits")
+    for split in [] if listed is None else listed.items():
+        lengths, name, given = split.get("shardLengths"), split.at("name").text(), split.get("filepathTemplate")
+        sizes = [] if lengths is None else [length.number() for length in lengths.items()]
+        template = given if given is not None and given.value else split._replace(value=FILE_NAME)
+        named = {"DATASET": described.at("name").text(), "SPLIT": name, "NUM_SHARDS": f"{len(sizes):05}"}
+        named["FILEFORMAT"] = _file_format(described)
+        shards = splits[name] = []
         for i, size in enumerate(sizes):
             place = {"SHARD_INDEX": f"{i:05}", "SHARD_X_OF_Y": f"{i:05}-of-{len(sizes):05}"}
-            shards.append(Piece(files.below(folder, template.format(**named, **place)), 0, size, size))
+            shards.append(Piece(_filled(folder, template, named | place), 0, size, size))
     return splits
+
+
+def _filled(folder: str, template: Node, values: Mapping[str, str]) -> str:
+    """The path of a shard: the template is not this library's, so nothing in it but these names has a meaning."""
+    name = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), template.text())
+    return metadata.below(folder, name, template)
 
 
 def _records(file_format: str, pieces: list[Piece]) -> tuple[np.ndarray, Any]:

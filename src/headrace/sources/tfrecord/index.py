@@ -19,6 +19,7 @@ from headrace.sources.tfrecord.compressed import is_compressed
 from headrace.sources.tfrecord.framing import FOOTER, FRAME_BYTES, HEADER, READ_BYTES, damaged
 
 MAGIC = b"headrace index of a TFRecord file, 1\n"
+LONGEST = np.uint64(1 << 60)  # bytes of a record, so that offsets can be added up
 LARGE_BYTES = 1 << 15  # records of this size are jumped over when offsets are looked for, and not read
 
 
@@ -116,4 +117,8 @@ def _lengths_in(path: str, block: bytes, number: int, offset: int) -> np.ndarray
     if len(wrong):
         before = int(lengths[: wrong[0]].sum()) + FRAME_BYTES * int(wrong[0])
         raise damaged(path, number + int(wrong[0]), offset + before, "the checksum of its length is wrong")
+    if lengths.max() > LONGEST:
+        first = int(np.argmax(lengths > LONGEST))
+        before = int(lengths[:first].sum()) + FRAME_BYTES * first
+        raise damaged(path, number + first, offset + before, f"it says that it has {lengths[first]} bytes")
     return lengths.astype(np.int64)

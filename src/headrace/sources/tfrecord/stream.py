@@ -8,6 +8,7 @@ from typing import Any
 from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, PipelineError, StateError
 from headrace.iterator import DatasetIterator
+from headrace.options import check_count
 from headrace.sources import files
 from headrace.sources.crc32c import checksum, masked, masked_crc_of_length
 from headrace.sources.tfrecord.compressed import Inflated, is_compressed
@@ -21,6 +22,8 @@ from headrace.sources.tfrecord.framing import (
     damaged,
 )
 
+RECORD_BYTES = 1 << 28  # of the longest record in a compressed file
+
 
 class TFRecordIterDataset(IterDataset[bytes]):
     """The records of a TFRecord file, in order, as bytes; GZIP and ZLIB files are known by their first bytes.
@@ -33,27 +36,29 @@ class TFRecordIterDataset(IterDataset[bytes]):
         path: The file. Several are read by `IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset),
             cycle_length=...)`.
         verify: Checks the checksum of every record; without, those of the lengths alone.
+        max_record_bytes: How long a record of a compressed file may be, as few of its bytes may be very many.
     """
 
-    def __init__(self, path: str | os.PathLike, *, verify: bool = True):
+    def __init__(self, path: str | os.PathLike, *, verify: bool = True, max_record_bytes: int = RECORD_BYTES):
         super().__init__()
+        check_count("max_record_bytes", max_record_bytes, least=1)
         if not isinstance(path, str | os.PathLike):
             raise PipelineError(
                 f"`path` must be one path; got {type(path).__name__}: {path!r}. For several files, use "
                 "`IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset), cycle_length=...)`."
             )
-        self._path, self._verify = os.fsdecode(path), verify
+        self._path, self._verify, self._max_record_bytes = os.fsdecode(path), verify, max_record_bytes
 
     def __iter__(self) -> "TFRecordIterator":
-        return TFRecordIterator(self._path, verify=self._verify)
+        return TFRecordIterator(self._path, verify=self._verify, max_record_bytes=self._max_record_bytes)
 
 
 class TFRecordIterator(DatasetIterator[bytes]):
     """Hands over the records of one file; the file is opened for the first of them."""
 
-    def __init__(self, path: str, *, verify: bool):
+    def __init__(self, path: str, *, verify: bool, max_record_bytes: int):
         super().__init__()
-        self._path, self._verify = path, verify
+        self._path, self._verify, self._max_record_bytes = path, verify, max_record_bytes
         self._file: files.File | Inflated | None = None
         self._closed = False
         self._block, self._at = b"", 0  # what has been read ahead, and how far it is used
@@ -75,6 +80,7 @@ class TFRecordIterator(DatasetIterator[bytes]):
         end = begin + length
         if end + FOOTER.size > len(block):
             needed = FRAME_BYTES + length
+            self._check_length(length)
             block, begin, end = self._read_on(needed), HEADER.size, HEADER.size + length
             if len(block) < needed:
                 raise self._broken(f"it has {length} bytes, and the file ends {needed - len(block)} bytes too early")
@@ -83,6 +89,18 @@ class TFRecordIterator(DatasetIterator[bytes]):
             raise self._broken("the checksum of its bytes is wrong")
         self._at = end + FOOTER.size
         return record
+
+    def _check_length(self, length: int) -> None:
+        """Raises for a record that is longer than what it stands in, or may be: before there is memory for it."""
+        file = self._file = self._file or _open(self._path)
+        left = file.size - self._offset - self._at - FRAME_BYTES
+        if length > left:
+            raise self._broken(f"it has {length} bytes, and the file ends {length - left} bytes too early")
+        if length > self._max_record_bytes and isinstance(file, Inflated):
+            raise self._broken(
+                f"it has {length} bytes, and `max_record_bytes` is {self._max_record_bytes}. If it should be as long, "
+                "raise that"
+            )
 
     def get_state(self) -> dict[str, Any]:
         return {"reader_offset": self._offset + self._at}
@@ -114,6 +132,8 @@ class TFRecordIterator(DatasetIterator[bytes]):
         self._file = file = self._file or _open(self._path)
         if self._offset > file.size:
             raise another_file(self._path, self._offset)
+        if isinstance(file, files.LocalFile):
+            file.check_unchanged(self._path)
         pieces, end = [self._block[self._at :]], self._offset + len(self._block)
         missing = needed - len(pieces[0])
         try:

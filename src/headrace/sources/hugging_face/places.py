@@ -1,0 +1,50 @@
+"""Where the rows of a dataset lie: in files that are mapped, or in memory."""
+
+from typing import Any
+
+import numpy as np
+
+from headrace.sources import files
+from headrace.sources.mapped import FEW, MappedFiles
+
+
+class Places:
+    """Which files the rows of a table of Hugging Face's lie in, as far as they are mapped."""
+
+    def __init__(self, table: Any):
+        # A table is one block, or blocks one below the other, each of which has some beside it.
+        stacked = getattr(table, "blocks", None) or [[table]]
+        self._ends = np.cumsum([beside[0].num_rows for beside in stacked], dtype=np.int64)
+        self._paths = [[block.path for block in beside if hasattr(block, "path")] for beside in stacked]
+        self._mapped = MappedFiles(path for paths in self._paths for path in paths)
+        for block in (block for beside in stacked for block in beside if hasattr(block, "path")):
+            size = self._mapped.size_of(block.path)
+            if size is not None and size < _mapped_bytes(block.table):  # it was cut before the source was made
+                raise files.changed(block.path)
+
+    def check(self, rows: np.ndarray) -> None:
+        """Raises if a file that one of these rows lies in has changed."""
+        if len(self._paths) == 1:
+            self._mapped.check(self._paths[0])
+        elif len(rows) > FEW:
+            self._mapped.check_all()
+        else:
+            numbers = np.unique(np.searchsorted(self._ends, rows, side="right")).tolist()
+            self._mapped.check([path for number in numbers for path in self._paths[number]])
+
+    def name_of(self, row: int) -> str:
+        """The file that a row lies in, for messages."""
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        paths = self._paths[number] if number < len(self._paths) else []
+        return " and ".join(paths) or "The dataset"
+
+
+def _mapped_bytes(table: Any) -> int:
+    """How many bytes of a file are mapped, as far as a table tells."""
+    for column in table.columns[:1]:
+        for chunk in column.chunks[:1]:
+            for buffer in filter(None, chunk.buffers()):
+                while buffer.parent is not None:
+                    buffer = buffer.parent
+                return buffer.size
+    return 0

@@ -1,0 +1,95 @@
+"""JSON files that describe data: what they say must be what it should be, and an error names the file and the place.
+
+Whoever wrote such a file, or copied half of it, may have put anything anywhere; nothing is taken for what it is not.
+"""
+
+import json
+import os
+import re
+from typing import Any, NamedTuple
+
+from headrace.errors import DataError
+from headrace.sources import files
+
+LARGEST_COUNT = 1 << 48  # of anything that is counted: more is a mistake, and does not fit in sums
+SHOWN = 60
+
+
+class Node(NamedTuple):
+    """A value in a JSON file, and where it is: `$.splits[0].name`."""
+
+    path: str
+    place: str
+    value: Any
+
+    def wrong(self, expected: str) -> DataError:
+        """The error for a value that is not what it should be."""
+        shown = repr(self.value)
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
+        return DataError(f"{self.path}: expected {expected}, got {shown} at `{self.place}`. Was it written by hand?")
+
+    def members(self) -> dict[str, "Node"]:
+        """The members of an object."""
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object")
+        return {name: Node(self.path, f"{self.place}.{name}", value) for name, value in self.value.items()}
+
+    def get(self, name: str) -> "Node | None":
+        """A member of an object; None where it is missing, or null."""
+        found = self.members().get(name)
+        return None if found is None or found.value is None else found
+
+    def at(self, name: str) -> "Node":
+        """A member of an object that must be there."""
+        found = self.get(name)
+        if found is None:
+            raise DataError(f"{self.path}: `{name}` is missing at `{self.place}`. Was it written by hand?")
+        return found
+
+    def items(self) -> list["Node"]:
+        """The items of a list."""
+        if not isinstance(self.value, list):
+            raise self.wrong("a list")
+        return [Node(self.path, f"{self.place}[{i}]", value) for i, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        """A string."""
+        if not isinstance(self.value, str):
+            raise self.wrong("a string")
+        return self.value
+
+    def number(self, *, least: int = 0) -> int:
+        """A whole number, which may stand in quotes; it counts something, so it is neither too small nor too large."""
+        value = self.value
+        if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value, re.ASCII):
+            value = int(value)
+        if type(value) is not int or not least <= value <= LARGEST_COUNT:
+            raise self.wrong(f"a whole number from {least} on" if least else "a whole number that is not negative")
+        return value
+
+    def name_below(self, folder: str) -> str:
+        """The path of a file in a folder, or in one of those in it, from its name; never one outside of it."""
+        return below(folder, self.text(), self)
+
+
+def below(folder: str, name: str, told_by: Node) -> str:
+    """The path of a name in a folder; raises if that is not in the folder."""
+    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", name)
+    if not name or ".." in parts or "\0" in name or os.path.isabs(name) or files.is_remote(name):
+        raise told_by._replace(value=name).wrong("the name of a file in the same folder")
+    return files.below(folder, name)
+
+
+def read(path: str) -> Node:
+    """The object in a JSON file."""
+    with files.open_stream(path) as stream:
+        content = stream.read()
+    try:
+        found = json.loads(content)
+        if b"\\u" in content:  # half a surrogate pair is no text, and stands in no path
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as e:
+        raise DataError(f"{path} is no JSON: {e}. Was it written or copied to its end?") from e
+    node = Node(path, "$", found)
+    node.members()
+    return node
