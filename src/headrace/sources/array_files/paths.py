@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import DataError, HeadraceError, PipelineError
+from headrace._addresses import redacted, secrets_in
+from headrace.errors import DataError, HeadraceError, PipelineError, RemoteError, in_words, without_secrets
 from headrace.sources import files
 
 Path = str | os.PathLike
@@ -22,7 +23,7 @@ def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
     found = {name: _absolute(path) for name, path in paths.items()}
     missing = [path for path in found.values() if not files.is_remote(path) and not os.path.exists(path)]
     if missing:
-        raise FileNotFoundError(f"{len(missing)} of {len(found)} {what} do not exist: {', '.join(missing)}.")
+        raise FileNotFoundError(f"{len(missing)} of {len(found)} {what} do not exist: {redacted(', '.join(missing))}.")
     return found
 
 
@@ -63,13 +64,22 @@ def on_this_machine(path: str) -> str:
 
 @contextlib.contextmanager
 def damage_named(path: str, what: str) -> Iterator[None]:
-    """Errors of a reader as one that names the file."""
+    """Errors of a reader as one that names the file; those of a driver below it are told without secrets."""
+    hidden = secrets_in(getattr(path, "options", None))
     try:
         yield
     except HeadraceError:
         raise
     except (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile) as e:
         if isinstance(e, FileNotFoundError | PermissionError):
+            if without_secrets(e, hidden) is e:
+                raise
+            raise type(e)(redacted(str(e), hidden)) from None
+        found = redacted(str(e).rstrip("."), hidden) or type(e).__name__
+        raise DataError(
+            f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?"
+        ) from without_secrets(e, hidden)
+    except Exception as e:
+        if not files.is_remote(path):
             raise
-        found = str(e).rstrip(".") or type(e).__name__
-        raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from e
+        raise RemoteError(f"{path} could not be read: {redacted(in_words(e), hidden)}.") from without_secrets(e, hidden)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from headrace.errors import PipelineError, optional
+from headrace._addresses import secrets_in
+from headrace.errors import PipelineError, RemoteError, optional, without_secrets
 
 
 def open_saved(folder: str, *, split: str | None = None) -> Any:
@@ -10,7 +11,14 @@ def open_saved(folder: str, *, split: str | None = None) -> Any:
     from headrace.sources.hugging_face import HuggingFaceDataSource
 
     datasets = optional("datasets", extra="hf")
-    saved = datasets.load_from_disk(str(folder), storage_options=getattr(folder, "options", None))
+    options = getattr(folder, "options", None)
+    try:
+        saved = datasets.load_from_disk(str(folder), storage_options=options)
+    except Exception as e:
+        told = without_secrets(e, secrets_in(options))
+        if told is e:
+            raise
+        raise RemoteError(f"{folder} could not be read: {told}.") from told
     if isinstance(saved, datasets.DatasetDict):
         name = split or "train"
         if name not in saved:
