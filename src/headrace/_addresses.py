@@ -24,8 +24,8 @@ SIGNING = frozenset(
     re.findall(
         _WORD,
         """signature sig hmac expires expiry awsaccesskeyid googleaccessid ossaccesskeyid key-pair-id hdnea hdnts
-        access_token accesstoken session_token sas_token security-token jwt api_key apikey api-key password passwd secret
-        client_secret authorization""",
+        access_token accesstoken session_token sas_token security-token jwt api_key apikey api-key password passwd
+        secret client_secret authorization""",
     )
 )
 # Azure's, which are common words of two letters: they sign only beside a `sig`.
@@ -37,7 +37,9 @@ CLOUDFRONT = frozenset(["policy"])  # beside a `signature`
 UNSURE = frozenset(["token", "key", "auth", "auth_token", "user", "username", "pwd", "pass"])
 
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(?:::[a-zA-Z0-9+.:-]*)?://")
-_IN_TEXT = re.compile(r"(?<![a-zA-Z0-9])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^\s'\"<>`]*[^\s'\"<>`.,:;)\]}]")
+_IN_TEXT = re.compile(  # up to a space or a quote, but not the quote in a password, and without the end of a sentence
+    r"(?<![a-zA-Z0-9])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://(?:[^\s'\"<>`]|'(?=[\w@%]))*[^\s'\"<>`.,:;)\]}]"
+)
 _CHAINED = re.compile(r"::(?=[a-zA-Z0-9+.-]+(?:://|::))")
 _LINK = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _AUTHORITY_LOGIN = re.compile(r"[^/?#\s]*@")

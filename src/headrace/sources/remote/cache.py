@@ -39,6 +39,11 @@ class Cache:
     A piece appears under its name when it is complete; until then its file says in its name how long it will be. The
     lock file has the sum of all, which may be too large (a writer was killed, somebody removed pieces) and never too
     small: where it leaves no room, the folder is looked at and the sum made right.
+
+    Args:
+        folder: The folder, which is made for this user alone.
+        most_bytes: How much it may hold.
+        why_not: Why nothing is read from it or kept, if so.
     """
 
     def __init__(self, folder: str, most_bytes: int, *, why_not: str = ""):
@@ -46,10 +51,12 @@ class Cache:
 
     def fits(self, num_bytes: int) -> bool:
         """Whether so much may be kept at all."""
-        return num_bytes <= self.most_bytes
+        return num_bytes <= self.most_bytes and not self.why_not
 
     def get(self, name: str, length: int) -> bytes | None:
         """A piece, if it is there and complete."""
+        if self.why_not:
+            return None
         try:
             with open_trusted(os.path.join(self.folder, name)) as file:
                 piece = file.read()
