@@ -92,7 +92,13 @@ def test_what_is_no_secret_stays():
 
 
 def test_options_of_a_driver():
-    options = {"key": "kkkkkkkk", "secret": SECRET, "endpoint_url": "http://x", "client_kwargs": {"token": SECRET * 2}}
+    options = {
+        "key": "kkkkkkkk",
+        "secret": SECRET,
+        "endpoint_url": "http://x",
+        "anon": False,
+        "client_kwargs": {"token": SECRET * 2},
+    }
     assert secrets_in(options) == [SECRET * 2, SECRET, "kkkkkkkk"]
     assert without_login(options) == {"client_kwargs": {}, "endpoint_url": "http://x"}
     assert repr(Address(SIGNED[0], secret=SECRET)) == "'https://host/a.csv?…'"

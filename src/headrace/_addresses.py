@@ -59,6 +59,7 @@ _SECRET_PAIR = re.compile(
 )
 _BEARER = re.compile(r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}")
 _SECRET_OPTION = re.compile(r"(?i)key|secret|token|pass|pwd|sas|credential|auth|connection_str|cookie|user|login|cert")
+_LOGIN_OPTION = re.compile(rf"{_SECRET_OPTION.pattern}|anon|profile|session")
 _SHORTEST_SECRET = 6
 
 
@@ -131,7 +132,7 @@ def secrets_in(options: Any) -> list[str]:
 def without_login(options: Any) -> Any:
     """What a driver's options say of where an object is, and nothing of who asks."""
     if isinstance(options, Mapping):
-        kept = {str(k): without_login(v) for k, v in options.items() if not _SECRET_OPTION.search(str(k))}
+        kept = {str(k): without_login(v) for k, v in options.items() if not _LOGIN_OPTION.search(str(k))}
         return {name: value for name, value in sorted(kept.items()) if value is not None}
     if isinstance(options, list | tuple):
         return [without_login(value) for value in options]
