@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from headrace._addresses import identity, redacted
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import HeadraceError
 from headrace.sources import files, opening
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return given.run(given)
     except (HeadraceError, OSError) as e:
-        print("headrace:", e, *getattr(e, "__notes__", ()), sep=" ", file=sys.stderr)
+        print(redacted(" ".join(map(str, ("headrace:", e, *getattr(e, "__notes__", ()))))), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("headrace: stopped. The same command goes on with the next shard.", file=sys.stderr)
@@ -84,8 +85,8 @@ def _convert(given: argparse.Namespace) -> int:
 
 def _identity(given: argparse.Namespace, options: dict[str, Any]) -> str:
     """What tells this conversion from others: the versions of the files that it reads, and how."""
-    versions = [(path, *files.fingerprint(path)) for path in opening.paths_of(given.source)]
-    return json.dumps([given.source, versions, given.format, options, given.parse_examples])
+    versions = [(identity(path), *files.fingerprint(path)) for path in opening.paths_of(given.source)]
+    return json.dumps([identity(given.source), versions, given.format, options, given.parse_examples])
 
 
 @contextlib.contextmanager

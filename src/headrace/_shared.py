@@ -2,6 +2,10 @@
 
 Memory without a name that somebody has asked for goes when the last object on it does. A name that was given or
 asked for stays until the process that made it ends, or until somebody unlinks it.
+
+A process that is killed removes nothing. So the maker of a name holds a lock on its memory, which the system lets go
+whatever the process dies of: memory of ours that nobody holds is abandoned, and the next process that makes some
+removes it. Memory is only for its user: any that another user owns, or may write to, is not even looked at.
 """
 
 import atexit
@@ -9,8 +13,10 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import secrets
-from typing import Any
+import stat
+from typing import Any, NamedTuple
 
 from headrace.errors import HeadraceError, PipelineError
 
@@ -18,22 +24,36 @@ try:
     import _posixshmem
 except ImportError:  # Windows
     _posixshmem: Any = None
+try:
+    import fcntl
+except ImportError:
+    fcntl: Any = None
+
+FOLDER = "/dev/shm"
+LOCKS = fcntl is not None and os.path.isdir(FOLDER)  # not on macOS
+MARK_BYTES = 8
+# The `k` says that the memory is kept by a lock: names without it may be those of a version that had none.
+_FRESH = re.compile(r"headrace_\d+_k[0-9a-f]{11}")
 
 
 class NamedMemory:
-    """Bytes that other processes find by their name; `created` where this process made them."""
+    """Bytes that other processes find by their name; `created` where this process made them.
 
-    def __init__(self, name: str | None = None, *, size: int | None = None):
+    Args:
+        name: The name; by default one that nobody has.
+        size: How many bytes to make; without it, the memory must be there.
+        mark: What the memory begins with from the start. Its first bytes tell what this library has left under a name
+            that the user gave from what others have.
+    """
+
+    def __init__(self, name: str | None = None, *, size: int | None = None, mark: bytes = b""):
         if _posixshmem is None:
             raise HeadraceError("Named shared memory needs a POSIX system.")
         self.created = False
         self._kept = False
         self._pid = os.getpid()
-        self.name = name or f"headrace_{self._pid}_{secrets.token_hex(6)}"
-        fd = self._open(os.O_RDWR | (0 if size is None else os.O_CREAT | os.O_EXCL))
-        if size is not None:
-            self.created = True
-            _made[self.name] = self._pid
+        self.name = name or _fresh_name()
+        fd = self._found() if size is None else self._new(mark, given=name is not None)
         try:
             if size is not None:
                 self._allocate(fd, max(size, 1))
@@ -45,18 +65,47 @@ class NamedMemory:
         finally:
             os.close(fd)
 
-    def _open(self, flags: int) -> int:
+    def _found(self) -> int:
+        """The descriptor of memory that is there, and is this user's alone."""
         try:
-            return _posixshmem.shm_open(f"/{self.name}", flags, 0o600)
-        except FileExistsError:
-            raise PipelineError(
-                f"There is shared memory of the name {self.name!r} already: choose another, or attach to it by giving "
-                "the name alone."
-            ) from None
+            fd = _open(self.name, os.O_RDWR)
         except FileNotFoundError:
             raise PipelineError(
                 f"There is no shared memory of the name {self.name!r}: it was removed, or its maker has ended."
             ) from None
+        except PermissionError:
+            raise _untrusted(self.name, "it belongs to another user") from None
+        why = _others_hand(os.fstat(fd))
+        if why:
+            os.close(fd)
+            raise _untrusted(self.name, why)
+        return fd
+
+    def _new(self, mark: bytes, *, given: bool) -> int:
+        """The descriptor of new memory, which this process holds."""
+        _sweep_once()
+        while True:
+            try:
+                fd = _open(self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                if not given:
+                    self.name = _fresh_name()
+                elif not mark or not _remove_abandoned(self.name, mark[:MARK_BYTES]):
+                    raise PipelineError(
+                        f"There is shared memory of the name {self.name!r} already: choose another, or attach to it by "
+                        "giving the name alone."
+                    ) from None
+                continue
+            # A name that was given is held apart from the mapping, which goes on in children that outlive its maker.
+            lock = _hold_apart(self.name, fd) if given else None
+            if not LOCKS or lock is not None or (not given and _hold(fd)):
+                break
+            os.close(fd)  # somebody took it for abandoned before it was locked
+        self.created = True
+        _made[self.name] = _Made(self._pid, lock)
+        if LOCKS:
+            os.pwrite(fd, mark, 0)
+        return fd
 
     def _allocate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
@@ -75,25 +124,145 @@ class NamedMemory:
     def keep(self) -> None:
         """Lets the name outlive this object."""
         self._kept = True
+        made = _made.get(self.name)
+        if made is not None and made.lock is None:  # so far it is held by the mapping, which goes with the object
+            _made[self.name] = made._replace(lock=_hold_apart(self.name))
 
     def unlink(self) -> None:
         """Removes the name; the memory goes with the last object on it."""
-        _made.pop(self.name, None)
-        with contextlib.suppress(FileNotFoundError):
-            _posixshmem.shm_unlink(f"/{self.name}")
+        made = _made.pop(self.name, None)
+        if made is not None:
+            made.remove(self.name)
+        else:
+            _unlink(self.name)
 
     def __del__(self, getpid=os.getpid):
         if getattr(self, "created", False) and not self._kept and self._pid == getpid() and self.name in _made:
             self.unlink()
 
 
-_made: dict[str, int] = {}  # names that are to be removed at exit, by the process that made them
+class _Made(NamedTuple):
+    """A name that is to be removed at exit: the process that made it, and what holds it apart from a mapping."""
+
+    pid: int
+    lock: int | None
+
+    def remove(self, name: str) -> None:
+        if self.lock is None or os.fstat(self.lock).st_nlink:  # otherwise it is gone, or somebody else's by now
+            _unlink(name)
+        if self.lock is not None:
+            os.close(self.lock)
+
+
+_made: dict[str, _Made] = {}
+_swept_by = 0  # the process that has looked for what others left
+
+
+def _fresh_name() -> str:
+    return f"headrace_{os.getpid()}_k{secrets.token_hex(6)[:11]}"
+
+
+def _open(name: str, flags: int) -> int:
+    return _posixshmem.shm_open(f"/{name}", flags, 0o600)
+
+
+def _unlink(name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        _posixshmem.shm_unlink(f"/{name}")
+
+
+# ------------------------------------------------------------------------------------- who may have written
+
+
+def _others_hand(status: os.stat_result) -> str:
+    """Why memory may be of somebody else's making; empty where it is not."""
+    if status.st_uid != os.geteuid():
+        return f"it belongs to the user {status.st_uid}, and this process runs as {os.geteuid()}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write to it (its mode is {stat.S_IMODE(status.st_mode):o})"
+    return ""
+
+
+def _untrusted(name: str, why: str) -> PipelineError:
+    return PipelineError(
+        f"The shared memory {name!r} is not read: {why}, and objects that others put there could run their code here. "
+        "Memory is shared by processes of one user; choose another name, or remove it."
+    )
+
+
+# ---------------------------------------------------------------------------------------- what nobody holds
+
+
+def _hold(fd: int) -> bool:
+    """Locks memory for as long as this opening of it lasts, copies included; whether nobody was removing it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(fd).st_nlink > 0
+
+
+def _hold_apart(name: str, fd: int | None = None) -> int | None:
+    """An opening of its own that holds memory, which must be that of `fd`; None where it is not, or nothing can."""
+    if not LOCKS:
+        return None
+    try:
+        lock = _open(name, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    if _hold(lock) and (fd is None or os.path.samestat(os.fstat(lock), os.fstat(fd))):
+        return lock
+    os.close(lock)
+    return None
+
+
+def _remove_abandoned(name: str, mark: bytes = b"") -> bool:
+    """Removes memory of ours that nobody holds; whether the name may be free now."""
+    if not LOCKS:
+        return False
+    try:
+        fd = _open(name, os.O_RDWR)
+    except OSError as e:
+        return isinstance(e, FileNotFoundError)
+    try:
+        if _others_hand(os.fstat(fd)) or os.pread(fd, len(mark), 0) != mark:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:
+            _unlink(name)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _sweep_once() -> None:
+    """Removes what processes that were killed have left, the first time that this one makes memory."""
+    global _swept_by
+    if _swept_by == os.getpid() or not LOCKS:
+        return
+    _swept_by = os.getpid()
+    for name in os.listdir(FOLDER):
+        if _FRESH.fullmatch(name):
+            _remove_abandoned(name)
+
+
+def _let_go_in_child() -> None:
+    """What the parent made is the parent's: a child that lives on does not hold it."""
+    for made in _made.values():
+        if made.lock is not None:
+            os.close(made.lock)
+    _made.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 @atexit.register
 def _unlink_all() -> None:
-    for name, pid in list(_made.items()):
-        if pid == os.getpid():
+    for name, made in list(_made.items()):
+        if made.pid == os.getpid():
             _made.pop(name)
-            with contextlib.suppress(FileNotFoundError):
-                _posixshmem.shm_unlink(f"/{name}")
+            made.remove(name)

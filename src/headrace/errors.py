@@ -13,19 +13,29 @@
     │   └── RingMemoryError (MemoryError)   too little memory for what workers hand over
     └── MissingDependency (ImportError)
 
-An error in a user's own function is raised as it is, with a note that names the operation and the element.
+An error in a user's own function is raised as it is, with a note that names the operation and the element. No error of
+Headrace's shows the login or the query of an address, or a password: neither in its text nor in that of its causes.
 """
 
 import importlib
 import os
+from collections.abc import Iterable
 from types import ModuleType, TracebackType
 from typing import Any
+
+from headrace._addresses import redacted
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
 class HeadraceError(Exception):
     """Any error that Headrace raises of its own accord."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*(redacted(one) if isinstance(one, str) else one for one in args))
+
+    def add_note(self, note: str) -> None:
+        super().add_note(redacted(note))
 
 
 class PipelineError(HeadraceError, ValueError):
@@ -72,11 +82,19 @@ class RemoteTraceback(Exception):
     """Where an error came from in a worker process; it is the cause of the error."""
 
     def __str__(self) -> str:
-        return f'in a worker process:\n"""\n{self.args[0]}"""'
+        return f'in a worker process:\n"""\n{redacted(self.args[0])}"""'
+
+
+class Quoted(Exception):
+    """What an error of a library said, without secrets; it stands for that error as a cause."""
 
 
 class MissingDependency(HeadraceError, ImportError):
     """An optional dependency is not installed."""
+
+
+class CacheWarning(UserWarning):
+    """What was kept on disk is not used, since other users may have written it."""
 
 
 class FilterWarning(UserWarning):
@@ -89,6 +107,23 @@ def optional(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as e:
         raise MissingDependency(f"`{module}` is not installed. Install it with: pip install 'headrace[{extra}]'") from e
+
+
+def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseException:
+    """The error; or, where its text or that of a cause shows a secret, one that says the same without it."""
+    below = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    clean = None if below is None else without_secrets(below, secrets)
+    text = in_words(error)
+    if clean is below and redacted(text, secrets) == text:
+        return error
+    quoted = Quoted(redacted(text, secrets)).with_traceback(error.__traceback__)
+    quoted.__cause__ = clean
+    return quoted
+
+
+def in_words(error: BaseException) -> str:
+    """The kind of an error and what it says."""
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

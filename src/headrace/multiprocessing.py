@@ -59,7 +59,9 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> "SharedMemoryArray":
-        """The array of another process, or of this one."""
+        """The array of another process of this user, or of this one."""
+        if np.dtype(metadata.dtype).hasobject:
+            raise PipelineError("A SharedMemoryArray cannot hold Python objects; the metadata is of no such array.")
         return cls._on(NamedMemory(metadata.name), metadata.shape, metadata.dtype)
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from headrace._addresses import told_apart
 from headrace._dataset import Dataset
 from headrace._loader.kinds import ELEMENTWISE, identity
 from headrace._loader.order import Order
@@ -47,7 +48,7 @@ class Loader(Protocol):
 
 
 def describe(thing: Any, length: int | None = None) -> str:
-    """A sampler, source or shard in one short line that is the same in every run.
+    """A sampler, source or shard in one short line that is the same in every run, also with addresses signed anew.
 
     Its `repr`, but for what is in memory alone: of that, the class and the length.
     """
@@ -62,6 +63,7 @@ def describe(thing: Any, length: int | None = None) -> str:
     text = _ADDRESS.sub("", repr(thing)) if _has_a_word_of_its_own(kind) else ""
     if fields is not None:
         text = f"{kind.__qualname__}({fields})"
+    text = told_apart(text)
     if not text or "<function" in text or "<lambda>" in text:
         return f"{kind.__qualname__}{records}"
     if len(text) <= LONGEST:
@@ -158,7 +160,7 @@ def _is_repr_of(thing: Any, text: str) -> bool:
         return text.startswith("ArrayRecordDataSource")
     if isinstance(thing, Dataset):
         return "MapDataset" in text
-    return _ADDRESS.sub("", text) in (_ADDRESS.sub("", repr(thing)), str(type(thing)))
+    return told_apart(_ADDRESS.sub("", text)) in (told_apart(_ADDRESS.sub("", repr(thing))), str(type(thing)))
 
 
 def _from_grains_flat_map(fields: dict[str, Any], operations: Sequence[Any]) -> dict[str, Any]:

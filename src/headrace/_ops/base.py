@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace._addresses import redacted
 from headrace._rng import derive_seed
 from headrace.errors import PipelineError, SpecError
 
 ENDLESS = sys.maxsize
+_LOOKED_AT = 4096  # characters of a repr
 
 
 def call_site() -> str:
@@ -117,7 +119,8 @@ def describe(value: Any) -> str:
     text = repr(value)
     if text.startswith("<") and " at 0x" in text:
         return type(value).__name__
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    shown = redacted(text[:_LOOKED_AT])  # before it is cut, or half an address would pass for a text
+    return shown if len(shown) <= 80 and len(text) <= _LOOKED_AT else f"{shown[:77]}..."
 
 
 def method_or_function(transform: Any, method: str, *, op: str) -> Callable[..., Any]:

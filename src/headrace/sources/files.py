@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import errno
 import glob
+import hashlib
 import io
 import mmap
 import os
@@ -19,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
+from headrace._addresses import digest, identity, redacted
 from headrace.errors import DataError, PipelineError
 
 LOOKING_THREADS = 16
@@ -82,7 +84,7 @@ def expand(paths: Any, *, what: str) -> list[str]:
 
 def not_found(missing: Sequence[str], num_paths: int, *, what: str) -> FileNotFoundError:
     """The error for paths, of so many, that match no file."""
-    shown = ", ".join(missing[:20]) + (", …" if len(missing) > 20 else "")
+    shown = ", ".join(map(redacted, missing[:20])) + (", …" if len(missing) > 20 else "")
     return FileNotFoundError(f"{len(missing)} of {num_paths} paths of {what} match no file: {shown}.")
 
 
@@ -128,6 +130,21 @@ def fingerprint(path: str) -> Fingerprint:
 
 def _fingerprint(status: os.stat_result) -> Fingerprint:
     return Fingerprint(status.st_size, str(status.st_mtime_ns))
+
+
+def hash_of_paths(paths: Sequence[str], algorithm: str = "sha1") -> str:
+    """What tells some files from others in a repr, whoever reads them and however their addresses are signed."""
+    named = "\n".join(map(identity, paths)).encode(errors="surrogateescape")
+    return hashlib.new(algorithm, named, usedforsecurity=False).hexdigest()[:40]
+
+
+def digest_of(path: str, version: Fingerprint) -> str:
+    """What a file that is kept about this one may be called: its name and place cannot be told from it."""
+    if is_remote(path):
+        from headrace.sources import remote
+
+        return remote.object_name(path, version.version)
+    return digest(os.path.abspath(path))
 
 
 def cache_folder() -> str:
@@ -291,7 +308,7 @@ def out_of_descriptors(path: str) -> OSError:
         errno.EMFILE,
         f"Too many open files: this process may have {most_descriptors()}, and other code has them. Close files, or "
         "raise the limit with `ulimit -n`",
-        path,
+        redacted(path),
     )
 
 

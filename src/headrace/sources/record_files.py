@@ -10,7 +10,6 @@ import bisect
 import concurrent.futures
 import contextlib
 import glob
-import hashlib
 import operator
 import os
 import re
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_c
 
 import numpy as np
 
+from headrace._addresses import identity, redacted
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.mapped import MappedFiles
@@ -162,7 +162,7 @@ class RecordFiles(abc.ABC):
             return self._open(here)
         except Damaged as e:
             if not os.path.exists(here):
-                raise FileNotFoundError(f"{path} does not exist.") from e
+                raise FileNotFoundError(f"{redacted(path)} does not exist.") from e
             if files.is_out_of_descriptors(e):
                 raise
             raise self._unreadable(path, e) from e
@@ -174,7 +174,7 @@ class RecordFiles(abc.ABC):
         try:
             found = files.fingerprint(path)
         except FileNotFoundError:
-            raise FileNotFoundError(f"{path} does not exist.") from None
+            raise FileNotFoundError(f"{redacted(path)} does not exist.") from None
         if found != self._versions.setdefault(path, found):
             raise files.changed(path)
         self._seen.add(path)
@@ -282,8 +282,7 @@ class RecordFiles(abc.ABC):
         vars(self).update(state, _readers=Readers(), _seen=MappedFiles())
 
     def __repr__(self) -> str:
-        named = "\n".join(f"{part.path}[{part.start}:{part.stop}]" for part in self._parts)
-        digest = hashlib.sha1(named.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+        digest = files.hash_of_paths([f"{identity(part.path)}[{part.start}:{part.stop}]" for part in self._parts])
         return f"{type(self).__name__}(num_files={len(self._parts)}, num_records={len(self)}, hash_of_paths={digest})"
 
 

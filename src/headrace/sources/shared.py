@@ -10,14 +10,17 @@ from headrace._shared import NamedMemory
 from headrace.errors import PipelineError
 
 MAGIC = 0x48EAD7ACE
+HEADER_BYTES = 16
+UNFINISHED = -1
 
 
 class SharedMemoryDataSource(Sequence):
     """Elements that several processes read from one memory.
 
     Given elements, it puts them there; given only a name, it reads what another process, or this one, put there
-    under that name. A name that the user gave stays until the process that gave it ends; one that was not given goes
-    with the source, so a copy in another process must be made while the source is there.
+    under that name. A name that the user gave stays until the process that gave it ends, however it ends; one that was
+    not given goes with the source, so a copy in another process must be made while the source is there. Elements are
+    pickled, so memory that another user owns or may write to is refused.
 
     >>> source = SharedMemoryDataSource([1, "two", b"three", {"four": 4}])
     >>> len(source), source[1], source[-1]
@@ -31,10 +34,7 @@ class SharedMemoryDataSource(Sequence):
             self._memory = NamedMemory(name)
         else:
             self._memory = _write([pickle.dumps(element, protocol=5) for element in elements], name)
-        header = np.frombuffer(self._memory.buffer, np.int64, 2)
-        if header[0] != MAGIC:
-            raise PipelineError(f"The shared memory {name!r} was not made by a SharedMemoryDataSource.")
-        self._ends = np.frombuffer(self._memory.buffer, np.int64, int(header[1]) + 1, offset=16)
+        self._ends = _ends_in(self._memory)
 
     @property
     def name(self) -> str:
@@ -73,13 +73,31 @@ def _attach(name: str) -> SharedMemoryDataSource:
     return SharedMemoryDataSource(name=name)
 
 
+def _ends_in(memory: NamedMemory) -> np.ndarray:
+    """Where elements end, and the first one begins."""
+    num_numbers = len(memory.buffer) // 8
+    magic, count = np.frombuffer(memory.buffer, np.int64, 2).tolist() if num_numbers >= 2 else (0, 0)
+    if magic != MAGIC or count + 3 > num_numbers:
+        raise PipelineError(f"The shared memory {memory.name!r} was not made by a SharedMemoryDataSource.")
+    if count < 0:
+        raise PipelineError(
+            f"The shared memory {memory.name!r} is not complete: its maker is still writing, or was killed meanwhile."
+        )
+    return np.frombuffer(memory.buffer, np.int64, count + 1, offset=HEADER_BYTES)
+
+
 def _write(pickled: list[bytes], name: str | None) -> NamedMemory:
-    start = 16 + 8 * (len(pickled) + 1)
+    start = HEADER_BYTES + 8 * (len(pickled) + 1)
     ends = start + np.cumsum([0, *map(len, pickled)])
-    memory = NamedMemory(name, size=int(ends[-1]))
+    memory = NamedMemory(name, size=int(ends[-1]), mark=_header(UNFINISHED))
     if name is not None:
         memory.keep()
-    memory.buffer[:start] = np.array([MAGIC, len(pickled), *ends], np.int64).tobytes()
+    memory.buffer[HEADER_BYTES:start] = np.array(ends, np.int64).tobytes()
     for begin, data in zip(ends.tolist(), pickled, strict=False):
         memory.buffer[begin : begin + len(data)] = data
+    memory.buffer[:HEADER_BYTES] = _header(len(pickled))  # last, so that nobody reads half of it
     return memory
+
+
+def _header(count: int) -> bytes:
+    return np.array([MAGIC, count], np.int64).tobytes()

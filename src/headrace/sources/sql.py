@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import DataError, PipelineError
+from headrace._addresses import redacted, told_apart
+from headrace.errors import DataError, PipelineError, RemoteError, without_secrets
 from headrace.sources.files import is_remote
 
 Row = dict[str, Any]
@@ -79,7 +80,7 @@ class SqlDataSource:
         if not isinstance(connect, str | os.PathLike) and not callable(connect):
             raise PipelineError(
                 "`connect` must be the path of an SQLite file, or a function that returns a connection; got "
-                f"{type(connect).__name__}: {connect!r}."
+                f"{type(connect).__name__}."
             )
         if paramstyle not in PLACEHOLDERS:
             raise PipelineError(f"`paramstyle` must be one of {list(PLACEHOLDERS)}; got {paramstyle!r}.")
@@ -159,11 +160,14 @@ class SqlDataSource:
                 names = [column[0] for column in cursor.description]
                 return names, [_values(row, names) for row in cursor.fetchall()]
         except sqlite3.OperationalError as e:  # a wrong query, a locked file
-            raise PipelineError(f"{self!r} cannot be read: {e}. The query was: {query[:1000]}") from e
+            raise PipelineError(f"{self!r} cannot be read: {e}. The query was: {query[:1000]}") from without_secrets(e)
         except sqlite3.DatabaseError as e:
-            raise DataError(f"{self!r} is damaged, or no SQLite file: {e}.") from e
+            raise DataError(f"{self!r} is damaged, or no SQLite file: {e}.") from without_secrets(e)
         except Exception as e:
-            e.add_note(f"reading {self!r} with the query: {query[:1000]}")
+            told, note = without_secrets(e), redacted(f"reading {self!r} with the query: {query[:1000]}")
+            if told is not e:  # drivers quote connection strings, with the password in them
+                raise RemoteError(f"{told}, {note}") from told
+            e.add_note(note)
             raise
 
     def _connection(self) -> Any:
@@ -200,7 +204,7 @@ class SqlDataSource:
 
     def __repr__(self) -> str:
         where = repr(self._connect) if isinstance(self._connect, str) else _name(self._connect)
-        query = self._query
+        query = told_apart(self._query)
         if len(query) > _LONGEST_SHOWN:
             digest = hashlib.sha1(query.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
             query = f"{query[:_LONGEST_SHOWN]}… (sha1 {digest[:12]})"

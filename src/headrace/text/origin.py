@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace._addresses import place_of
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources import files
 
@@ -40,7 +41,7 @@ class Origin:
     digest: str = ""
     pattern: str | None = None
     special_tokens: tuple[tuple[str, int], ...] = ()
-    path: str | None = field(default=None, compare=False)
+    path: str | None = field(default=None, compare=False, repr=False)
     contents: bytes | None = field(default=None, compare=False, repr=False)
 
     def read(self) -> bytes:
@@ -84,7 +85,7 @@ def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] |
             return _of_name(path)
         path = os.path.abspath(path)
     contents = _read(path)
-    library, name, digest = _library_of_file(path, contents), os.path.basename(path), _digest(contents)
+    library, name, digest = _library_of_file(path, contents), os.path.basename(place_of(path)), _digest(contents)
     if library != TIKTOKEN:
         return Origin(library, name, digest, path=path)
     if pattern is None:

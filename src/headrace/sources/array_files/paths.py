@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import DataError, HeadraceError, PipelineError
+from headrace._addresses import redacted, secrets_in
+from headrace.errors import DataError, HeadraceError, PipelineError, RemoteError, in_words, without_secrets
 from headrace.sources import files
 
 Path = str | os.PathLike
@@ -20,7 +23,7 @@ def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
     found = {name: _absolute(path) for name, path in paths.items()}
     missing = [path for path in found.values() if not files.is_remote(path) and not os.path.exists(path)]
     if missing:
-        raise FileNotFoundError(f"{len(missing)} of {len(found)} {what} do not exist: {', '.join(missing)}.")
+        raise FileNotFoundError(f"{len(missing)} of {len(found)} {what} do not exist: {redacted(', '.join(missing))}.")
     return found
 
 
@@ -59,13 +62,27 @@ def on_this_machine(path: str) -> str:
     return path
 
 
+_OF_DAMAGE = (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
+
+
 @contextlib.contextmanager
 def damage_named(path: str, what: str) -> Iterator[None]:
-    """Errors of a reader as one that names the file."""
+    """Errors of a reader as one that names the file; those of a driver below it are told without secrets."""
+    hidden = secrets_in(getattr(path, "options", None))
     try:
         yield
-    except (HeadraceError, ImportError, MemoryError, FileNotFoundError, PermissionError):
+    except (HeadraceError, ImportError, MemoryError):
         raise
+    except (FileNotFoundError, PermissionError) as e:
+        if without_secrets(e, hidden) is e:
+            raise
+        raise type(e)(redacted(str(e), hidden)) from None
     except Exception as e:  # libraries raise anything for a file that is not what it should be
-        found = " ".join(str(e).split()).rstrip(".") or type(e).__name__
-        raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from e
+        if files.is_remote(path) and not isinstance(e, _OF_DAMAGE):
+            raise RemoteError(f"{path} could not be read: {redacted(in_words(e), hidden)}.") from without_secrets(
+                e, hidden
+            )
+        found = redacted(" ".join(str(e).split()).rstrip("."), hidden) or type(e).__name__
+        raise DataError(
+            f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?"
+        ) from without_secrets(e, hidden)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace import _tree
+from headrace._addresses import told_apart
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 from headrace.sources import files
@@ -143,7 +144,7 @@ class StoredArrays:
     def __repr__(self) -> str:
         inside = self._group.strip("/")
         chosen = (f", group={inside!r}" if inside else "") + (f", keys={self._keys}" if self._keys else "")
-        return f"{type(self).__name__}({self._path!r}{chosen}, length={self._length})"
+        return f"{type(self).__name__}({told_apart(self._path)!r}{chosen}, length={self._length})"
 
 
 def _spec_of(arrays: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace._addresses import told_apart
 from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.array_files.paths import (
@@ -33,7 +34,8 @@ class WholeArrays(ArrayDataSource):
         super().__init__(each(read, self._paths))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._paths!r}, {super().__repr__().removeprefix('ArrayDataSource(')}"
+        paths, arrays = each(told_apart, self._paths), super().__repr__().removeprefix("ArrayDataSource(")
+        return f"{type(self).__name__}({paths!r}, {arrays}"
 
 
 class NpyDataSource(WholeArrays):

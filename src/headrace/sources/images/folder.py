@@ -5,7 +5,6 @@ for.
 """
 
 import concurrent.futures
-import hashlib
 import operator
 import os
 import re
@@ -79,8 +78,7 @@ class ImageFolderDataSource:
         return image if self._flat else image | {"label": ShapeDtypeStruct((), np.int64)}
 
     def __repr__(self) -> str:
-        named = "\n".join([self._root, *self._names])
-        digest = hashlib.sha1(named.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+        digest = files.hash_of_paths([self._root, *self._names])
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
         return f"ImageFolderDataSource({counts}, channels={self._channels}, hash_of_paths={digest})"
 

@@ -10,12 +10,12 @@ import io
 from collections.abc import Generator, Iterator
 from typing import Any, ClassVar, TypeVar
 
+from headrace._addresses import redacted
 from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, DataError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
 from headrace.sources import files
-from headrace.sources.json_lines.index import hash_of_paths
 from headrace.sources.json_lines.lines import BOM, JSON, TEXT, WHITE, Format
 from headrace.sources.json_lines.plain import WINDOW_BYTES, Frames, drop_frames_before, plain_bytes
 
@@ -42,7 +42,8 @@ class LinesIterDataset(IterDataset[T]):
         return LinesIterator(self._paths, self._format, *self._limits)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_files={len(self._paths)}, hash_of_paths={hash_of_paths(self._paths)})"
+        digest = files.hash_of_paths(self._paths, "sha256")
+        return f"{type(self).__name__}(num_files={len(self._paths)}, hash_of_paths={digest})"
 
 
 class JsonLinesIterDataset(LinesIterDataset[Any]):
@@ -124,7 +125,7 @@ class LinesIterator(DatasetIterator[T]):
                 block = self._next_block()
             except BaseException as e:
                 self._close_file()  # so that the next call fails alike, and does not take it for the end
-                e.add_note(f"reading {self._paths[self._file]}, after line {self._line}")
+                e.add_note(f"reading {redacted(self._paths[self._file])}, after line {self._line}")
                 raise
             if block:
                 self._lines = iter(io.BytesIO(block))

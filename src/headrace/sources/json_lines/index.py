@@ -6,7 +6,6 @@ An index that was kept is used for as long as its file has the size and the time
 import contextlib
 import hashlib
 import os
-import secrets
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from headrace.errors import PipelineError
 from headrace.sources import files
 from headrace.sources.json_lines.lines import BOM, WHITE
 from headrace.sources.json_lines.plain import GZIP, ZSTD
+from headrace.sources.private import Place
 
 SCAN_BYTES = 4 << 20
 REMOTE_SCAN_BYTES = 32 << 20  # which come in several requests at once
@@ -36,7 +36,7 @@ class Index:
     It travels to other processes as the path of its file, if it has one.
     """
 
-    def __init__(self, path: str, version: files.Fingerprint, found: tuple[np.ndarray, np.ndarray], kept: str | None):
+    def __init__(self, path: str, version: files.Fingerprint, found: tuple[np.ndarray, np.ndarray], kept: Place | None):
         self.path, self.version, self._kept = path, version, kept
         self.bounds, self._blank = found
         self._not_blank_before = self._blank - np.arange(len(self._blank))
@@ -60,7 +60,7 @@ class Index:
 def index_of(path: str, index_dir: str | None) -> Index:
     """The index of a file: the one that was kept, or a new one."""
     version = files.fingerprint(path)
-    places = _index_paths(path, index_dir) if version.version else []  # some servers tell no version
+    places = _places(path, index_dir, version) if version.version else []  # some servers tell no version
     for kept in places:
         found = _load(kept, version)
         if found is not None:
@@ -69,7 +69,7 @@ def index_of(path: str, index_dir: str | None) -> Index:
     return Index(path, version, found, next((place for place in places if _store(place, version, found)), None))
 
 
-def _found_again(path: str, version: files.Fingerprint, kept: str) -> Index:
+def _found_again(path: str, version: files.Fingerprint, kept: Place) -> Index:
     """An index in another process."""
     found = _load(kept, version)
     return Index(path, version, found, kept) if found is not None else Index(path, version, scan(path, version), None)
@@ -78,32 +78,26 @@ def _found_again(path: str, version: files.Fingerprint, kept: str) -> Index:
 # ------------------------------------------------------------------------------------------ kept in a file
 
 
-def _index_paths(path: str, index_dir: str | None) -> list[str]:
+def _places(path: str, index_dir: str | None, version: files.Fingerprint) -> list[Place]:
     """Where the index of a file may be, the best place first; patterns do not match names with a dot in front."""
-    name = os.path.basename(path)
-    whole = path if files.is_remote(path) else os.path.abspath(path)
     folder = os.path.join(files.cache_folder(), "lines") if index_dir is None else index_dir
-    place = os.path.join(folder, f".{name[:50]}-{_digest(whole).hex()[:16]}.headrace-lines")
+    place = Place(os.path.join(folder, f".{files.digest_of(path, version)}.headrace-lines"))
     if index_dir is not None or files.is_remote(path):
         return [place]
-    return [os.path.join(os.path.dirname(path), f".{name}.headrace-lines"), place]
+    near, name = os.path.split(path)
+    return [Place(os.path.join(near, f".{name}.headrace-lines"), beside=path), place]
 
 
-def hash_of_paths(paths: list[str]) -> str:
-    """What tells some files from others in a repr."""
-    return _digest("\n".join(paths)).hex()[:40]
+def _digest(version: files.Fingerprint) -> bytes:
+    return hashlib.sha256(str(tuple(version)).encode(errors="surrogateescape")).digest()
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
-
-
-def _load(kept: str, version: files.Fingerprint) -> tuple[np.ndarray, np.ndarray] | None:
+def _load(kept: Place, version: files.Fingerprint) -> tuple[np.ndarray, np.ndarray] | None:
     """What an index file says, if it is whole and of this version of its file."""
     try:
-        with open(kept, "rb") as file:
+        with kept.open() as file:
             magic, made_for, num_bounds, num_blank = _HEADER.unpack(file.read(_HEADER.size))
-            if magic != _MAGIC or made_for != _digest(str(tuple(version))):
+            if magic != _MAGIC or made_for != _digest(version):
                 return None
             if num_bounds * 8 < MAPPED_BYTES:
                 numbers = np.fromfile(file, "<i8")
@@ -116,20 +110,13 @@ def _load(kept: str, version: files.Fingerprint) -> tuple[np.ndarray, np.ndarray
     return (bounds, blank) if whole else None
 
 
-def _store(kept: str, version: files.Fingerprint, found: tuple[np.ndarray, np.ndarray]) -> bool:
+def _store(kept: Place, version: files.Fingerprint, found: tuple[np.ndarray, np.ndarray]) -> bool:
     """Writes an index file, whole or not at all; whether it could."""
     bounds, blank = found
-    new = f"{kept}.{secrets.token_hex(4)}"
+    header = _HEADER.pack(_MAGIC, _digest(version), len(bounds), len(blank))
     try:
-        os.makedirs(os.path.dirname(kept) or ".", exist_ok=True)
-        with open(new, "xb") as file:
-            file.write(_HEADER.pack(_MAGIC, _digest(str(tuple(version))), len(bounds), len(blank)))
-            file.write(np.ascontiguousarray(bounds, "<i8").data)
-            file.write(np.ascontiguousarray(blank, "<i8").data)
-        os.replace(new, kept)
+        kept.write([header, *(np.ascontiguousarray(numbers, "<i8").data for numbers in (bounds, blank))])
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(new)
         return False
     return True
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.errors import DataError
 from headrace.sources import files
-from headrace.sources.json_lines.index import LINES_AT_ONCE, hash_of_paths, index_of, near_ranges
+from headrace.sources.json_lines.index import LINES_AT_ONCE, index_of, near_ranges
 from headrace.sources.json_lines.lines import JSON, TEXT, Format
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class LinesDataSource(Generic[T]):
 
     def __repr__(self) -> str:
         counts = f"num_files={len(self._paths)}, num_lines={len(self)}"
-        return f"{type(self).__name__}({counts}, hash_of_paths={hash_of_paths(self._paths)})"
+        return f"{type(self).__name__}({counts}, hash_of_paths={files.hash_of_paths(self._paths, 'sha256')})"
 
 
 class JsonLinesDataSource(LinesDataSource[Any]):

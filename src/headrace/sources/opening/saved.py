@@ -3,7 +3,8 @@
 import os
 from typing import Any
 
-from headrace.errors import DataError, HeadraceError, PipelineError, optional
+from headrace._addresses import secrets_in
+from headrace.errors import DataError, HeadraceError, PipelineError, RemoteError, optional, without_secrets
 from headrace.sources import files, metadata
 
 
@@ -14,11 +15,17 @@ def open_saved(folder: str, *, split: str | None = None) -> Any:
     datasets = optional("datasets", extra="hf")
     if not files.is_remote(folder):
         _check(str(folder))
+    options = getattr(folder, "options", None)
     try:
-        saved = datasets.load_from_disk(str(folder), storage_options=getattr(folder, "options", None))
-    except (HeadraceError, MemoryError, FileNotFoundError, PermissionError, ImportError):
+        saved = datasets.load_from_disk(str(folder), storage_options=options)
+    except (HeadraceError, MemoryError, ImportError):
         raise
     except Exception as e:  # whatever comes of files that are not what they should be
+        told = without_secrets(e, secrets_in(options))
+        if told is not e:
+            raise RemoteError(f"{folder} could not be read: {told}.") from told
+        if isinstance(e, FileNotFoundError | PermissionError):
+            raise
         raise _unreadable(folder, e) from e
     if isinstance(saved, datasets.DatasetDict):
         name = split or "train"

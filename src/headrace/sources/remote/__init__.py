@@ -20,6 +20,7 @@ from headrace.sources.remote.addresses import file_name as file_name
 from headrace.sources.remote.addresses import is_folder as is_folder
 from headrace.sources.remote.addresses import listed as listed
 from headrace.sources.remote.addresses import matches as matches
+from headrace.sources.remote.addresses import object_name as object_name
 from headrace.sources.remote.reading import RemoteFile as RemoteFile
 from headrace.sources.remote.reading import fingerprint as fingerprint
 from headrace.sources.remote.reading import local_copy as local_copy

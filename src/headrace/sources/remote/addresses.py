@@ -4,23 +4,25 @@ How a server is reached is told by `Address`, or for all addresses by the enviro
 (`AWS_ENDPOINT_URL`, `FSSPEC_S3_KEY`, …).
 """
 
-import hashlib
 import secrets
 from typing import Any, NamedTuple, Self
 
-from headrace.errors import MissingDependency, PipelineError, optional
+from headrace._addresses import digest, identity, place_of, redacted, without_login
+from headrace.errors import MissingDependency, PipelineError, optional, without_secrets
 from headrace.sources.remote.faults import patiently
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 30.0, 60.0
 ARCHIVES = ("zip", "tar", "libarchive")  # what is inside is read from its start: there is no going to an offset
-VERSIONS = ("ETag", "etag", "version_id", "md5Hash", "Content-MD5", "CRC", "mtime", "Last-Modified", "LastModified")
-VERSIONS += ("last_modified", "updated", "created", "date_time")
+CHECKSUMS = ("ETag", "etag", "version_id", "md5Hash", "Content-MD5", "CRC")
+VERSIONS = (*CHECKSUMS, "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "created", "date_time")
 
 _this_process = secrets.token_hex(8)
 
 
 class Address(str):
     """An address with what its driver must be told, which travels with it to worker processes.
+
+    Its login and its query are not shown, and neither are the options; a state knows an object without them.
 
     Args:
         address: As fsspec writes it; patterns (`*`, `?`, `[…]`) are allowed.
@@ -37,6 +39,9 @@ class Address(str):
         self = super().__new__(cls, address)
         self.options = options
         return self
+
+    def __repr__(self) -> str:
+        return repr(redacted(self))
 
 
 def _options_of(path: str) -> dict[str, Any]:
@@ -93,10 +98,7 @@ def file_name(path: str) -> str:
     >>> file_name("https://host/a/b.csv?token=c"), file_name("zip://a/b.csv::s3://bucket/c.zip")
     ('b.csv', 'b.csv')
     """
-    head = path.partition("::")[0]
-    if head.startswith(("http://", "https://")):
-        head = head.partition("?")[0].partition("#")[0]
-    return head.rstrip("/").rsplit("/", 1)[-1]
+    return place_of(path.partition("::")[0]).rstrip("/").rsplit("/", 1)[-1]
 
 
 def in_archive(path: str) -> bool:
@@ -119,8 +121,17 @@ class Seen(NamedTuple):
         Where the server tells no version, the name is good for this process only.
         """
         version = self.version or f"in process {_this_process}"
-        text = f"{path}\n{sorted(_options_of(path).items())}\n{self.size}\n{version}"
-        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:40]
+        return digest(f"{object_name(path, self.version)}\n{self.size}\n{version}")[:40]
+
+
+def object_name(path: str, version: str) -> str:
+    """A name for the object behind an address, the same whoever asks for it and however that is signed.
+
+    A word such as `key` says who asks, or what is asked for. Where the version is not of the content, two objects that
+    differ in it might be taken for one, so the name has it.
+    """
+    is_checksum = version.partition("=")[0] in CHECKSUMS
+    return digest(f"{identity(path, unsure=not is_checksum)}\n{without_login(_options_of(path))}")
 
 
 def look(path: str) -> Seen:
@@ -150,9 +161,13 @@ def file_system(path: str) -> tuple[Any, str]:
     except MissingDependency:
         raise
     except ImportError as e:
-        raise MissingDependency(f"{path} needs a driver ({e}). Install it with: pip install 'headrace[cloud]'") from e
+        raise MissingDependency(
+            f"{path} needs a driver ({e}). Install it with: pip install 'headrace[cloud]'"
+        ) from without_secrets(e)
     except ValueError as e:
-        raise PipelineError(f"{path} is not an address that fsspec can open: {e}. Is its protocol spelt right?") from e
+        raise PipelineError(
+            f"{path} is not an address that fsspec can open: {e}. Is its protocol spelt right?"
+        ) from without_secrets(e)
 
 
 def _driver_options(path: str, fsspec: Any) -> dict[str, Any]:

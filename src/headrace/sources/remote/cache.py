@@ -1,4 +1,4 @@
-"""A folder of pieces of far-away files that never holds more bytes than it may.
+"""A folder of pieces of far-away files that never holds more bytes than it may, for this user alone.
 
 Environment: `HEADRACE_CACHE` is the folder (`~/.cache/headrace` by default), `HEADRACE_CACHE_BYTES` how much it may
 hold (10 GiB by default, 0 for no cache).
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from headrace.errors import PipelineError, RemoteError
 from headrace.sources.files import cache_folder
+from headrace.sources.private import Untrusted, check_file, check_folder, make_folder, open_trusted
 
 CACHE_BYTES = 10 << 30
 LOCK = ".lock"
@@ -20,11 +21,16 @@ _PARTIAL = re.compile(r"\.partial-(\d+)-")
 
 
 def the_cache() -> "Cache":
-    """The cache that the environment asks for."""
+    """The cache that the environment asks for; one that holds nothing where others may write to its folder."""
     most_bytes = os.environ.get("HEADRACE_CACHE_BYTES") or str(CACHE_BYTES)
     if not most_bytes.isdecimal():
         raise PipelineError(f"HEADRACE_CACHE_BYTES must be a number of bytes; got {most_bytes!r}.")
-    return Cache(os.path.join(cache_folder(), "remote"), int(most_bytes))
+    folder = os.path.join(cache_folder(), "remote")
+    try:
+        check_folder(folder, within=cache_folder())
+    except Untrusted as e:
+        return Cache(folder, 0, why_not=str(e))
+    return Cache(folder, int(most_bytes))
 
 
 class Cache:
@@ -33,19 +39,26 @@ class Cache:
     A piece appears under its name when it is complete; until then its file says in its name how long it will be. The
     lock file has the sum of all, which may be too large (a writer was killed, somebody removed pieces) and never too
     small: where it leaves no room, the folder is looked at and the sum made right.
+
+    Args:
+        folder: The folder, which is made for this user alone.
+        most_bytes: How much it may hold.
+        why_not: Why nothing is read from it or kept, if so.
     """
 
-    def __init__(self, folder: str, most_bytes: int):
-        self.folder, self.most_bytes = folder, most_bytes
+    def __init__(self, folder: str, most_bytes: int, *, why_not: str = ""):
+        self.folder, self.most_bytes, self.why_not = folder, most_bytes, why_not
 
     def fits(self, num_bytes: int) -> bool:
         """Whether so much may be kept at all."""
-        return num_bytes <= self.most_bytes
+        return num_bytes <= self.most_bytes and not self.why_not
 
     def get(self, name: str, length: int) -> bytes | None:
         """A piece, if it is there and complete."""
+        if self.why_not:
+            return None
         try:
-            with io.open(os.path.join(self.folder, name), "rb") as file:  # noqa: UP020
+            with open_trusted(os.path.join(self.folder, name)) as file:
                 piece = file.read()
                 os.utime(file.fileno())
         except OSError:
@@ -61,8 +74,8 @@ class Cache:
     def keep(self, name: str, size: int, make: Callable[[str], None]) -> str:
         """The path of a piece, which is made if it is not there: `make` writes it to the path it is given."""
         path = os.path.join(self.folder, name)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_size == size:
+        with contextlib.suppress(FileNotFoundError, Untrusted):
+            if check_file(path).st_size == size:
                 os.utime(path)
                 return path
         partial = self._reserve(size)
@@ -77,7 +90,7 @@ class Cache:
 
     def _reserve(self, size: int) -> str:
         """The path of a new file that so many bytes may be written to."""
-        os.makedirs(self.folder, exist_ok=True)
+        make_folder(self.folder)
         with self._locked() as lock:
             text = os.pread(lock, 20, 0)
             total = int(text) if text.isdigit() else self.most_bytes
@@ -96,13 +109,13 @@ class Cache:
                     f"The cache {self.folder} holds {self.most_bytes} bytes, too few for what is copied to it at once: "
                     "set HEADRACE_CACHE_BYTES."
                 )
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_folder(os.path.dirname(path))
             os.replace(partial, path)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Nobody else, in this process or another, makes room or gives names; the lock file is open."""
-        fd = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+        fd = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with contextlib.suppress(ImportError, OSError):  # Windows, and some network file systems, have no locks
                 import fcntl

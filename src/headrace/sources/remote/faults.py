@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from headrace.errors import HeadraceError, RemoteError
+from headrace._addresses import redacted, secrets_in
+from headrace.errors import HeadraceError, RemoteError, in_words, without_secrets
 
 ATTEMPTS = 8
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
@@ -65,7 +66,8 @@ class Patience:
     """Counts the faults of one thing that is tried, and waits between tries."""
 
     def __init__(self, path: str, doing: str):
-        self._path, self._doing, self._num_faults = path, doing, 0
+        self._path, self._doing, self._num_faults = redacted(path), doing, 0
+        self._secrets = secrets_in(getattr(path, "options", None))
 
     def after(self, fault: BaseException) -> None:
         """Waits before the next try; raises where none makes sense, or after the last one."""
@@ -73,21 +75,25 @@ class Patience:
             raise fault
         self._num_faults += 1
         if _is_missing(fault) and not may_pass(fault):
-            raise FileNotFoundError(f"{self._path} does not exist.") from fault
+            raise FileNotFoundError(f"{self._path} does not exist.") from self._told(fault)
         if isinstance(fault, FileNotFoundError) and fault.__cause__ is not None:  # it says less than what it hides
             fault = fault.__cause__
-        what = f"{type(fault).__name__}: {fault}".rstrip(": ")
+        what = redacted(in_words(fault), self._secrets)
         if not may_pass(fault):
             raise RemoteError(
                 f"{self._doing} {self._path} failed with {what}. Check the address, and what the server must be told "
                 "of you (see `headrace.sources.Address`)."
-            ) from fault
+            ) from self._told(fault)
         if self._num_faults >= ATTEMPTS:
             raise RemoteError(
                 f"{self._doing} {self._path} failed {self._num_faults} times, at last with {what}. Is the server up, "
                 "and does it let you read this much at once?"
-            ) from fault
+            ) from self._told(fault)
         time.sleep(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (self._num_faults - 1)) * _jitter.uniform(0.5, 1))
+
+    def _told(self, fault: BaseException) -> BaseException:
+        """A fault as a traceback may show it: libraries write whole addresses into their errors."""
+        return without_secrets(fault, self._secrets)
 
 
 def patiently(call: Callable[[], T], path: str, doing: str) -> T:

@@ -148,6 +148,8 @@ def local_copy(path: str) -> str:
     The cache may remove it to make room: call this before each opening. A copy that is open stays readable.
     """
     seen, cache = look(path), the_cache()
+    if cache.why_not:
+        raise RemoteError(f"{path} must be copied to the cache as a whole. {cache.why_not}")
     if seen.size is None or not cache.fits(seen.size):
         raise RemoteError(
             f"{path} has {seen.size or 'an unknown number of'} bytes and must be copied to the cache as a whole, which "

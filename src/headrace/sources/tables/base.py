@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -259,7 +258,6 @@ class TableDataSource:
         self._open_caches()
 
     def __repr__(self) -> str:
-        digest = hashlib.sha1("\n".join(self.paths).encode(errors="surrogateescape"), usedforsecurity=False)
         given = [(f.name, repr(getattr(self, f.name)), repr(f.default)) for f in dataclasses.fields(self)]
         chosen = "".join(
             f"{name}={value}, "
@@ -267,4 +265,4 @@ class TableDataSource:
             if value != default and name not in ("paths", "cache_bytes")
         )
         counts = f"num_files={len(self.paths)}, num_rows={len(self)}"
-        return f"{type(self).__name__}({counts}, {chosen}hash_of_paths={digest.hexdigest()})"
+        return f"{type(self).__name__}({counts}, {chosen}hash_of_paths={files.hash_of_paths(self.paths)})"

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
+from headrace._addresses import redacted
 from headrace.errors import DataError, HeadraceError
 from headrace.sources import files
 from headrace.sources.tables.values import arrow
@@ -33,7 +34,7 @@ def blaming(place: str, what: str) -> Iterator[None]:
         raise
     except (arrow().ArrowException, OSError, ValueError, LookupError, ArithmeticError) as e:  # Unicode, dates, names
         if isinstance(e, OSError) and e.errno is not None:  # the file system's, and not about what is in the file
-            e.add_note(f"reading {place}")
+            e.add_note(f"reading {redacted(place)}")
             raise
         raise DataError(
             f"{place} cannot be read: {first_line(e)}. Is the file damaged, not written or copied to its end, or "

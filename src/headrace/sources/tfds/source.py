@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace._addresses import redacted
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files, metadata
 from headrace.sources.array_record import ArrayRecordDataSource
@@ -134,8 +135,8 @@ def _described(folder: str) -> Node:
         below_it = [glob.glob(f"{depth}/dataset_info.json", root_dir=folder) for depth in ("*", "*/*", "*/*/*")]
         others = ", ".join(sorted(os.path.dirname(path) for paths in below_it for path in paths)[:20])
         raise FileNotFoundError(
-            f"{folder} has no `dataset_info.json`, as a folder that TensorFlow Datasets prepared has. Folders below it "
-            f"that have one: {others or 'none'}."
+            f"{redacted(folder)} has no `dataset_info.json`, as a folder that TensorFlow Datasets prepared has. "
+            f"Folders below it that have one: {others or 'none'}."
         ) from None
 
 

@@ -4,10 +4,8 @@ It is made once and kept in a file, and holds for the size and modification time
 """
 
 import contextlib
-import hashlib
 import json
 import os
-import uuid
 import zlib
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy as np
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.crc32c import masked_crcs_of_lengths
+from headrace.sources.private import Place
 from headrace.sources.tfrecord.compressed import is_compressed
 from headrace.sources.tfrecord.framing import FOOTER, FRAME_BYTES, HEADER, READ_BYTES, damaged
 
@@ -26,7 +25,7 @@ LARGE_BYTES = 1 << 15  # records of this size are jumped over when offsets are l
 def index_of(path: str, folder: str | None) -> tuple[files.Fingerprint, np.ndarray]:
     """Where each record of a file begins, and the last one ends; read from the file's index, or written to it."""
     fingerprint = files.fingerprint(path)
-    places = _index_paths(path, folder)
+    places = _places(path, folder, fingerprint)
     for place in places:
         offsets = _read_index(place, fingerprint)
         if offsets is not None:
@@ -41,23 +40,23 @@ def index_of(path: str, folder: str | None) -> tuple[files.Fingerprint, np.ndarr
     return fingerprint, offsets
 
 
-def _index_paths(path: str, folder: str | None) -> list[str]:
+def _places(path: str, folder: str | None, fingerprint: files.Fingerprint) -> list[Place]:
     """Where the index of a file may be, the best place first."""
-    where = path if files.is_remote(path) else os.path.abspath(path)
-    name = hashlib.sha1(where.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest() + ".index"
+    name = f"{files.digest_of(path, fingerprint)}.index"
     if folder is not None:
-        return [os.path.join(folder, name)]
-    cached = os.path.join(files.cache_folder(), "tfrecord", name)
+        return [Place(os.path.join(folder, name))]
+    cached = Place(os.path.join(files.cache_folder(), "tfrecord", name))
     if files.is_remote(path):
         return [cached]
     # A name that begins with a dot is one that no pattern for the files themselves finds.
-    return [os.path.join(os.path.dirname(where), f".{os.path.basename(where)}.index"), cached]
+    near, own_name = os.path.split(os.path.abspath(path))
+    return [Place(os.path.join(near, f".{own_name}.index"), beside=path), cached]
 
 
-def _read_index(place: str, fingerprint: files.Fingerprint) -> np.ndarray | None:
+def _read_index(place: Place, fingerprint: files.Fingerprint) -> np.ndarray | None:
     """The offsets in an index; None where there is none, or one of another version of the file."""
     try:
-        with open(place, "rb") as file:
+        with place.open() as file:
             if file.readline(len(MAGIC)) != MAGIC or json.loads(file.readline()) != list(fingerprint):
                 return None
             checksum, offsets = file.read(4), file.read()
@@ -68,18 +67,9 @@ def _read_index(place: str, fingerprint: files.Fingerprint) -> np.ndarray | None
     return np.frombuffer(offsets, "<i8")
 
 
-def _write_index(place: str, fingerprint: files.Fingerprint, offsets: np.ndarray) -> None:
+def _write_index(place: Place, fingerprint: files.Fingerprint, offsets: np.ndarray) -> None:
     data = offsets.astype("<i8").tobytes()
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    unfinished = os.path.join(os.path.dirname(place), f".{uuid.uuid4().hex}.unfinished")
-    try:
-        with open(unfinished, "xb") as file:
-            file.write(MAGIC + json.dumps(fingerprint).encode() + b"\n" + FOOTER.pack(zlib.crc32(data)) + data)
-        os.replace(unfinished, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
+    place.write([MAGIC, json.dumps(fingerprint).encode() + b"\n", FOOTER.pack(zlib.crc32(data)), data])
 
 
 def _find_offsets(path: str, size: int) -> np.ndarray:

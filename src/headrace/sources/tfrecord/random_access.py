@@ -1,7 +1,6 @@
 """The records of TFRecord files by index."""
 
 import concurrent.futures
-import hashlib
 import itertools
 import operator
 import os
@@ -140,8 +139,7 @@ class TFRecordDataSource:
         return self.__dict__ | {"_offsets": [None] * len(self._paths)}
 
     def __repr__(self) -> str:
-        named = "\n".join(self._paths).encode(errors="surrogateescape")
-        digest = hashlib.sha1(named, usedforsecurity=False).hexdigest()
+        digest = files.hash_of_paths(self._paths)
         return f"TFRecordDataSource(num_files={len(self._paths)}, num_records={len(self)}, hash_of_paths={digest})"
 
 

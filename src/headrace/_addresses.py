@@ -1,0 +1,209 @@
+"""Addresses as text: what of them may be shown, and what tells one object from another.
+
+What follows a `?` may be a signature, and what stands before an `@` a password: neither is in any message, repr, state
+or file name. What identifies an object is its address without what only says who may read it, and until when.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote_plus
+
+HIDDEN = "…"
+WEB = ("http", "https")
+# Protocols in which a name may stand before the `@` without a password; in any other, it may be part of the place.
+LOGINS = (*WEB, "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webhdfs", "hdfs")
+# Protocols in which what stands before the `@` is no login at all: `github://org:repo@main/a`, `abfs://container@host`.
+PLACES = ("github", "gitlab", "git", "abfs", "abfss", "az", "adl", "wasb", "wasbs", "memory", "file", "local")
+PLACES += ("zip", "tar", "libarchive")
+
+SIGNING_PREFIXES = ("x-amz-", "x-goog-", "x-oss-", "x-cos-", "x-ms-", "q-sign-", "q-ak", "q-key-")
+_WORD = r"[\w-]+"
+SIGNING = frozenset(
+    re.findall(
+        _WORD,
+        """signature sig hmac expires expiry awsaccesskeyid googleaccessid ossaccesskeyid key-pair-id hdnea hdnts
+        access_token accesstoken session_token sas_token security-token jwt api_key apikey api-key password passwd
+        secret client_secret authorization""",
+    )
+)
+# Azure's, which are common words of two letters: they sign only beside a `sig`.
+SAS = frozenset(
+    re.findall(_WORD, "se sp sr ss st sv si sip spr srt sdd ses skoid sktid skt ske sks skv saoid suoid scid")
+)
+CLOUDFRONT = frozenset(["policy"])  # beside a `signature`
+# Most often who asks, but a server may also take them for what is asked for.
+UNSURE = frozenset(["token", "key", "auth", "auth_token", "user", "username", "pwd", "pass"])
+
+_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(?:::[a-zA-Z0-9+.:-]*)?://")
+_IN_TEXT = re.compile(  # up to a space or a quote, but not the quote in a password, and without the end of a sentence
+    r"(?<![a-zA-Z0-9])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://(?:[^\s'\"<>`]|'(?=[\w@%]))*[^\s'\"<>`.,:;)\]}]"
+)
+_CHAINED = re.compile(r"::(?=[a-zA-Z0-9+.-]+(?:://|::))")
+_LINK = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
+_AUTHORITY_LOGIN = re.compile(r"[^/?#\s]*@")
+_UNQUOTED_LOGIN = re.compile(r"[^\s/?#@:\[]*:(?!\d*(?:[/?#]|$))\S*@")  # of a password that has a `/` or `?` in it
+_QUERY = re.compile(r"\?(?=[^/?]*=).*", re.DOTALL)  # in other protocols a `?` is that of a pattern
+_WEB_QUERY = re.compile(r"[?#].+", re.DOTALL)
+_SHOWN_QUERY = re.compile(r"\?…(?:#[0-9a-f]{12})?")
+_LOOSE_QUERY = re.compile(r"([?&])[\w.%~-]{1,60}=[^\s'\"<>`&]*[^\s'\"<>`&.,:;)\]}](?:&[^\s'\"<>`]*)?")
+
+_SECRET_NAME = (
+    r"(?:password|passwd|pwd|secret|secret[_-]?(?:access[_-]?)?key|(?:access|auth|session|sas|security|refresh)[_-]?token"
+    r"|api[_-]?key|account[_-]?key|access[_-]?key(?:[_-]?id)?|connection[_-]?string|authorization|signature)"
+)
+_SECRET_PAIR = re.compile(
+    rf"(?i)({_SECRET_NAME}(?:\s?=\s?|['\"]\s?:\s?)|(?<![a-z0-9_])token\s?=\s?)"
+    r"(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\")}\]]+)"
+)
+_BEARER = re.compile(r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}")
+_SECRET_OPTION = re.compile(r"(?i)key|secret|token|pass|pwd|sas|credential|auth|connection_str|cookie|user|login|cert")
+_LOGIN_OPTION = re.compile(rf"{_SECRET_OPTION.pattern}|anon|profile|session")
+_SHORTEST_SECRET = 6
+
+
+class Link(NamedTuple):
+    """One address of a chain, in its parts."""
+
+    protocol: str
+    login: str  # with its `@`
+    place: str
+    query: str  # with its `?`
+
+
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    """A text without the logins and queries of the addresses in it, without passwords, and without these secrets.
+
+    >>> redacted("Reading https://me:pw@host/a.csv?token=abc failed.")
+    'Reading https://…@host/a.csv?… failed.'
+    """
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return _without_pairs(_each_address(text, _hidden))
+
+
+def told_apart(text: str) -> str:
+    """A text in which addresses are the same if their objects are: of what selects an object, a digest is left.
+
+    >>> told_apart("https://me:pw@host/get?id=3&token=abc"), told_apart("https://host/a.csv?token=abc")
+    ('https://host/get?…#3a61b75b7aa2', 'https://host/a.csv')
+    """
+    return _without_pairs(_each_address(text, _hidden_with_digest))
+
+
+def identity(address: str, *, unsure: bool = False) -> str:
+    """What tells the object behind an address from others; of a path on this machine, the path.
+
+    With `unsure`, also by what may say who asks and may say what is asked for, such as `key=…`.
+
+    >>> identity("https://me:pw@host/get?id=3&X-Amz-Signature=abc")
+    'https://host/get?id=3'
+    """
+    if not _ADDRESS.match(address):
+        return address
+    return "::".join(_identity_of(link, unsure=unsure) for link in _CHAINED.split(address))
+
+
+def place_of(address: str) -> str:
+    """One address without login and query; a path on this machine is as it is."""
+    link = _parsed(address)
+    return f"{link.protocol}://{link.place}" if isinstance(link, Link) else link
+
+
+def digest(text: str) -> str:
+    """What a file may be called after a text, which nobody can tell from it."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def secrets_in(options: Any) -> list[str]:
+    """The texts among a driver's options that must not be shown."""
+    if not isinstance(options, Mapping):
+        return []
+    found = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += secrets_in(value)
+        elif isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET_OPTION.search(str(name)):
+            found.append(value)
+    return sorted(found, key=len, reverse=True)
+
+
+def without_login(options: Any) -> Any:
+    """What a driver's options say of where an object is, and nothing of who asks."""
+    if isinstance(options, Mapping):
+        kept = {str(k): without_login(v) for k, v in options.items() if not _LOGIN_OPTION.search(str(k))}
+        return {name: value for name, value in sorted(kept.items()) if value is not None}
+    if isinstance(options, list | tuple):
+        return [without_login(value) for value in options]
+    # The repr of any other object may be another in each process.
+    return identity(options) if isinstance(options, str) else options if isinstance(options, int | float) else None
+
+
+def _each_address(text: str, change: Callable[[Link], str]) -> str:
+    """A text with each address in it changed."""
+
+    def change_all(found: re.Match[str]) -> str:
+        links = [_parsed(link) for link in _CHAINED.split(found[0])]
+        return "::".join(change(link) if isinstance(link, Link) else link for link in links)
+
+    return _IN_TEXT.sub(change_all, text) if "://" in text else text
+
+
+def _without_pairs(text: str) -> str:
+    if "=" not in text and ":" not in text:
+        return text
+    text = _LOOSE_QUERY.sub(rf"\1{HIDDEN}", text)  # of an address that was cut, or had a space in it
+    return _BEARER.sub(rf"\1 {HIDDEN}", _SECRET_PAIR.sub(rf"\1{HIDDEN}", text))
+
+
+def _parsed(link: str) -> Link | str:
+    """The parts of a link; a link without a place, such as `simplecache`, is as it is."""
+    found = _LINK.fullmatch(link)
+    if found is None:
+        return link
+    protocol, rest = found[1].lower(), found[2]
+    login = "" if protocol in PLACES else _login(protocol, rest)
+    rest = rest[len(login) :]
+    query = (_WEB_QUERY if protocol in WEB else _QUERY).search(rest)
+    return Link(found[1], login, rest[: query.start()] if query else rest, query[0] if query else "")
+
+
+def _login(protocol: str, rest: str) -> str:
+    found = _AUTHORITY_LOGIN.match(rest)
+    if found is None:
+        found = _UNQUOTED_LOGIN.match(rest)
+    if found is None or (":" not in found[0] and protocol not in LOGINS):
+        return ""
+    return found[0]
+
+
+def _hidden(link: Link) -> str:
+    query = link.query if _SHOWN_QUERY.fullmatch(link.query) else f"?{HIDDEN}" if link.query else ""
+    return f"{link.protocol}://{HIDDEN + '@' if link.login else ''}{link.place}{query}"
+
+
+def _hidden_with_digest(link: Link) -> str:
+    if _SHOWN_QUERY.fullmatch(link.query):
+        return _hidden(link)
+    kept = _selecting(link.query, unsure=False)
+    return f"{link.protocol}://{link.place}{f'?{HIDDEN}#{digest(kept)[:12]}' if kept else ''}"
+
+
+def _identity_of(link: str, *, unsure: bool) -> str:
+    parts = _parsed(link)
+    if not isinstance(parts, Link):
+        return parts
+    query = _selecting(parts.query, unsure=unsure)
+    return f"{parts.protocol}://{parts.place}{'?' + query if query else ''}"
+
+
+def _selecting(query: str, *, unsure: bool) -> str:
+    """What of a query may select the object, in one order."""
+    parts = [part for part in query[1:].split("#")[0].split("&") if part]
+    pairs = [(unquote_plus(part.partition("=")[0]).lower(), part) for part in parts]
+    names = {name for name, _ in pairs}
+    dropped = SIGNING if unsure else SIGNING | UNSURE
+    dropped |= (SAS if "sig" in names else frozenset()) | (CLOUDFRONT if "signature" in names else frozenset())
+    kept = [pair for pair in pairs if pair[0] not in dropped and not pair[0].startswith(SIGNING_PREFIXES)]
+    return "&".join(part for _, part in sorted(kept, key=lambda pair: pair[0]))
