@@ -67,7 +67,7 @@ def goes_on_after_signals(handler):
                 got.extend(iterator)
         except Notice:
             raised += 1
-        assert iterator.get_state() == {"next_index": len(got)}
+        assert iterator.get_state()["next_index"] == len(got)
         got.append(next(iterator))
         assert got[-1] == len(got) - 1
     assert raised == 60

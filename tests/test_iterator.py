@@ -21,12 +21,12 @@ from headrace.experimental import get_next_index, set_next_index
 def test_states_after_any_output():
     ds = MapDataset.range(10).shuffle(seed=1).to_iter_dataset()
     iterator = iter(ds)
-    assert iterator.get_state() == {"next_index": 0}
+    assert iterator.get_state()["next_index"] == 0
     first = [next(iterator) for _ in range(4)]
     state = iterator.get_state()
-    assert state == {"next_index": 4}
+    assert state["next_index"] == 4
     rest = list(iterator)
-    assert iterator.get_state() == {"next_index": 10}
+    assert iterator.get_state()["next_index"] == 10
     iterator.set_state(state)
     assert list(iterator) == rest
     iterator.set_state({"next_index": 0})
@@ -285,9 +285,9 @@ def test_states_do_not_depend_on_line_numbers_or_addresses():
     next(a), next(b)
     state = json.dumps(a.get_state())
     assert state == json.dumps(b.get_state())
-    assert "lambda" not in state
+    assert ".py" not in state
     assert "0x" not in state
-    assert len(state) < 500
+    assert len(state) < 1000
 
 
 def test_memory_does_not_grow_with_the_number_of_elements():

@@ -266,7 +266,7 @@ def test_states_of_random_access_chains_cross_over():
     ours, theirs = build(hr), build(grain)
     for _ in range(5):
         assert next(ours) == next(theirs)
-        assert ours.get_state() == theirs.get_state()
+        assert ours.get_state().items() >= theirs.get_state().items()
     fresh = build(hr)
     fresh.set_state(theirs.get_state())
     assert list(fresh) == list(theirs)

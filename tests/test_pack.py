@@ -1,5 +1,6 @@
 """Sequence packing: the rows of the Grain wheel, no token lost, and the laws of streams."""
 
+import json
 import pickle
 
 import numpy as np
@@ -298,7 +299,9 @@ def test_states_are_small_and_say_which_sequence_is_open():
     ds = ConcatThenSplitIterDataset(stream(sequences(3, 9)), length_struct={"x": 4})
     iterator = iter(ds)
     next(iterator)
-    assert iterator.get_state() == {
+    state = iterator.get_state()
+    assert len(json.dumps(state)) < 500
+    expected = {
         "op": "concat_then_split",
         "lengths": {"x": 4},
         "split_full_length_features": True,
@@ -306,6 +309,7 @@ def test_states_are_small_and_say_which_sequence_is_open():
         "taken_of_group": 0,
         "parent": {"next_index": 1},
     }
+    assert {name: state[name] for name in expected} == expected
 
 
 def test_a_state_of_other_bins_is_refused():

@@ -2,43 +2,146 @@
 
 A random-access chain's state is `{"next_index": n}`. Any other names its operation, the arguments that its
 numbers depend on, the numbers, and the states of its parents. Operations whose position is their parent's
-leave no trace, so maps and batches may be changed between a save and a restore.
+leave no trace there. `pipeline` beside it says what the order depends on (`_fingerprint.py`), `functions` what is only
+warned of, and `checksum` tells whether the state is as it was given out.
 """
 
+import json
+import sys
+import warnings
+import zlib
 from typing import Any
 
 import numpy as np
 
+from headrace._fingerprint import changed_functions, differences, fingerprint, functions
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
-from headrace._ops.combine import Interleave, Mix, Mixing, Zip
+from headrace._ops.combine import Interleave, Mix, Mixing, Nary, Zip
 from headrace._ops.schedule import BLOCK, ScheduledMix
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.combine import interleaved_part
-from headrace.errors import StateError
+from headrace.errors import StateError, StateWarning
 
 Json = dict[str, Any]
+BESIDE = ("pipeline", "functions", "checksum")
+
+
+class Identity:
+    """What states of a pipeline carry beside the position; worked out once."""
+
+    def __init__(self, op: Op):
+        self._op = op
+        self._known: Json | None = None
+
+    def added_to(self, state: Json) -> Json:
+        """A state with what it belongs to."""
+        if self._known is None:
+            self._known = {"pipeline": fingerprint(self._op), "functions": functions(self._op)}
+        # Copied, since a state is the user's to change.
+        state |= {name: json.loads(json.dumps(value)) for name, value in self._known.items()}
+        return state | {"checksum": _checksum(state)} if "op" in state else state
+
+
+def _checksum(state: Json) -> int:
+    """A number for all that is in a state but what stands beside it; floats to some digits, as hosts may round them."""
+    plain = {name: value for name, value in state.items() if name not in BESIDE}
+    text = json.dumps(_rounded(plain), sort_keys=True, default=lambda value: type(value).__name__)
+    return zlib.crc32(text.encode()) % (1 << 31)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return f"{value:.5g}" if isinstance(value, float) else value
+
+
+def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
+    """The position that a state of this pipeline stands for; not `strict`, differences are warned of."""
+    if not isinstance(state, dict):
+        raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
+    bare = {name: value for name, value in state.items() if name not in BESIDE}
+    if "checksum" in state and _checksum(state) != state["checksum"]:
+        raise StateError(
+            "The state is not as `get_state()` gave it out: its checksum is another. It was changed or damaged since."
+        )
+    try:
+        position = decode(op, bare)
+        found = differences(op, state["pipeline"], _num_open(op, bare)) if "pipeline" in state else []
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
+        if isinstance(e, StateError):
+            raise
+        raise StateError(
+            f"The state is damaged, or not of this pipeline ({type(e).__name__}: {e}): {bare!r:.300}."
+        ) from e
+    if found and strict:
+        raise StateError(
+            "The state was saved with another pipeline, and going on would lose or repeat elements: "
+            f"{'; '.join(found)} (saved → here). Make the pipeline as it was, or give strict=False to go on anyway."
+        )
+    if found:
+        _warn(f"The state was saved with another pipeline: {'; '.join(found)} (saved → here).")
+    changed = changed_functions(op, state.get("functions"))
+    if changed:
+        _warn(f"Functions are not what they were when the state was saved: {', '.join(changed)}.")
+    return position
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, StateWarning, stacklevel=4)
+
+
+def _num_open(op: Op, state: Any) -> int:
+    """How many entries of the fingerprint go up to the last operation that makes a part of a group once more."""
+    while not isinstance(op, ToStream | UserDataset | Nary | Interleave):
+        if op.state_fields is not None:
+            if any(state.get(name) for name in _REREAD):
+                return len(fingerprint(op))
+            state = state["parent"]
+        op = op.parents[0]
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------- positions
 
 
 def encode(op: Op, position: Any) -> Json:
     """A position as JSON."""
+    levels: list[Json] = []  # from the last operation on, each with the state of its parent to be put in
+    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+        if op.state_fields is not None:
+            levels.append(_encode_own(op, position))
+            position = position[-1]
+        op = op.parents[0]
+    state = _encode_base(op, position)
+    for level in reversed(levels):
+        state = level | {"parent": state}
+    return state
+
+
+def _encode_own(op: Op, position: Any) -> Json:
+    assert op.state_fields is not None
+    state = {"op": op.name} | {name: _plain(getattr(op, name)) for name in op.state_params}
+    return state | dict(zip(op.state_fields, map(_plain, position), strict=False))
+
+
+def _encode_base(op: Op, position: Any) -> Json:
     if isinstance(op, ToStream):
         return {"next_index": position}
-    if op.state_fields is None:
-        return encode(op.parents[0], position)
-    state = {"op": op.name} | {name: _plain(getattr(op, name)) for name in op.state_params}
-    state |= dict(zip(op.state_fields, map(_plain, position), strict=False))
+    state = _encode_own(op, position)
     if isinstance(op, UserDataset):
         return state
     if isinstance(op, Interleave):
         return state | {"open": [_encode_slot(op, slot) for slot in position[-1]]}
     if isinstance(op, Mix):
         state |= {"weights": _plain(op.weights)}
-    if isinstance(op, Mixing | Zip):
-        parts = [encode(part, at) for part, at in zip(op.parts, position[-1], strict=True)]
-        names = op.names if isinstance(op, Mixing) else None
-        return state | {"parents": dict(zip(names, parts, strict=True)) if names else parts}
-    return state | {"parent": encode(op.parents[0], position[-1])}
+    parts = [encode(part, at) for part, at in zip(op.parents, position[-1], strict=True)]
+    names = op.names if isinstance(op, Mixing) else None
+    return state | {"parents": dict(zip(names, parts, strict=True)) if names else parts}
 
 
 def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
@@ -46,39 +149,82 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
 
     With `reread`, some of what comes from this position has been handed over already and is made once more.
     """
-    if op.state_fields is None and not isinstance(op, ToStream):
-        return decode(op.parents[0], state, reread=reread)
-    if not isinstance(state, dict):
-        raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r}.")
+    levels: list[tuple[Any, ...]] = []
+    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+        if op.state_fields is not None:
+            _check(op, state)
+            levels.append(_numbers(op, state))
+            reread = reread or any(state.get(name) for name in _REREAD)
+            state = state["parent"]
+        op = op.parents[0]
+    position = _decode_base(op, state, reread=reread)
+    for numbers in reversed(levels):
+        position = (*numbers, position)
+    return position
+
+
+def _decode_base(op: Op, state: Any, *, reread: bool) -> Any:
     if isinstance(op, ToStream):
         return _decode_index(op, state)
     _check(op, state)
-    assert op.state_fields is not None
-    numbers = tuple(state[name] for name in op.state_fields)
-    reread = reread or any(state.get(name) for name in _REREAD)
     if isinstance(op, UserDataset):
-        return numbers
+        return state["state"], _count(op, "replay", state["replay"])
+    numbers = _numbers(op, state)
     if isinstance(op, Interleave):
+        if len(state["open"]) != op.cycle_length:
+            raise StateError(f"The state has {len(state['open'])} datasets open; {op.label()} has {op.cycle_length}.")
         return (*numbers, tuple(_decode_slot(op, slot, reread=reread) for slot in state["open"]))
     if isinstance(op, Mixing):
         return (*numbers, _decode_mixed(op, state, reread=reread))
-    if isinstance(op, Zip):
-        if len(state["parents"]) != len(op.parts):
-            raise StateError(f"The state zips {len(state['parents'])} datasets; {op.label()} has {len(op.parts)}.")
-        pairs = zip(op.parts, state["parents"], strict=True)
-        return (*numbers, tuple(decode(part, inner, reread=reread) for part, inner in pairs))
-    return (*numbers, decode(op.parents[0], state["parent"], reread=reread))
+    if len(state["parents"]) != len(op.parents):
+        raise StateError(f"The state zips {len(state['parents'])} datasets; {op.label()} has {len(op.parents)}.")
+    pairs = zip(op.parents, state["parents"], strict=True)
+    return (*numbers, tuple(decode(part, inner, reread=reread) for part, inner in pairs))
 
+
+def _numbers(op: Op, state: Json) -> tuple[Any, ...]:
+    """The operation's own numbers in a state."""
+    assert op.state_fields is not None
+    if isinstance(op, ScheduledMix):
+        return _count(op, "count", state["count"]), tuple(map(float, state["lags"])), state["plan"]
+    return tuple(_counts(op, name, state[name]) for name in op.state_fields)
+
+
+def _counts(op: Op, name: str, value: Any) -> Any:
+    """A field of a state that counts something, or several things."""
+    if isinstance(value, list | tuple):
+        return [_count(op, name, each) for each in value]
+    return _count(op, name, value)
+
+
+def _count(op: Op, name: str, value: Any) -> int:
+    """A field of a state that counts something."""
+    if isinstance(value, np.integer):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= sys.maxsize:
+        raise StateError(f"The state of {op.label()} has {name}={value!r}, where there is a count of 0 or more.")
+    most = _MOST.get((op.name, name))
+    if most is not None and value > (most := getattr(op, most)):
+        raise StateError(f"The state of {op.label()} has {name}={value}, and {most} is the most that there can be.")
+    return value
+
+
+_MOST = {
+    ("window_shuffle", "taken_of_group"): "window_size",
+    ("take", "taken"): "count",
+}
+"""Fields that an argument of their operation bounds."""
 
 _REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
 """Fields that are not zero where a restored stream reads again what it has read before."""
 
 
-def _decode_index(op: ToStream, state: Json) -> int:
+def _decode_index(op: ToStream, state: Any) -> int:
+    _check_dict(state)
     index = state.get("next_index")
     if isinstance(index, np.integer):
         index = int(index)
-    if set(state) != {"next_index"} or not isinstance(index, int):
+    if set(state) != {"next_index"} or not isinstance(index, int) or isinstance(index, bool):
         found = f"of `{state['op']}`" if "op" in state else f"with the fields {sorted(state)}"
         raise StateError(
             f"This is the state of another pipeline: it is {found}, where {op.label()} has a state of the form "
@@ -92,8 +238,14 @@ def _decode_index(op: ToStream, state: Json) -> int:
     return index
 
 
-def _check(op: Op, state: Json) -> None:
+def _check_dict(state: Any) -> None:
+    if not isinstance(state, dict):
+        raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
+
+
+def _check(op: Op, state: Any) -> None:
     """Raises unless the state is one of this operation with these arguments."""
+    _check_dict(state)
     found = state.get("op", "to_iter_dataset" if "next_index" in state else None)
     if found != op.name:
         raise StateError(
@@ -167,7 +319,7 @@ def _encode_slot(op: Interleave, slot: Any) -> Json | None:
 def _decode_slot(op: Interleave, slot: Any, *, reread: bool) -> Any:
     if slot is None:
         return None
-    if slot["dataset"] >= op.num_datasets:
+    if not 0 <= _count(op, "dataset", slot["dataset"]) < op.num_datasets:
         raise StateError(
             f"The state has dataset {slot['dataset']} open, and {op.label()} (pipeline at {op.site}) has "
             f"{op.num_datasets} datasets."

@@ -97,6 +97,10 @@ class CacheWarning(UserWarning):
     """What was kept on disk is not used, since other users may have written it."""
 
 
+class StateWarning(UserWarning):
+    """A state was saved with a pipeline that is not quite this one."""
+
+
 class FilterWarning(UserWarning):
     """A filter drops nearly everything it sees."""
 

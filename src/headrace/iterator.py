@@ -109,13 +109,22 @@ class StreamIterator(DatasetIterator[T]):
 
     def __init__(self, op: Op):
         self._walk = _Walk(op)
+        self._identity = _state.Identity(op)
         self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
 
     def get_state(self) -> dict[str, Any]:
-        return _state.encode(self._walk.op, self._walk.position())
+        """Where the iterator is, as small JSON, with what tells whether it belongs to a pipeline."""
+        return self._identity.added_to(self._position_state())
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._walk.go_to(_state.decode(self._walk.op, state))
+    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Goes to where `get_state` was called.
+
+        A state of a pipeline with another order is an error that says what differs; with `strict=False`, a warning.
+        """
+        self._walk.go_to(_state.restore(self._walk.op, state, strict=strict))
+
+    def _position_state(self) -> dict[str, Any]:
+        return _state.encode(self._walk.op, self._walk.position())
 
     def get_next_index(self) -> int:
         """The index of the next element, where the pipeline is a random-access chain."""
@@ -136,7 +145,7 @@ class StreamIterator(DatasetIterator[T]):
         raise TypeError("An iterator cannot be copied or pickled: keep its `get_state()`, and make a new one there.")
 
     def __repr__(self) -> str:
-        return f"<iterator of {self._walk.op.label()} at {self.get_state()}>"
+        return f"<iterator of {self._walk.op.label()} at {self._position_state()}>"
 
 
 def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:

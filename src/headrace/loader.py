@@ -119,7 +119,7 @@ class DataLoaderIterator(StreamIterator[T]):
 
     def get_state(self) -> bytes:  # type: ignore[override]
         """Where the iterator is, as JSON in bytes; the same with any number of workers."""
-        return states.encode(self._loader.identity, super().get_state())
+        return states.encode(self._loader.identity, self._position_state())
 
     def set_state(self, state: bytes) -> None:  # type: ignore[override]
         """Goes to where `get_state` was called."""

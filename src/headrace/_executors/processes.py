@@ -69,13 +69,13 @@ class Process:
             raise
 
     def _start(self, theirs: socket.socket, pool: "Pool") -> "subprocess.Popen[bytes]":
-        their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # none of those that Popen replaces
-        fds = (their_fd, pool.slots.fd, pool.parcel.fd)
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        arguments = map(str, (*fds, int(in_main_thread), os.getpid()))
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [_python(), *flags, "-P", "-m", "headrace._executors.worker", *arguments]
+        command = [_python(), *flags, "-P", "-m", "headrace._executors.worker"]
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # none of those that Popen replaces
         try:
+            fds = (their_fd, pool.slots.fd, pool.parcel.fd)
+            command += map(str, (*fds, int(in_main_thread), os.getpid()))
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
             )

@@ -42,6 +42,7 @@ class Op:
     name: ClassVar[str]
     state_fields: ClassVar[tuple[str, ...] | None] = None
     state_params: ClassVar[tuple[str, ...]] = ()
+    order_params: ClassVar[tuple[str, ...] | None] = None  # `state_params` where they are not all, see `identity`
     stays_here: ClassVar[bool] = False  # whether only the consumer's own process can compute it
     site: str = field(default_factory=call_site, kw_only=True)
 
@@ -66,6 +67,13 @@ class Op:
     def has_holes(self) -> bool:
         """Whether an index may be known to have no element."""
         return any(parent.has_holes for parent in self.parents)
+
+    def identity(self) -> dict[str, Any] | None:
+        """The arguments that decide which elements come when; `None` where none do, as for a map."""
+        params = self.order_params
+        if params is None:
+            params = None if self.state_fields is None else self.state_params
+        return None if params is None else {name: getattr(self, name) for name in params}
 
     def spec(self) -> Any:
         """The shapes and dtypes of elements, without reading any."""

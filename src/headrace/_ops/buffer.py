@@ -19,6 +19,7 @@ class ToStream(Unary):
     """The elements of a random-access chain in order; holes are closed unless they are wanted."""
 
     name = "to_iter_dataset"
+    order_params = ("allow_nones",)
     read_options: ReadOptions | None = None
     allow_nones: bool = field(default=False, kw_only=True)
 
@@ -37,6 +38,7 @@ class Limit(Unary):
 
     name = "take"
     state_fields = ("taken",)
+    order_params = ("count",)
     count: int
 
     def __post_init__(self):
@@ -53,6 +55,7 @@ class Skip(Unary):
 
     name = "skip"
     state_fields = ("skipped",)
+    order_params = ("count",)
     count: int
 
     def __post_init__(self):
@@ -132,6 +135,7 @@ class Cache(IndexOp):
     """The elements of the first epoch, kept in memory: later epochs see the same."""
 
     name = "cache"
+    order_params = ()
     store: Store = field(default_factory=Store, repr=False)
 
     def __post_init__(self):

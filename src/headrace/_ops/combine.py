@@ -61,6 +61,7 @@ class Mix(RouteOp, Mixing):
 
     name = "mix"
     state_fields = ("count",)
+    order_params = ("weights",)
     weights: Sequence[float] | Mapping[str, float] | None = None
     names: tuple[str, ...] | None = None
 
@@ -153,6 +154,7 @@ class Concatenate(RouteOp):
     """One part after the other."""
 
     name = "concatenate"
+    order_params = ()
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -179,6 +181,9 @@ class Select(RouteOp):
     name = "select_from_datasets"
     keeps_part_order = False
     selection_map: Any
+
+    def identity(self) -> dict[str, Any]:
+        return {"length": self.length()}
 
     def length(self) -> int:
         return len(self.selection_map)

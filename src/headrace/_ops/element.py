@@ -77,6 +77,9 @@ class MapWithIndex(Unary):
     def fn(self) -> Callable[[int, Any], Any]:
         return method_or_function(self.transform, "map_with_index", op="map_with_index")
 
+    def identity(self) -> None:
+        return None
+
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
@@ -117,6 +120,9 @@ class Filter(Unary):
     def fn(self) -> Callable[[Any], bool]:
         return method_or_function(self.transform, "filter", op="filter")
 
+    def identity(self) -> dict[str, Any] | None:
+        return {} if self.is_stream else None  # with random access, elements keep their indices
+
     @property
     def has_holes(self) -> bool:
         return True
@@ -128,6 +134,7 @@ class FlatMap(Unary):
 
     name = "flat_map"
     state_fields = ("taken_of_group",)
+    order_params = ("max_fan_out",)
     transform: Any
     max_fan_out: int | None = None
 

@@ -18,6 +18,7 @@ class Batch(Unary):
     """`batch_size` elements as one; the last of an epoch may be smaller."""
 
     name = "batch"
+    order_params = ("batch_size", "drop_remainder")
     batch_size: int
     drop_remainder: bool = field(default=False, kw_only=True)
     batch_fn: Callable[[Sequence[Any]], Any] | None = field(default=None, kw_only=True)
@@ -73,6 +74,7 @@ class Rebatch(Unary):
 
     name = "rebatch"
     state_fields = ("rows_taken",)
+    order_params = ("batch_size", "drop_remainder")
     batch_size: int
     drop_remainder: bool = field(default=False, kw_only=True)
 

@@ -49,6 +49,7 @@ class Shuffle(IndexOp):
     """All elements in an order that the seed and the epoch name."""
 
     name = "shuffle"
+    order_params = ("seed",)
     seed: int | None = None
 
     def __post_init__(self):
@@ -113,6 +114,7 @@ class GroupShuffle(IndexOp):
     """Groups of elements in an order that the seed and the epoch name, shuffled in windows that keep to groups."""
 
     name = "group_shuffle"
+    order_params = ("ends", "window_size", "seed")
     ends: np.ndarray
     window_size: int
     seed: int | None = None
@@ -170,6 +172,7 @@ class Slice(IndexOp):
     """Every `step`-th element from `start` on, `count` of them; each epoch is cut from a parent's epoch."""
 
     name = "slice"
+    order_params = ("start", "step", "count")
     start: int
     step: int
     count: int
@@ -192,6 +195,7 @@ class Pick(IndexOp):
     """The elements at chosen indices."""
 
     name = "pick"
+    order_params = ("chosen",)
     chosen: np.ndarray
 
     def length(self) -> int:
@@ -212,6 +216,7 @@ class Repeat(IndexOp):
 
     name = "repeat"
     state_fields = ("epoch",)
+    order_params = ("reseed_each_epoch",)  # more epochs go on where fewer ended
     num_epochs: int | None = None
     reseed_each_epoch: bool = field(default=True, kw_only=True)
 

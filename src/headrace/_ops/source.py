@@ -22,6 +22,9 @@ class Source(Op):
     def length(self) -> int:
         return self._length
 
+    def identity(self) -> dict[str, Any]:
+        return {"length": self.length()}
+
     def spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)
         if spec is None:
@@ -51,6 +54,9 @@ class UserDataset(Op):
 
     def length(self) -> int:
         return len(self.dataset)
+
+    def identity(self) -> dict[str, Any]:
+        return {} if self.stream else {"length": self.length()}
 
     @property
     def endless(self) -> bool:

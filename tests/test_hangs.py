@@ -1,0 +1,83 @@
+"""Functions that never return: nobody waits for them for ever, and whoever gives up says where they are."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+HUNG = """
+    import threading, time, sys
+    from headrace import MapDataset, ReadOptions
+    stuck = threading.Event()
+    def hangs(x):
+        if x >= 3:
+            stuck.set()
+            threading.Event().wait()
+        return x
+    ds = MapDataset.range(1000).map(hangs)
+    {streams}
+    iterators = [iter(ds) for ds in streams]
+    for iterator in iterators:
+        next(iterator), iterator.start_prefetch()
+    assert stuck.wait(20)
+    begin = time.monotonic()
+"""
+READ_AHEAD = "streams = [ds.to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=16))]"
+PREFETCH = "streams = [ds.to_iter_dataset(ReadOptions(num_threads=0)).prefetch(8)]"
+MANY = "streams = [ds.to_iter_dataset(ReadOptions(num_threads=0)).prefetch(8) for _ in range(8)]"
+
+
+def run(streams, then):
+    script = textwrap.dedent(HUNG).format(streams=streams) + textwrap.dedent(then)
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    return done, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("streams", [READ_AHEAD, PREFETCH, MANY])
+def test_a_program_ends_though_functions_hang(streams):
+    done, took_s = run(streams, "print('end')")
+    assert (done.returncode, done.stdout) == (0, "end\n")
+    assert "Gave up waiting for" in done.stderr
+    assert "hangs (<string>:" in done.stderr
+    assert took_s < 30  # one deadline for all of them: 5 s, and what it takes to start
+
+
+@pytest.mark.parametrize("streams", [READ_AHEAD, PREFETCH])
+def test_close_gives_up_functions_that_hang(streams):
+    then = """
+    import warnings
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iterators[0].close()
+    assert any("hangs (<string>:" in str(each.message) for each in caught), caught
+    print("closed")
+    """
+    done, took_s = run(streams, then)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+    assert took_s < 30
+
+
+@pytest.mark.parametrize("streams", [READ_AHEAD, PREFETCH])
+def test_an_interrupt_does_not_wait_for_functions_that_hang(streams):
+    then = """
+    import os, signal
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        list(iterators[0])
+    except KeyboardInterrupt:
+        assert time.monotonic() - begin < 4, time.monotonic() - begin
+        print("interrupted", flush=True)
+    os._exit(0)
+    """
+    done, _ = run(streams, then)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

@@ -1,0 +1,188 @@
+"""How worker processes start and end, where that is not simple."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import MapDataset, MultiprocessingOptions
+from headrace.errors import WorkerError
+from tests.proc import descriptors, held_bytes, nothing_left, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+TWO = MultiprocessingOptions(num_workers=2)
+
+
+def stream(function, count=40):
+    return MapDataset.range(count).map(function).to_iter_dataset().mp_prefetch(TWO)
+
+
+def run(script, **settings):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **settings,
+    )
+
+
+# ---- programs that are no interpreter
+
+
+def test_a_frozen_program_starts_no_workers(monkeypatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with nothing_left(), pytest.raises(WorkerError, match="is a frozen program.*set_executable"):
+        list(stream(abs))
+
+
+def test_a_program_that_embeds_python_starts_no_workers(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
+    monkeypatch.delitem(sys.modules, "multiprocessing.spawn", raising=False)
+    with nothing_left(), pytest.raises(WorkerError, match="'/usr/bin/blender' is no Python interpreter"):
+        list(stream(abs))
+
+
+def test_another_interpreter_can_be_named():
+    script = f"""
+        import multiprocessing, sys
+        from headrace import MapDataset, MultiprocessingOptions
+        sys.frozen, sys.executable = False, "/usr/bin/blender"
+        multiprocessing.set_executable({sys.executable!r})
+        print(list(MapDataset.range(3).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))
+    """
+    done = run(script)
+    assert (done.stdout, done.stderr) == ("[0, 1, 2]\n", "")
+
+
+def test_a_program_that_runs_itself_as_its_worker_is_stopped(tmp_path):
+    starts, program = tmp_path / "starts", tmp_path / "program.py"
+    application = tmp_path / "python-application"
+    application.write_text(f"#!/bin/sh\nexec {sys.executable} {program}\n")
+    application.chmod(0o755)
+    program.write_text(
+        textwrap.dedent(f"""
+        import sys
+        from headrace import MapDataset, MultiprocessingOptions
+        open({str(starts)!r}, "a").write("x")
+        sys.executable = {str(application)!r}
+        list(MapDataset.range(9).to_iter_dataset().mp_prefetch(MultiprocessingOptions(2)))
+        """)
+    )
+    done = subprocess.run([application], capture_output=True, text=True, timeout=60, check=False)
+    assert "end while they start" in done.stderr
+    assert "was started as a worker process" in done.stderr
+    assert 1 < len(starts.read_text()) < 10
+
+
+def test_programs_that_functions_start_may_have_workers():
+    script = """
+        import os, subprocess, sys
+        from headrace import MapDataset, MultiprocessingOptions
+        inner = "from headrace import *; print(list(MapDataset.range(3).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))"
+        work = lambda i: subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True).stdout
+        print(list(MapDataset.range(1).map(work).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))
+    """
+    done = run(script)
+    assert (done.stdout, done.stderr) == ("['[0, 1, 2]\\n']\n", "")
+
+
+# ---- systems without pidfd
+
+
+def test_without_pidfd_a_killed_worker_is_noticed_and_nothing_is_left():
+    script = """
+        import errno, os, signal
+        def refuse(*_): raise OSError(errno.ENOSYS, "Function not implemented")
+        os.pidfd_open = refuse
+        from headrace import MapDataset, MultiprocessingOptions
+        from tests.proc import children_of, until, workers_of
+        import time
+        ds = MapDataset.range(60).map(lambda i: time.sleep(0.01) or i).to_iter_dataset()
+        with iter(ds.mp_prefetch(MultiprocessingOptions(2))) as iterator:
+            got = [next(iterator)]
+            os.kill(min(workers_of(os.getpid())), signal.SIGKILL)
+            got += iterator
+        assert got == list(range(60)), got
+        del iterator, ds
+        until(lambda: not children_of(os.getpid()), "zombies")
+        print("well")
+    """
+    done = run(script, cwd=Path(__file__).parents[1])
+    assert (done.stdout, done.stderr) == ("well\n", "")
+
+
+# ---- how they end
+
+
+def test_processes_that_functions_start_end_with_their_worker(tmp_path):
+    def leaves_a_process(i):
+        process = subprocess.Popen(["sleep", "1000"])
+        (tmp_path / str(process.pid)).touch()
+        return i
+
+    with nothing_left(), iter(stream(leaves_a_process, 4)) as iterator:
+        list(iterator)
+        iterator.close()
+    started = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(started) == 4
+    until(lambda: not any(map(is_running, started)), "processes left")
+
+
+def is_running(pid):
+    with contextlib.suppress(OSError):
+        return b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def test_a_worker_that_ends_by_an_exception_of_its_own_says_so(capfd):
+    def breaks_its_worker(index, count):
+        def answer(self, message):
+            raise RuntimeError("a mistake of the worker's own")
+
+        sys.modules["__main__"]._Worker.answer = answer
+
+    ds = MapDataset.range(9).to_iter_dataset().mp_prefetch(TWO, breaks_its_worker)
+    with nothing_left(), pytest.raises(WorkerError, match=r"exit status 1\)"):
+        list(ds)
+    assert "a mistake of the worker's own" in capfd.readouterr().err
+
+
+# ---- forks
+
+
+def test_forks_while_a_batch_is_held_cost_no_memory():
+    ds = MapDataset.range(200).map(lambda i: np.full(2 << 20, i, np.float64)).to_iter_dataset()
+    with nothing_left():
+        with iter(ds.mp_prefetch(MultiprocessingOptions(1, per_worker_buffer_size=1))) as iterator:
+            next(iterator)
+            settled = held_bytes(), len(descriptors())
+            for i in range(1, 40):
+                held = next(iterator)
+                assert fork_sees(held, i)
+                assert held[0] == held[-1] == i
+                if i == 8:
+                    settled = held_bytes(), len(descriptors())
+            assert held_bytes() <= 1.5 * settled[0] + (64 << 20)
+            assert len(descriptors()) <= settled[1] + 2
+        del held, iterator
+        gc.collect()
+
+
+def fork_sees(array, value):
+    """Whether a fork has the array to itself, also while the parent's slots are used again."""
+    fork = os.fork()
+    if fork == 0:
+        time.sleep(0.01)
+        right = array[0] == array[-1] == value
+        array[:] = -1
+        os._exit(0 if right else 1)
+    return os.waitpid(fork, 0)[1] == 0
