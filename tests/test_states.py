@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 import sys
 import time
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.errors import HeadraceError, StateError, StateWarning
 from tests.fixtures.make_states import streams
+from tests.proc import workers_of
 
 OLD = json.loads((Path(__file__).parent / "fixtures" / "states-0.1.json").read_text())
 
@@ -173,6 +175,16 @@ def test_states_cross_over_to_grain_and_back():
     assert next(theirs).tolist() == next(ours).tolist()
     ours.set_state(theirs.get_state())
     assert next(ours).tolist() == next(theirs).tolist()
+
+
+def test_the_state_of_a_fresh_iterator_starts_no_worker():
+    with iter(numbers().to_iter_dataset().batch(2).mp_prefetch(MultiprocessingOptions(num_workers=2))) as iterator:
+        state = iterator.get_state()
+        assert state["next_index"] == 0
+        assert not workers_of(os.getpid())
+        assert next(iterator).tolist() == [0, 1]
+        iterator.set_state(state)
+        assert next(iterator).tolist() == [0, 1]
 
 
 # ---- states of before

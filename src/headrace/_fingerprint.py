@@ -154,7 +154,9 @@ def functions(op: Op) -> dict[str, int]:
         function = getattr(each, "transform", None)
         if function is not None:
             named[f"{i} {describe(function).split(' at ')[0]}"] = _code_number(function)
-    return named if len(named) <= MOST_FUNCTIONS else {"python": named["python"], "all functions": _number(repr(named))}
+    if len(named) <= MOST_FUNCTIONS:
+        return named
+    return {"python": named["python"], "all functions": int(_number(repr(named)))}
 
 
 def changed_functions(op: Op, saved: Any) -> list[str]:

@@ -98,7 +98,8 @@ class ThreadPool:
         if len(self._threads) < self._num_threads:
             # They have the queue alone: a pool that is dropped ends them.
             stop = _Stop(self._tasks, self._num_threads)
-            self._threads.append(start_thread(_compute, self._tasks, name=self._name, stop=stop))
+            name = f"{self._name}-{len(self._threads)}"
+            self._threads.append(start_thread(_compute, self._tasks, name=name, stop=stop))
         return future
 
     def close(self, *, wait: bool = True) -> None:

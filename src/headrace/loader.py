@@ -121,9 +121,9 @@ class DataLoaderIterator(StreamIterator[T]):
         """Where the iterator is, as JSON in bytes; the same with any number of workers."""
         return states.encode(self._loader.identity, self._position_state())
 
-    def set_state(self, state: bytes) -> None:  # type: ignore[override]
-        """Goes to where `get_state` was called."""
-        self._go_to(state, validate=True)
+    def set_state(self, state: bytes, *, strict: bool = True) -> None:  # type: ignore[override]
+        """Goes to where `get_state` was called; with `strict=False`, a state of any loader is taken."""
+        self._go_to(state, validate=strict)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:
         super().set_state(states.decode(state, self._loader, validate=validate))

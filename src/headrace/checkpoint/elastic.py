@@ -60,7 +60,7 @@ class ElasticIterator(StreamIterator):
     def get_state(self) -> dict[str, Any]:
         return {FIELD: self.get_next_index() * self._global_batch_size}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
         if not isinstance(state, dict) or state.keys() != {FIELD} or not isinstance(state[FIELD], int):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
         step, left_over = divmod(state[FIELD], self._global_batch_size)

@@ -5,7 +5,6 @@ other is a local file. Nothing is opened before it is read, and a pool keeps no 
 one version for as long as the pool is there, in this process and in others.
 """
 
-import concurrent.futures
 import contextlib
 import errno
 import glob
@@ -21,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from headrace._addresses import digest, identity, redacted
+from headrace._threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 
 LOOKING_THREADS = 16
@@ -73,10 +73,10 @@ def expand(paths: Any, *, what: str) -> list[str]:
     if not given:
         raise PipelineError(f"{what} need at least one path; got an empty sequence.")
     found, missing = [], []
-    with concurrent.futures.ThreadPoolExecutor(min(LOOKING_THREADS, len(given))) as pool:
-        for path, matches in zip(given, pool.map(_matches, map(os.fsdecode, given)), strict=True):
-            found += matches
-            missing += [] if matches else [os.fsdecode(path)]
+    every = map_in_threads(_matches, map(os.fsdecode, given), LOOKING_THREADS, "headrace-look")
+    for path, matches in zip(given, every, strict=True):
+        found += matches
+        missing += [] if matches else [os.fsdecode(path)]
     if missing:
         raise not_found(missing, len(given), what=what)
     return found
@@ -378,9 +378,8 @@ class Pool:
         """Pieces of several files, each a path and what its `read_many` is given; files far away are read at once."""
         if len(wanted) == 1 or not any(is_remote(path) for path, _ in wanted):
             return [self.get(path).read_many(ranges) for path, ranges in wanted]
-        threads = min(READING_THREADS, len(wanted))
-        with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-read") as pool:
-            return list(pool.map(lambda file: self.get(file[0]).read_many(file[1]), wanted))
+        read = lambda file: self.get(file[0]).read_many(file[1])  # noqa: E731
+        return map_in_threads(read, wanted, READING_THREADS, "headrace-read")
 
     def close(self) -> None:
         """Closes all; reading opens them again."""

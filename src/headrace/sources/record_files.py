@@ -7,7 +7,6 @@ how one of its files is opened.
 
 import abc
 import bisect
-import concurrent.futures
 import contextlib
 import glob
 import operator
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_c
 import numpy as np
 
 from headrace._addresses import identity, redacted
+from headrace._threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.mapped import MappedFiles
@@ -344,11 +344,10 @@ def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     if not threads:
         return answers
     late: list[Any] = [None] * len(rest)
-    with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
-        # A task for every file would cost more than opening it.
-        shares = pool.map(lambda i: [call(item) for item in rest[i::threads]], range(threads))
-        for i, share in enumerate(shares):
-            late[i::threads] = share
+    # A task for every file would cost more than opening it.
+    open_some = lambda i: [call(item) for item in rest[i::threads]]  # noqa: E731
+    for i, share in enumerate(map_in_threads(open_some, range(threads), threads, "headrace-open")):
+        late[i::threads] = share
     return answers + late
 
 

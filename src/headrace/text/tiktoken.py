@@ -4,12 +4,12 @@ import base64
 import os
 import pickle
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from headrace._threads import map_in_threads
 from headrace.errors import DataError, PipelineError, optional
 from headrace.text.encoder import Encoder
 from headrace.text.origin import Origin
@@ -49,8 +49,8 @@ class TiktokenEncoder(Encoder):
             return self._encode_part(texts)
         size = -(-len(texts) // threads)
         parts = [texts[i : i + size] for i in range(0, len(texts), size)]
-        with ThreadPoolExecutor(threads, thread_name_prefix="headrace-text") as pool:
-            return [row for rows in pool.map(self._encode_part, parts) for row in rows]
+        found = map_in_threads(self._encode_part, parts, threads, "headrace-text")
+        return [row for rows in found for row in rows]
 
     def _encode_part(self, texts: list[str]) -> list[np.ndarray]:
         return [self.array(self._one(text)) for text in texts]

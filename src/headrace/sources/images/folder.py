@@ -4,7 +4,6 @@ The order is that of the names, whatever the file system says. An image is read 
 for.
 """
 
-import concurrent.futures
 import operator
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace._spec import ShapeDtypeStruct
+from headrace._threads import map_in_threads
 from headrace.errors import PipelineError
 from headrace.sources import files
 from headrace.sources.images.decoding import decode_image
@@ -69,8 +69,7 @@ class ImageFolderDataSource:
     def __getitems__(self, indices: Sequence[int]) -> list[Element]:
         if not files.is_remote(self._root) or len(indices) < 2:
             return [self[i] for i in indices]
-        with concurrent.futures.ThreadPoolExecutor(min(READING_THREADS, len(indices)), "headrace-images") as pool:
-            return list(pool.map(self.__getitem__, indices))
+        return map_in_threads(self.__getitem__, indices, READING_THREADS, "headrace-images")
 
     @property
     def element_spec(self) -> Any:

@@ -1,14 +1,15 @@
 """Lines by index."""
 
-import concurrent.futures
 import itertools
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from headrace._threads import map_in_threads
 from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.json_lines.index import LINES_AT_ONCE, index_of, near_ranges
@@ -27,9 +28,8 @@ class LinesDataSource(Generic[T]):
     def __init__(self, paths: Any, *, index_dir: str | os.PathLike | None = None):
         self._paths = files.expand(paths, what=f"{self._format.name} files")
         folder = None if index_dir is None else os.fsdecode(index_dir)
-        threads = min(SCANNING_THREADS, len(self._paths))
-        with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-index") as pool:
-            self._indexes = list(pool.map(lambda path: index_of(path, folder), self._paths))
+        find = partial(index_of, index_dir=folder)
+        self._indexes = map_in_threads(find, self._paths, SCANNING_THREADS, "headrace-index")
         lengths = [index.num_elements(skips_blank=self._format.skips_blank) for index in self._indexes]
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self._pool = files.Pool(versions={index.path: index.version for index in self._indexes}, maps=True)

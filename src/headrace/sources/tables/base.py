@@ -7,7 +7,6 @@ a dict. If all columns are such, blocks of rows are columns and no value is an o
 a list is an array, a string `str`, and a null None. What a row is never depends on the rows that are read with it.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from headrace import _tree
+from headrace._threads import map_in_threads
 from headrace.sources import files
 from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema
@@ -78,11 +78,9 @@ class TableDataSource:
         self._versions: dict[str, files.Fingerprint] = {}
         self._mapped = MappedFiles()
         self._open_caches()
-        threads = min(OPENING_THREADS, len(self.paths))
-        with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-open") as pool:
-            scans = list(pool.map(self._scan, range(len(self.paths))))
-            self._schema = self._one_schema([schema_without_views(scan.schema) for scan in scans])
-            kept = list(pool.map(self._count, [scan.groups for scan in scans]))
+        scans = map_in_threads(self._scan, range(len(self.paths)), OPENING_THREADS, "headrace-open")
+        self._schema = self._one_schema([schema_without_views(scan.schema) for scan in scans])
+        kept = map_in_threads(self._count, [scan.groups for scan in scans], OPENING_THREADS, "headrace-open")
         nulls = set().union(*(scan.nulls for scan in scans))
         self._specs = {field.name: spec_of(field.type, nulls=field.name in nulls) for field in self._schema}
         counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)

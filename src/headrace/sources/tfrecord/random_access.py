@@ -1,14 +1,15 @@
 """The records of TFRecord files by index."""
 
-import concurrent.futures
 import itertools
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from headrace._threads import map_in_threads
 from headrace.sources import files
 from headrace.sources.crc32c import checksum, masked
 from headrace.sources.tfrecord.framing import FRAME_BYTES, HEADER, damaged
@@ -33,9 +34,8 @@ class TFRecordDataSource:
         self._paths = files.expand(paths, what="TFRecord files")
         self._index_dir = None if index_dir is None else os.fsdecode(index_dir)
         self._verify = verify
-        threads = min(INDEXING_THREADS, len(self._paths))
-        with concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="headrace-index") as pool:
-            found = list(pool.map(lambda path: index_of(path, self._index_dir), self._paths))
+        find = partial(index_of, folder=self._index_dir)
+        found = map_in_threads(find, self._paths, INDEXING_THREADS, "headrace-index")
         self._fingerprints = [fingerprint for fingerprint, _ in found]
         self._ends: list[int] = np.cumsum([len(offsets) - 1 for _, offsets in found], dtype=np.int64).tolist()
         self._offsets: list[np.ndarray | None] = [offsets for _, offsets in found]
