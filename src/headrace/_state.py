@@ -66,9 +66,10 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
     bare = {name: value for name, value in state.items() if name not in BESIDE}
     if "checksum" in state and _checksum(state) != state["checksum"]:
-        raise StateError(
-            "The state is not as `get_state()` gave it out: its checksum is another. It was changed or damaged since."
-        )
+        text = "The state is not as `get_state()` gave it out, by its checksum: it was changed or damaged since."
+        if strict:
+            raise StateError(f"{text} Give strict=False to take it anyway.")
+        _warn(text)
     try:
         position = decode(op, bare)
         found = differences(op, state["pipeline"], _num_open(op, bare)) if "pipeline" in state else []

@@ -29,14 +29,14 @@ class Parcel:
     def __init__(self, trees: list[Op], init: Callable[[int, int], None] | None):
         self.trees, self._init = trees, init
         self._classes: set[type] = set()  # workers name them by what this process knows them by: they must stay
-        self.num_users = 0
+        self.users: set[int] = set()
         self.fd = anonymous_file(1)
         self._close = weakref.finalize(self, os.close, self.fd)
 
-    def give_up(self) -> None:
+    def give_up(self, user: int) -> None:
         """One pool less uses it."""
-        self.num_users -= 1
-        if self.num_users == 0:
+        self.users.discard(user)
+        if not self.users:
             self._close()
 
     @property

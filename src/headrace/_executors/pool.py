@@ -68,19 +68,28 @@ class Pool:
 
     def __init__(self, parcel: Parcel, num_workers: int):
         self.parcel, self.num_workers = parcel, num_workers
-        parcel.num_users += 1
-        self.slots = Slots(LEASED_SLOTS + num_workers)
         self.num_stages = 0  # streams that share the workers now
         self.chunks: dict[Any, tuple[int, float]] = {}  # by kind of stage: the size of a chunk, bytes of a unit
         self.expected_bytes = 0  # of all tasks under way, as far as results so far tell
         self.interrupted = False
-        self._closed = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._next_number = 1
         self._bad_starts = 0
-        self._wake_end, self._wake = os.pipe()
+        self._wake_end = self._wake = -1
+        self._processes: list[Process] = []
+        self._closed = False
+        try:
+            self._start()
+        except BaseException:
+            self.close(wait=False)
+            raise
+
+    def _start(self) -> None:
+        self.parcel.users.add(id(self))
+        self.slots = Slots(LEASED_SLOTS + self.num_workers)
         self._control = self.slots.take()  # in front, the number below which tasks are cancelled
+        self._wake_end, self._wake = os.pipe()
         world = {
             "path": sys.path,
             "argv": sys.argv,
@@ -88,17 +97,12 @@ class Pool:
             "as_grain": _as_grain.in_force(),
         }
         self.world = Writer(self._control, start=8).dump(world)
-        self._processes: list[Process] = []
         _pools.add(self)
-        try:
-            for index in range(num_workers):
-                with ctrl_c_later():
-                    self._processes.append(Process(index, self))
-            for process in self._processes:  # the plan is written while they start
-                process.set_up(self)
-        except BaseException:
-            self.close(wait=False)
-            raise
+        for index in range(self.num_workers):
+            with ctrl_c_later():
+                self._processes.append(Process(index, self))
+        for process in self._processes:  # the plan is written while they start
+            process.set_up(self)
 
     @property
     def closed(self) -> bool:
@@ -339,7 +343,7 @@ class Pool:
 
     def interrupt(self) -> None:
         """Makes whoever waits for a result stop, in whatever thread."""
-        if not self.closed:
+        if not self.closed and self._wake >= 0:
             self.interrupted = True
             os.write(self._wake, b"x")
 
@@ -366,14 +370,17 @@ class Pool:
             for process in self._processes:
                 process.end(deadline if process.ready else 0.0)  # before that, it has nothing to put away
             self._processes.clear()
-            self.slots.close()
-            self._control.unmap()
-            self.parcel.give_up()
-            os.close(self._wake)
-            os.close(self._wake_end)
+            if hasattr(self, "slots"):  # or it did not come so far
+                self.slots.close()
+            if hasattr(self, "_control"):
+                self._control.unmap()
+            self.parcel.give_up(id(self))
+            for fd in (self._wake, self._wake_end):
+                if fd >= 0:
+                    os.close(fd)
 
     def __del__(self):
-        if hasattr(self, "_control"):
+        if hasattr(self, "_closed"):  # or an interrupt came before anything was there
             self.close(wait=False)
 
 

@@ -39,22 +39,21 @@ SMALL_BYTES = 4096  # what is smaller is copied out at once
 
 def anonymous_file(num_slots: int) -> int:
     """A file in memory that no name leads to; its descriptor is none of the three that a program starts with."""
+    with _memory_file() as file:
+        try:
+            os.ftruncate(file.fileno(), STRIDE * num_slots)
+        except OSError as e:
+            raise WorkerError(
+                f"Shared memory for workers could not be set up: {e}. Where the size of files is limited "
+                "(`ulimit -f`), lift the limit."
+            ) from e
+        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def _memory_file() -> Any:
     if hasattr(os, "memfd_create"):
-        low = os.memfd_create("headrace", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            low = os.dup(file.fileno())
-    fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(low)
-    try:
-        os.ftruncate(fd, STRIDE * num_slots)
-    except OSError as e:
-        os.close(fd)
-        raise WorkerError(
-            f"Shared memory for workers could not be set up: {e}. Where the size of files is limited (`ulimit -f`), "
-            "lift the limit."
-        ) from e
-    return fd
+        return open(os.memfd_create("headrace", os.MFD_CLOEXEC), "r+b", buffering=0)
+    return tempfile.TemporaryFile()
 
 
 class Sheet(NamedTuple):
