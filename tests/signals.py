@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 
-from headrace import MapDataset, MultiprocessingOptions, ReadOptions
+from headrace import MapDataset, MultiprocessingOptions, ReadOptions, _signals
 from tests.pipelines import slowly
-from tests.proc import until, workers_of
+from tests.proc import children_of, descriptors, until, workers_of
 
 TWO = MultiprocessingOptions(num_workers=2)
 
@@ -199,6 +199,75 @@ def check_that_dropped_iterators_leave_no_worker_behind_whoever_keeps_the_except
     finally:
         gc.enable()
     assert len(kept) == 8
+
+
+def check_a_second_signal_while_the_first_is_handled():
+    once, orig = [True], _signals.signal_handlers
+
+    def interrupts_once(x):
+        if x == 5 and once:
+            once.clear()
+            signal.raise_signal(signal.SIGALRM)
+        return x
+
+    def second():
+        _signals.signal_handlers = orig
+        signal.raise_signal(signal.SIGUSR1)
+
+    for number in (signal.SIGALRM, signal.SIGUSR1):
+        signal.signal(number, notify)
+    ds = MapDataset.range(20).to_iter_dataset(ReadOptions(num_threads=0)).map(interrupts_once).window_shuffle(6, seed=1)
+    iterator, got = iter(ds), []
+    _signals.signal_handlers = second  # which is called while an exception is handled
+    for _ in range(3):
+        with contextlib.suppress(Notice):
+            got.extend(iterator)
+    assert got == list(MapDataset.range(20).to_iter_dataset().window_shuffle(6, seed=1)), got
+
+
+def check_that_close_goes_on_after_an_exception():
+    for run in range(12):
+        begin = len(descriptors())
+        iterator = iter(MapDataset.range(5000).to_iter_dataset().batch(2).mp_prefetch(TWO))
+        for _ in range(20):
+            next(iterator)
+        with contextlib.suppress(Notice), alarms(notify, 0.0005 + 0.0005 * run):
+            iterator.close()
+        iterator.close()
+        del iterator
+        gc.collect()
+        until(lambda: not children_of(os.getpid()), "processes left")
+        assert len(descriptors()) <= begin, descriptors()
+
+
+class Document:
+    def __init__(self):
+        self.words = [{"word": i} for i in range(400)]
+
+
+def check_that_exceptions_reach_the_user_while_elements_are_copied():
+    ds = MapDataset.source([Document() for _ in range(300)]).repeat().to_iter_dataset(ReadOptions(num_threads=0))
+    iterator, chance = iter(ds), random.Random(4)
+    for _ in range(10):
+        with raises(Notice), alarms(notify, chance.uniform(0.01, 0.03)):
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                next(iterator)
+
+
+def time_out(*_):
+    raise TimeoutError("of a handler")
+
+
+def check_that_exceptions_reach_the_user_while_workers_start():
+    chance = random.Random(5)
+    for _ in range(20):
+        iterator = iter(MapDataset.range(10**6).map(slowly).to_iter_dataset().mp_prefetch(TWO))
+        with raises(TimeoutError), alarms(time_out, chance.uniform(0.0002, 0.05)):
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                next(iterator)
+        iterator.close()
 
 
 if __name__ == "__main__":

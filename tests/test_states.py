@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import grain
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ def state_after(ds, count):
 def rest_from(ds, state, **settings):
     with iter(ds) as iterator:
         iterator.set_state(state, **settings)
-        return [x.tolist() if hasattr(x, "tolist") else x for x in iterator]
+        return [x.tolist() if hasattr(x, "tolist") else repr(x) if isinstance(x, tuple) else x for x in iterator]
 
 
 def numbers(n=1000):
@@ -41,6 +42,18 @@ def numbers(n=1000):
 
 def halves(ds):
     return MapDataset.mix([ds[:500], ds[500:]], [1, 2])
+
+
+def some(i):
+    return numbers(10).map(lambda x: (i, x)).to_iter_dataset()
+
+
+def windows(size):
+    return numbers(120).to_iter_dataset().batch(size).window_shuffle(10, seed=1)
+
+
+def many_parts(seed):
+    return IterDataset.mix([numbers(40).shuffle(seed=seed + i).repeat(2).to_iter_dataset() for i in range(30)])
 
 
 CHANGED = {  # saved with, restored with, what the error says
@@ -77,7 +90,7 @@ CHANGED = {  # saved with, restored with, what the error says
     "weights of a mix": (
         lambda: halves(numbers()).to_iter_dataset(),
         lambda: MapDataset.mix([numbers()[:500], numbers()[500:]], [1, 3]).to_iter_dataset(),
-        "mix weights",
+        "mix weight[1] 2.0 → 3.0",
     ),
     "a part of a mix": (
         lambda: halves(numbers()).to_iter_dataset(),
@@ -88,6 +101,36 @@ CHANGED = {  # saved with, restored with, what the error says
         lambda: IterDataset.mix([numbers().shuffle(seed=s).to_iter_dataset() for s in (1, 2)]),
         lambda: IterDataset.mix([numbers().shuffle(seed=s).to_iter_dataset() for s in (1, 3)]),
         "part '1': shuffle seed 2 → 3",
+    ),
+    "datasets of an interleave": (
+        lambda: IterDataset.interleave([numbers(40).shuffle(seed=s).to_iter_dataset() for s in (1, 2)], cycle_length=2),
+        lambda: IterDataset.interleave([numbers(40).shuffle(seed=s).to_iter_dataset() for s in (1, 3)], cycle_length=2),
+        "part '1': shuffle seed 2 → 3",
+    ),
+    "the order of an interleave's datasets": (
+        lambda: IterDataset.interleave(MapDataset.range(8).shuffle(seed=1).map(some), cycle_length=2),
+        lambda: IterDataset.interleave(MapDataset.range(8).shuffle(seed=2).map(some), cycle_length=2),
+        "shuffle seed 1 → 2",
+    ),
+    "a part whose window is open": (
+        lambda: IterDataset.mix([windows(2), windows(2)]),
+        lambda: IterDataset.mix([windows(3), windows(2)]),
+        "part '0': batch batch_size 2 → 3",
+    ),
+    "a zipped part whose window is open": (
+        lambda: IterDataset.zip([windows(2), windows(2)]),
+        lambda: IterDataset.zip([windows(3), windows(3)]),
+        "part '0': batch batch_size 2 → 3",
+    ),
+    "parts of a mix of many": (
+        lambda: many_parts(1),
+        lambda: many_parts(100),
+        "part '16'",
+    ),
+    "a large seed": (
+        lambda: numbers().shuffle(seed=5).to_iter_dataset(),
+        lambda: numbers().shuffle(seed=5 + 2**31).to_iter_dataset(),
+        "shuffle seed 5 →",
     ),
     "a filter before an open window": (
         lambda: numbers().to_iter_dataset().window_shuffle(100, seed=1),
@@ -149,6 +192,36 @@ def test_more_epochs_go_on_where_fewer_ended():
         rest_from(numbers(10).shuffle(seed=1).repeat(3).to_iter_dataset(), state)
         == list(numbers(10).shuffle(seed=1).repeat(3))[20:]
     )
+
+
+def test_other_ways_to_write_the_same_pipeline():
+    parts = [numbers(10), numbers(20)]
+    state = state_after(MapDataset.mix(parts, [1, 2]).to_iter_dataset(), 3)
+    rest = rest_from(MapDataset.mix(parts, [1, 2]).to_iter_dataset(), state)
+    for weights in ([1.0, 2.0], np.array([1, 2])):
+        assert rest_from(MapDataset.mix(parts, weights).to_iter_dataset(), state) == rest
+    state = state_after(numbers(10).shuffle(seed=5).to_iter_dataset(), 3)
+    assert len(rest_from(numbers(10).shuffle(seed=5).repeat(2).to_iter_dataset(), state)) == 17
+
+
+def as_numpy(value):
+    if isinstance(value, dict):
+        return {key: as_numpy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_numpy(item) for item in value]
+    return np.int64(value) if type(value) is int else value
+
+
+@pytest.mark.parametrize("name", sorted(dict(streams())))
+def test_states_with_numpys_ints_and_sorted_keys_are_restored(name):
+    ds = dict(streams())[name]
+    elements = [repr(x) for x in ds]
+    for count in (0, 1, min(5, len(elements))):
+        state = json.loads(json.dumps(state_after(ds, count), sort_keys=True))
+        with iter(ds) as iterator:
+            iterator.set_state(as_numpy(state))
+            assert json.loads(json.dumps(iterator.get_state())) == state
+            assert [repr(x) for x in iterator] == elements[count:]
 
 
 def test_functions_that_have_changed_are_warned_of():
@@ -250,6 +323,20 @@ def test_a_state_that_was_changed_is_refused_or_means_the_same(name, count, seed
         elif rest is not None:  # a random-access chain may be sent to any index
             assert rest == elements[changed.get("next_index", 0) :] or name.startswith(("batch", "filter"))
     assert time.monotonic() - begin < 5
+
+
+DAMAGED = [
+    {"op": "repeat", "epoch": [], "parent": {"next_index": 18}},
+    {"op": "repeat", "epoch": 1, "parent": None},
+    json.loads('{"parent":' * 900 + "1" + "}" * 900),
+    {"next_index": 10**400},
+]
+
+
+@pytest.mark.parametrize("state", DAMAGED)
+def test_a_damaged_state_without_a_checksum(state):
+    with pytest.raises(StateError):
+        rest_from(numbers(20).to_iter_dataset().repeat(2), state)
 
 
 @pytest.mark.parametrize("state", [None, 3, "x", b"{}", [], {}, {"next_index": -1}, {"next_index": 10**9}, {"x": 1}])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_another_interpreter_can_be_named():
     script = f"""
         import multiprocessing, sys
         from headrace import MapDataset, MultiprocessingOptions
-        sys.frozen, sys.executable = False, "/usr/bin/blender"
+        sys.frozen, sys.executable = True, "/usr/bin/blender"
         multiprocessing.set_executable({sys.executable!r})
         print(list(MapDataset.range(3).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))
     """
@@ -175,6 +176,41 @@ def test_forks_while_a_batch_is_held_cost_no_memory():
             assert len(descriptors()) <= settled[1] + 2
         del held, iterator
         gc.collect()
+
+
+def test_what_others_read_stays_right_while_a_thread_forks():
+    ds = MapDataset.range(9).map(lambda x: np.full(1 << 22, x + 1, np.int32)).to_iter_dataset()
+    with nothing_left():
+        with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1))) as iterator:
+            for i in range(1, 6):
+                check_while_forking(next(iterator), i)
+        del iterator
+
+
+def check_while_forking(held, value):
+    forked = threading.Event()
+    thread = threading.Thread(target=lambda: fork_sees(held, value) and forked.set())
+    thread.start()
+    while thread.is_alive():
+        assert held.min() == held.max() == value
+    assert forked.is_set()
+
+
+def test_a_fork_goes_on_with_a_stream_that_a_thread_computed():
+    script = """
+        import os, signal
+        from headrace import MapDataset
+        iterator = iter(MapDataset.range(20).to_iter_dataset().prefetch(4))
+        first = next(iterator)
+        fork = os.fork()
+        if fork == 0:
+            signal.alarm(20)
+            os._exit(0 if [first, *iterator] == list(range(20)) else 1)
+        assert os.waitpid(fork, 0)[1] == 0
+        assert [first, *iterator] == list(range(20))
+    """
+    done = run(script)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def fork_sees(array, value):

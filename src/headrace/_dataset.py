@@ -18,6 +18,7 @@ from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.explain import explain, show
 from headrace._plan.streams import Stream, open_stream
+from headrace._signals import raised_by_signal
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import DatasetOptions
@@ -251,7 +252,9 @@ class Dataset(Generic[T]):
         stream = open_stream(op, None, run_on)
         try:
             blocks = list(_blocks(stream))
-        except Exception:
+        except Exception as e:
+            if raised_by_signal(e):
+                raise
             blocks = [Rows(list(self), owned=True)]  # once more, for an error that says where
         finally:
             workers.interrupt()

@@ -15,43 +15,80 @@ from typing import Any
 import numpy as np
 
 from headrace._ops.base import Op, describe
-from headrace._ops.combine import Nary
+from headrace._ops.buffer import ToStream
+from headrace._ops.combine import Interleave, Nary
+from headrace._ops.source import UserDataset
 from headrace.errors import StateError
 
 Entries = dict[str, dict[str, Any]]
-MOST_ENTRIES = 64  # of all parts together; of more there is one number
+MOST_ENTRIES = 64  # of all parts together; of more there is a number for each part
+MOST_PARTS = 1000  # of more there is one number
+MOST_SHOWN = 8  # numbers of an argument
 MOST_FUNCTIONS = 16
-RANDOM_ACCESS_ENDS = "to_iter_dataset"
+STREAM_BEGINS = ("to_iter_dataset", "interleave")  # what stands before, and these, decide what an index means
 
 
 def fingerprint(op: Op) -> Entries:
     """The entries of a pipeline."""
-    entries: Entries = {}
+    entries: list[tuple[str, dict[str, Any]]] = []
     for each in _chain(op):
         identity = each.identity()
-        if identity is not None:
-            entry = {name: _number(value) for name, value in identity.items()}
-            if isinstance(each, Nary):
-                entry["parts"] = _parts(each)
-            entries[f"{len(entries)} {each.name}"] = entry
-    return entries
+        if identity is None:
+            continue
+        if each.name == STREAM_BEGINS[0]:
+            _drop_last_repeat(entries)
+        entry: dict[str, Any] = dict(_numbers(identity))
+        parts = _parts(each)
+        if parts is not None:
+            entry["parts"] = _described(parts)
+        entries.append((each.name, entry))
+    if not op.is_stream:
+        _drop_last_repeat(entries)
+    return {f"{i} {name}": entry for i, (name, entry) in enumerate(entries)}
+
+
+def _drop_last_repeat(entries: list[tuple[str, dict[str, Any]]]) -> None:
+    """Epochs that follow each other at the end change no index; in the middle, they do."""
+    if entries and entries[-1] == ("repeat", {"reseed_each_epoch": 1}):
+        entries.pop()
 
 
 def _chain(op: Op) -> list[Op]:
     """The operations up to one, from a source or from one with several parents on."""
     chain = [op]
-    while len(chain[-1].parents) == 1 and not isinstance(chain[-1], Nary):
+    while len(chain[-1].parents) == 1 and _parts(chain[-1]) is None:
         chain.append(chain[-1].parents[0])
     return chain[::-1]
 
 
-def _parts(op: Nary) -> Any:
-    found = {name: fingerprint(part) for name, part in zip(_names(op), op.parts, strict=True)}
-    return found if sum(map(len, found.values())) <= MOST_ENTRIES else _number(repr(found))
+def _parts(op: Op) -> dict[str, Op] | None:
+    """The parts of an operation on several, by name."""
+    if isinstance(op, Interleave):
+        return None if isinstance(op.datasets, Op) else _numbered(op.datasets)
+    if not isinstance(op, Nary):
+        return None
+    names = getattr(op, "names", None)
+    return dict(zip(names, op.parts, strict=True)) if names else _numbered(op.parts)
 
 
-def _names(op: Nary) -> list[str]:
-    return list(getattr(op, "names", None) or map(str, range(len(op.parts))))
+def _numbered(parts: Any) -> dict[str, Any]:
+    return {str(i): part for i, part in enumerate(parts)}
+
+
+def _described(parts: dict[str, Op]) -> dict[str, Any]:
+    found = {name: fingerprint(part) for name, part in parts.items()}
+    if sum(map(len, found.values())) <= MOST_ENTRIES:
+        return found
+    digests = {name: _number(repr(_of_indices(_entries(entries)))) for name, entries in found.items()}
+    return digests if len(digests) <= MOST_PARTS else {"all": _number(repr(digests))}
+
+
+def _numbers(identity: dict[str, Any]) -> Iterator[tuple[str, int | float]]:
+    for name, value in identity.items():
+        if isinstance(value, tuple) and len(value) <= MOST_SHOWN:
+            yield from ((f"{name}[{i}]", _number(each)) for i, each in enumerate(value))
+        else:
+            yield name, _number(value)
 
 
 def _number(value: Any) -> int | float:
@@ -60,8 +97,8 @@ def _number(value: Any) -> int | float:
         return -1
     if isinstance(value, float):
         return value
-    if isinstance(value, int | np.integer):  # bools too
-        return int(value) % (1 << 31)
+    if isinstance(value, int | np.integer) and 0 <= value < 1 << 31:  # bools too
+        return int(value)
     data = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
     return zlib.crc32(data) % (1 << 31)
 
@@ -69,24 +106,45 @@ def _number(value: Any) -> int | float:
 # ------------------------------------------------------------------------------------------- comparing
 
 
-def differences(op: Op, saved: Any, num_open: int = 0, *, whole: bool = False) -> list[str]:
+def differences(op: Op, saved: Any, state: Any, *, reread: bool = False) -> list[str]:
     """How the pipeline that a state was saved with differs from this one, where that changes what comes.
 
-    Everything below `to_iter_dataset()` counts, and the first `num_open` entries, of which something is made once
-    more. What stands after those may be changed.
+    What decides the meaning of an index counts, and whatever a group that is open is made from once more. With
+    `reread`, all of it is. What stands after that may be changed.
     """
     own, theirs = _entries(fingerprint(op)), _entries(saved)
-    chain = _chain(op)
-    if isinstance(chain[0], Nary) and chain[0].is_stream and not (whole or num_open):
-        return _differences_of_parts(chain[0], own, theirs)
-    counted = len(own) if whole or not op.is_stream else max(_random_access(own), num_open)
-    counted_there = len(theirs) if whole or not op.is_stream else max(_random_access(theirs), num_open)
+    num_open, base, state = _open(op, state)
+    reread = reread or num_open > 0
+    parts = _parts(base)
+    if parts is not None and base.is_stream and not reread:
+        return _differences_of_parts(base, parts, own, theirs, state)
+    if not op.is_stream:
+        counted, counted_there = len(own), len(theirs)
+    else:
+        counted = max(len(_of_indices(own)), len(own) if reread and not num_open else num_open)
+        counted_there = max(len(_of_indices(theirs)), len(theirs) if reread and not num_open else num_open)
     found = []
     for mine, other in zip_longest(own[:counted], theirs[:counted_there]):
         found += _difference(other, mine)
         if mine is None or other is None or mine[0] != other[0]:
             break  # what follows is shifted
     return found
+
+
+def _open(op: Op, state: Any) -> tuple[int, Op, Any]:
+    """How many entries go up to the last operation that makes a part of a group once more; the base, and its state."""
+    num_open = 0
+    while not isinstance(op, ToStream | UserDataset | Nary | Interleave) and op.is_stream:
+        if op.state_fields is not None:
+            if not num_open and any(state.get(name) for name in REREAD):
+                num_open = len(fingerprint(op))
+            state = state["parent"]
+        op = op.parents[0]
+    return num_open, op, state
+
+
+REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
+"""Fields of states that are not zero where a restored stream reads again what it has read before."""
 
 
 def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -98,10 +156,10 @@ def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(name, entry) for _, name, entry in sorted(numbered, key=lambda each: each[0])]
 
 
-def _random_access(entries: list[tuple[str, dict[str, Any]]]) -> int:
-    """How many entries there are up to where random access ends."""
-    names = [name for name, _ in entries]
-    return names.index(RANDOM_ACCESS_ENDS) + 1 if RANDOM_ACCESS_ENDS in names else 0
+def _of_indices(entries: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """The entries that decide what an index means."""
+    last = max((i for i, (name, _) in enumerate(entries) if name in STREAM_BEGINS), default=-1)
+    return entries[: last + 1]
 
 
 def _difference(saved: Any, own: Any) -> Iterator[str]:
@@ -122,22 +180,42 @@ def _difference_of_dicts(where: str, theirs: dict[str, Any], mine: dict[str, Any
     for part in dict.fromkeys((*theirs, *mine)):
         if part not in theirs or part not in mine:
             yield f"{where} {part!r} {'is gone' if part in theirs else 'is new'}"
-            continue
-        for left, right in zip_longest(_entries(theirs[part]), _entries(mine[part])):
-            yield from (f"{where} {part!r}: {text}" for text in _difference(left, right))
+        elif not isinstance(theirs[part], dict) or not isinstance(mine[part], dict):
+            if theirs[part] != mine[part]:
+                yield f"{where} {part!r}"
+        else:
+            for left, right in zip_longest(_entries(theirs[part]), _entries(mine[part])):
+                yield from (f"{where} {part!r}: {text}" for text in _difference(left, right))
 
 
-def _differences_of_parts(op: Nary, own: Any, theirs: Any) -> list[str]:
-    """Of a mix of streams: parts may come and go, those that stay must be what they were."""
-    saved = theirs[0][1].get("parts") if theirs and theirs[0][0] == own[0][0] else None
-    if not isinstance(saved, dict):
+def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, state: Any) -> list[str]:
+    """Of several streams: parts of a mix may come and go, those that stay must be what they were."""
+    if not theirs or theirs[0][0] != own[0][0]:
         return []
-    return [
-        f"part {name!r}: {text}"
-        for name, part in zip(_names(op), op.parts, strict=True)
-        if name in saved
-        for text in differences(part, saved[name])
-    ]
+    saved, mine, states = theirs[0][1].get("parts"), own[0][1]["parts"], _states_of_parts(op, state)
+    found = []
+    for name in mine if isinstance(saved, dict) else ():
+        if name not in saved:
+            continue
+        if isinstance(saved[name], dict) and isinstance(mine[name], dict):
+            inner = states.get(name)
+            texts = differences(parts[name], saved[name], inner) if inner is not None else _unopened(mine, saved, name)
+            found += [f"part {name!r}: {text}" for text in texts]
+        elif saved[name] != mine[name]:
+            found.append("the parts" if name == "all" else f"part {name!r}")
+    return found
+
+
+def _unopened(mine: dict[str, Any], saved: dict[str, Any], name: str) -> list[str]:
+    pairs = zip_longest(_of_indices(_entries(saved[name])), _of_indices(_entries(mine[name])))
+    return [text for left, right in pairs for text in _difference(left, right)]
+
+
+def _states_of_parts(op: Op, state: Any) -> dict[str, Any]:
+    if isinstance(op, Interleave):
+        return {str(slot["dataset"]): slot["state"] for slot in state["open"] if slot is not None}
+    parents = state["parents"]
+    return parents if isinstance(parents, dict) else _numbered(parents)
 
 
 def _shown(value: Any) -> str:

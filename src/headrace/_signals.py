@@ -5,7 +5,7 @@ They can come at any line. They are nobody's error, so nothing is tried again fo
 
 import functools
 import signal
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any
 
 
@@ -15,13 +15,26 @@ def signal_handlers() -> frozenset[CodeType]:
     return frozenset(code for code in found if code is not None)
 
 
-def raised_by_signal(error: BaseException, handlers: frozenset[CodeType]) -> bool:
-    """Whether a signal handler raised an error: one of `handlers`, or one that is in place now."""
+def raised_by_signal(error: BaseException, handlers: frozenset[CodeType] = frozenset()) -> BaseException | None:
+    """What a signal handler raised, one of `handlers` or one that is in place now, if that is why there is an error."""
     if isinstance(error, KeyboardInterrupt):
-        return True
+        return error
     handlers |= signal_handlers()
-    traceback = error.__traceback__
-    while handlers and traceback is not None:
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]  # somebody may have made another error of it
+    while handlers and chain:
+        each = chain.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, KeyboardInterrupt) or _passes(each.__traceback__, handlers):
+            return each
+        chain += (each.__cause__, each.__context__)
+    return None
+
+
+def _passes(traceback: TracebackType | None, handlers: frozenset[CodeType]) -> bool:
+    while traceback is not None:
         if traceback.tb_frame.f_code in handlers:
             return True
         traceback = traceback.tb_next

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace._fingerprint import changed_functions, differences, fingerprint, functions
+from headrace._fingerprint import REREAD, changed_functions, differences, fingerprint, functions
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
-from headrace._ops.combine import Interleave, Mix, Mixing, Nary, Zip
+from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, ScheduledMix
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.combine import interleaved_part
@@ -65,46 +65,35 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     if not isinstance(state, dict):
         raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
     bare = {name: value for name, value in state.items() if name not in BESIDE}
-    if "checksum" in state and _checksum(state) != state["checksum"]:
-        text = "The state is not as `get_state()` gave it out, by its checksum: it was changed or damaged since."
-        if strict:
-            raise StateError(f"{text} Give strict=False to take it anyway.")
-        _warn(text)
     try:
+        if "checksum" in state and _checksum(state) != state["checksum"]:
+            _refuse(
+                "The state is not as `get_state()` gave it out, by its checksum: it was changed since", strict=strict
+            )
         position = decode(op, bare)
-        found = differences(op, state["pipeline"], _num_open(op, bare)) if "pipeline" in state else []
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
+        found = differences(op, state["pipeline"], bare) if "pipeline" in state else []
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as e:
         if isinstance(e, StateError):
             raise
-        raise StateError(
-            f"The state is damaged, or not of this pipeline ({type(e).__name__}: {e}): {bare!r:.300}."
-        ) from e
-    if found and strict:
-        raise StateError(
-            "The state was saved with another pipeline, and going on would lose or repeat elements: "
-            f"{'; '.join(found)} (saved → here). Make the pipeline as it was, or give strict=False to go on anyway."
-        )
+        what = f"{type(e).__name__}: {e!s:.100}"
+        raise StateError(f"The state is damaged, or not of this pipeline ({what}): {sorted(map(str, bare))}.") from e
     if found:
-        _warn(f"The state was saved with another pipeline: {'; '.join(found)} (saved → here).")
+        text = "The state was saved with another pipeline, and going on would lose or repeat elements: "
+        _refuse(f"{text}{'; '.join(found)} (saved → here)", strict=strict)
     changed = changed_functions(op, state.get("functions"))
     if changed:
         _warn(f"Functions are not what they were when the state was saved: {', '.join(changed)}.")
     return position
 
 
+def _refuse(text: str, *, strict: bool) -> None:
+    if strict:
+        raise StateError(f"{text}. Make the pipeline as it was, or give strict=False to go on anyway.")
+    _warn(f"{text}.")
+
+
 def _warn(text: str) -> None:
-    warnings.warn(text, StateWarning, stacklevel=4)
-
-
-def _num_open(op: Op, state: Any) -> int:
-    """How many entries of the fingerprint go up to the last operation that makes a part of a group once more."""
-    while not isinstance(op, ToStream | UserDataset | Nary | Interleave):
-        if op.state_fields is not None:
-            if any(state.get(name) for name in _REREAD):
-                return len(fingerprint(op))
-            state = state["parent"]
-        op = op.parents[0]
-    return 0
+    warnings.warn(text, StateWarning, stacklevel=5)
 
 
 # ------------------------------------------------------------------------------------------------- positions
@@ -155,7 +144,7 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
         if op.state_fields is not None:
             _check(op, state)
             levels.append(_numbers(op, state))
-            reread = reread or any(state.get(name) for name in _REREAD)
+            reread = reread or any(state.get(name) for name in REREAD)
             state = state["parent"]
         op = op.parents[0]
     position = _decode_base(op, state, reread=reread)
@@ -174,7 +163,12 @@ def _decode_base(op: Op, state: Any, *, reread: bool) -> Any:
     if isinstance(op, Interleave):
         if len(state["open"]) != op.cycle_length:
             raise StateError(f"The state has {len(state['open'])} datasets open; {op.label()} has {op.cycle_length}.")
-        return (*numbers, tuple(_decode_slot(op, slot, reread=reread) for slot in state["open"]))
+        slots = tuple(_decode_slot(op, slot, reread=reread) for slot in state["open"])
+        if state["next_dataset"] > op.num_datasets:
+            raise StateError(
+                f"The state goes on with dataset {state['next_dataset']}; {op.label()} has {op.num_datasets}."
+            )
+        return (*numbers, slots)
     if isinstance(op, Mixing):
         return (*numbers, _decode_mixed(op, state, reread=reread))
     if len(state["parents"]) != len(op.parents):
@@ -193,7 +187,7 @@ def _numbers(op: Op, state: Json) -> tuple[Any, ...]:
 
 def _counts(op: Op, name: str, value: Any) -> Any:
     """A field of a state that counts something, or several things."""
-    if isinstance(value, list | tuple):
+    if name == "tokens_taken" and isinstance(value, list | tuple):
         return [_count(op, name, each) for each in value]
     return _count(op, name, value)
 
@@ -211,13 +205,11 @@ def _count(op: Op, name: str, value: Any) -> int:
 
 
 _MOST = {
+    ("interleave", "slot"): "last_slot",
     ("window_shuffle", "taken_of_group"): "window_size",
     ("take", "taken"): "count",
 }
 """Fields that an argument of their operation bounds."""
-
-_REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
-"""Fields that are not zero where a restored stream reads again what it has read before."""
 
 
 def _decode_index(op: ToStream, state: Any) -> int:
@@ -320,12 +312,13 @@ def _encode_slot(op: Interleave, slot: Any) -> Json | None:
 def _decode_slot(op: Interleave, slot: Any, *, reread: bool) -> Any:
     if slot is None:
         return None
-    if not 0 <= _count(op, "dataset", slot["dataset"]) < op.num_datasets:
+    number = _count(op, "dataset", slot["dataset"])
+    if number >= op.num_datasets:
         raise StateError(
-            f"The state has dataset {slot['dataset']} open, and {op.label()} (pipeline at {op.site}) has "
+            f"The state has dataset {number} open, and {op.label()} (pipeline at {op.site}) has "
             f"{op.num_datasets} datasets."
         )
-    return slot["dataset"], decode(interleaved_part(op, slot["dataset"]), slot["state"], reread=reread)
+    return number, decode(interleaved_part(op, number), slot["state"], reread=reread)
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import ClosedError
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -68,7 +70,7 @@ def _place(thread: threading.Thread) -> str:
     found = "a function that has just returned"
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((_PACKAGE, threading.__file__)):
+        if not code.co_filename.startswith((_PACKAGE + os.sep, threading.__file__)):
             found = f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
         frame = frame.f_back
     return found
@@ -87,30 +89,33 @@ class ThreadPool:
     def __init__(self, num_threads: int, name: str):
         self._num_threads, self._name = num_threads, name
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
+        self._closed = False
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Has a thread call a function."""
         from concurrent.futures import Future  # 5 ms that most pipelines never need
 
+        if self._closed:
+            raise ClosedError("These threads were closed while somebody gave them work.")
         future: Future[Any] = Future()
         self._tasks.put((future, function, args))
-        if len(self._threads) < self._num_threads:
+        if len(self.threads) < self._num_threads:
             # They have the queue alone: a pool that is dropped ends them.
             stop = _Stop(self._tasks, self._num_threads)
-            name = f"{self._name}-{len(self._threads)}"
-            self._threads.append(start_thread(_compute, self._tasks, name=name, stop=stop))
+            name = f"{self._name}-{len(self.threads)}"
+            self.threads.append(start_thread(_compute, self._tasks, name=name, stop=stop))
         return future
 
     def close(self, *, wait: bool = True) -> None:
         """Cancels what has not begun and ends the threads."""
+        self._closed = True
         _Stop(self._tasks, self._num_threads)()
         if wait:
-            join_threads(self._threads)
-        self._threads.clear()
+            join_threads(self.threads)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
-        if not is_finalizing() and hasattr(self, "_threads"):
+        if not is_finalizing() and hasattr(self, "_closed"):
             self.close(wait=False)
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import optree
 
+from headrace._signals import raised_by_signal
 from headrace.errors import StructureError
 
 NAMESPACE = "headrace"
@@ -322,7 +323,9 @@ def copy_tree(node: Any) -> Any:
         return node
     try:
         return copy.deepcopy(node)
-    except Exception:
+    except Exception as e:
+        if raised_by_signal(e):
+            raise
         return node  # cannot be copied (an open file, a lock), so it is handed over as it is
 
 

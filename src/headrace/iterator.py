@@ -189,9 +189,8 @@ class _Handover:
 
     def position(self) -> Any:
         """The position after the last element that was taken."""
-        if self._rows and self._at is not None:
-            return self._at(self._length - operator.length_hint(self.iterator))
-        return self.rest
+        left = operator.length_hint(self.iterator)  # first: another thread may empty the run meanwhile
+        return self._at(self._length - left) if self._rows and self._at is not None else self.rest
 
     def empty(self, rest: Any) -> None:
         """Drops what is left; the position is `rest` from now on."""
@@ -220,6 +219,7 @@ class _Walk:
         self._error: tuple[BaseException, Any] | None = None  # that every call raises, and its traceback
         self._handlers: frozenset[Any] = frozenset()
         self._stream_is_careful = False
+        self._in_step = False  # whether what was pulled from the stream has been put in place
         self._ended = self._closed = False
 
     def __iter__(self) -> "_Walk":
@@ -249,8 +249,9 @@ class _Walk:
                 if run is not None:
                     return run
             except BaseException as e:
-                if not self._handle(e):
-                    raise
+                e = self._handle(e)
+                if e is not None:
+                    raise e
             self._raise_if_over()
 
     def _raise_if_over(self) -> None:
@@ -268,22 +269,25 @@ class _Walk:
             return self._run.iterator  # a new chain goes on with the run of the last one
         if self._closed or self._ended or self._error is not None:
             return None
-        if self._stream is not None:
+        if not self._in_step:
+            self._discard_stream()  # an interrupt came to it, and perhaps another one while that was handled
+        elif self._stream is not None:
             self._run.empty(self._stream.position)
             if self._stream_is_careful and not self._careful_outputs:
                 self._stop_being_careful()
-        run = self._pull(self._open())
+        stream, self._in_step = self._open(), False
+        run = self._pull(stream)
         if run is None:
             self._stay_here()
             self._ended = True
             self._workers.rest()
             return None
         rows = run.block.own_rows()
-        if not rows:
-            return None
-        self._careful_outputs = max(0, self._careful_outputs - len(rows))
-        self._run = _Handover(rows, run.at)
-        return self._run.iterator
+        if rows:
+            self._careful_outputs = max(0, self._careful_outputs - len(rows))
+            self._run = _Handover(rows, run.at)
+        self._in_step = True
+        return self._run.iterator if rows else None
 
     def _pull(self, stream: Stream) -> Run | None:
         if self._careful_outputs:
@@ -305,17 +309,17 @@ class _Walk:
 
     # ---- how it goes on after an error
 
-    def _handle(self, error: BaseException) -> bool:
-        """Prepares to raise an error from now on, or to walk to its place with care; not one that a signal raised."""
+    def _handle(self, error: BaseException) -> BaseException | None:
+        """Prepares to raise an error from now on, or to walk to its place with care; returns what a signal raised."""
         by_signal = raised_by_signal(error, self._handlers)
         if by_signal:
             self._workers.close(wait=False)  # a message may have been half read
         self._stay_here(wait=not by_signal)
         if by_signal:
             self._n = 1
-            return False
+            return by_signal
         if self._closed:  # by another thread, which is why
-            return True
+            return None
         if isinstance(error, FilterError) or self._careful_outputs:
             # Whoever keeps the error keeps this iterator, by its traceback: not its workers as well.
             self._workers.close(wait=False)
@@ -323,7 +327,7 @@ class _Walk:
             self._error = _no_stop(error), users_frames(error)
         else:
             self._be_careful(error)
-        return True
+        return None
 
     def _be_careful(self, error: BaseException) -> None:
         # The next time longer: what fails may be far on in a window that is read again each time.
@@ -333,7 +337,7 @@ class _Walk:
 
     def _stop_being_careful(self) -> None:
         """The error did not come again: goes on as usual."""
-        if self._first_error is not None:
+        if self._first_error is not None and not isinstance(self._first_error, ClosedError):
             import logging  # takes a while, and is hardly ever needed
 
             logging.getLogger("headrace").warning(
@@ -341,7 +345,7 @@ class _Walk:
                 self.op.label(),
                 exc_info=self._first_error,
             )
-            self._first_error = None
+        self._first_error = None
         self._discard_stream()
         self._n = 1
 
@@ -357,6 +361,7 @@ class _Walk:
             self._workers.go_on()
             self._context = context(self.op, self._workers, careful=self._stream_is_careful)
             self._stream = open_stream(self.op, self._run.position(), self._context)
+            self._in_step = True
         return self._stream
 
     def start(self) -> None:
@@ -374,7 +379,7 @@ class _Walk:
         if context is None:
             return
         self._workers.interrupt()
-        context.interrupt()
+        context.interrupt(wait=wait)
         if stream is not None:
             stream.close(wait=wait)
         context.close(wait=wait)

@@ -97,20 +97,22 @@ class Aheads:
     """The streams of one pipeline that threads compute."""
 
     def __init__(self):
-        self._buffers: weakref.WeakSet[_Buffer] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[AheadStream] = weakref.WeakSet()
 
     def open(self, parent: Stream, op: Prefetch) -> Stream:
         """A stream that is computed ahead in a thread."""
         if op.buffer_size == 0:
             return parent
         stream = AheadStream(parent, op)
-        self._buffers.add(stream.buffer)
+        self._streams.add(stream)
         return stream
 
-    def interrupt(self) -> None:
-        """All are about to be closed: a thread that waits for another one's buffer gives up."""
-        for buffer in list(self._buffers):
-            buffer.close()
+    def interrupt(self, *, wait: bool) -> None:
+        """All are about to be closed: threads that wait for each other's buffers give up, and are waited for."""
+        for stream in list(self._streams):
+            stream.buffer.close()
+        if wait:
+            join_threads([thread for stream in list(self._streams) if (thread := stream.thread) is not None])
 
 
 class AheadStream(Unary):
@@ -122,25 +124,29 @@ class AheadStream(Unary):
         self._pid = os.getpid()
         size = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
         self.buffer = _Buffer(size)  # type: ignore[arg-type]
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         super().__init__(parent.position, parent)
 
     def pull(self, n: int) -> Run | None:
+        if os.getpid() != self._pid:
+            raise ClosedError("The thread that computes this stream is the parent process's.")
         self.start()
         run = self.buffer.get()
         return None if run is None else self._run(*run)
 
     def start(self) -> None:
-        if self._thread is None:
-            self._thread = start_thread(
+        if self.thread is None:
+            self.thread = start_thread(
                 _work, self.parent, self.buffer, name="headrace-prefetch", stop=self.buffer.close
             )
 
     def close(self, *, wait: bool = True) -> None:
         if os.getpid() == self._pid:  # in a fork there is no thread, and its locks stay as they were
             self.buffer.close()
-            if self._thread is not None and wait:
-                join_threads([self._thread])
+            if self.thread is not None and wait:
+                join_threads([self.thread])
+            if self.thread is not None and self.thread.is_alive():
+                return  # it is in the parent, which ends with it
         self.parent.close(wait=wait)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):

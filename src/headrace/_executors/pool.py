@@ -76,9 +76,9 @@ class Pool:
         self._lock = threading.RLock()
         self._next_number = 1
         self._bad_starts = 0
-        self._wake_end = self._wake = -1
+        self._wake_fds: list[int] = []  # of a pipe: where to read and where to write
         self._processes: list[Process] = []
-        self._closed = False
+        self._closed = self._given_back = False
         try:
             self._start()
         except BaseException:
@@ -89,7 +89,7 @@ class Pool:
         self.parcel.users.add(id(self))
         self.slots = Slots(LEASED_SLOTS + self.num_workers)
         self._control = self.slots.take()  # in front, the number below which tasks are cancelled
-        self._wake_end, self._wake = os.pipe()
+        self._wake_fds += os.pipe()
         world = {
             "path": sys.path,
             "argv": sys.argv,
@@ -247,7 +247,7 @@ class Pool:
     def _read_answers(self, timeout_s: float | None) -> None:
         """Waits until something comes, and takes in all that has."""
         poll = select.poll()
-        poll.register(self._wake_end, select.POLLIN)
+        poll.register(self._wake_fds[0], select.POLLIN)
         for process in self._processes:
             for fd in (process.socket.fileno(), process.end_fd):
                 if fd >= 0:
@@ -343,44 +343,48 @@ class Pool:
 
     def interrupt(self) -> None:
         """Makes whoever waits for a result stop, in whatever thread."""
-        if not self.closed and self._wake >= 0:
+        if not self.closed and self._wake_fds:
             self.interrupted = True
-            os.write(self._wake, b"x")
+            os.write(self._wake_fds[1], b"x")
 
     def go_on(self) -> None:
         """Lets results be waited for again."""
         with self.locked():
             if self.interrupted:
                 self.interrupted = False
-                os.read(self._wake_end, 4096)
+                os.read(self._wake_fds[0], 4096)
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends the workers and gives back their memory, but for what somebody still looks at."""
-        if self.closed:
+        """Ends the workers and gives back their memory, but for what somebody still looks at.
+
+        If an exception of a signal handler comes, the next call goes on with what is left.
+        """
+        if self._given_back or os.getpid() != self._pid:
             return
         self.interrupt()
         with ctrl_c_later(), self._lock:
-            if self._closed:
+            if self._given_back:
                 return
             self._closed = True
-            _pools.discard(self)
             for process in self._processes:
                 process.ask_to_end()
             deadline = time.monotonic() + (GRACE_S if wait else GRACE_DROPPED_S)
-            for process in self._processes:
+            while self._processes:
+                process = self._processes[-1]
                 process.end(deadline if process.ready else 0.0)  # before that, it has nothing to put away
-            self._processes.clear()
+                self._processes.pop()
             if hasattr(self, "slots"):  # or it did not come so far
                 self.slots.close()
             if hasattr(self, "_control"):
                 self._control.unmap()
             self.parcel.give_up(id(self))
-            for fd in (self._wake, self._wake_end):
-                if fd >= 0:
-                    os.close(fd)
+            while self._wake_fds:
+                os.close(self._wake_fds.pop())
+            _pools.discard(self)
+            self._given_back = True
 
     def __del__(self):
-        if hasattr(self, "_closed"):  # or an interrupt came before anything was there
+        if hasattr(self, "_given_back"):  # or an interrupt came before anything was there
             self.close(wait=False)
 
 

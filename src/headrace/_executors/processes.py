@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace._executors.wire import MESSAGE_BYTES, STARTED_AS_WORKER
+from headrace._signals import raised_by_signal
 from headrace.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -121,8 +122,11 @@ class Process:
         return True  # somebody else has waited for it
 
     def ask_to_end(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self.socket.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold the socket as well
+        except OSError as e:
+            if raised_by_signal(e):
+                raise
 
     def end(self, deadline: float) -> int:
         """Waits for the process to end, and kills it and all that it has started when it is time; its exit status."""
@@ -131,7 +135,7 @@ class Process:
             while not self.is_dead() and (left_s := deadline - time.monotonic()) > 0:
                 self._wait(left_s)
             if self.process.returncode is None:  # its number, and so its group's, is still its own
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             status = self.process.wait()
         self.socket.close()
@@ -157,13 +161,15 @@ def _python() -> str:
     """The interpreter that workers run in; an error where there is none, rather than a program that starts itself."""
     spawn = sys.modules.get("multiprocessing.spawn")  # where `multiprocessing.set_executable` says which
     executable = os.fsdecode((spawn.get_executable() if spawn else sys.executable) or "")
-    is_python = os.path.basename(executable).lower().startswith(("python", "pypy", "graalpy"))
+    is_named = executable != sys.executable  # by the user, who knows
+    is_python = is_named or os.path.basename(executable).lower().startswith(("python", "pypy", "graalpy"))
     if STARTED_AS_WORKER in os.environ:
         raise WorkerError(
             f"This program was started as a worker process, by {executable!r}, and asks for workers itself. {_ADVICE}"
         )
-    if getattr(sys, "frozen", False) or not is_python:
-        kind = "a frozen program" if getattr(sys, "frozen", False) else "no Python interpreter"
+    is_frozen = getattr(sys, "frozen", False) and not is_named
+    if is_frozen or not is_python:
+        kind = "a frozen program" if is_frozen else "no Python interpreter"
         raise WorkerError(f"Worker processes need a Python interpreter, and {executable!r} is {kind}. {_ADVICE}")
     return executable
 

@@ -69,6 +69,9 @@ def _libc() -> Any:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if hasattr(libc, "mremap"):
+        libc.mremap.restype = ctypes.c_void_p
+        libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
     return libc
 
 
@@ -277,11 +280,17 @@ class _Lease:
     def copy_out(self) -> None:
         """Puts memory of this process's own in the place of the slot's, with the same bytes at the same address."""
         address, size = self._whole.ctypes.data, _whole_pages(len(self._whole))
-        copied = self._whole.copy()
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
-        if _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
-            raise OSError(ctypes.get_errno(), "mmap")
-        self._whole[:] = copied
+        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        if not hasattr(_libc(), "mremap"):  # not Linux: nobody may look at it meanwhile
+            copied = self._whole.copy()
+            _libc().mmap(address, size, access, flags | MAP_FIXED, -1, 0)
+            self._whole[:] = copied
+            return
+        elsewhere = _libc().mmap(None, size, access, flags, -1, 0)
+        ctypes.memmove(elsewhere, address, len(self._whole))
+        # In one step: other threads, and computations under way, may be reading it.
+        if _libc().mremap(elsewhere, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address:
+            raise OSError(ctypes.get_errno(), "mremap")
 
 
 class _LeaseEnd(weakref.ref):
@@ -297,6 +306,7 @@ class _LeaseEnd(weakref.ref):
 
 
 MAP_FIXED = 0x10
+MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2
 
 
 class Slots:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace._threads import ThreadPool
+from headrace._threads import ThreadPool, join_threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -41,8 +41,11 @@ class Threads:
 
     def close(self, *, wait: bool = True) -> None:
         """Ends the threads."""
-        for pool in self._pools.values():
-            pool.close(wait=wait)
+        pools = list(self._pools.values())
+        for pool in pools:
+            pool.close(wait=False)
+        if wait:
+            join_threads([thread for pool in pools for thread in pool.threads])
         self._pools.clear()
 
 

@@ -103,10 +103,12 @@ class Workers:
 
     def close(self, *, wait: bool = True) -> None:
         """Ends the processes, also those left for the next epoch, unless somebody else has taken them since."""
-        for key, home in self._homes.items():
-            for pool in (self._pools.pop(key, None), home.idle.pop(key, None)):
+        for key, home in list(self._homes.items()):
+            for pools in (self._pools, home.idle):
+                pool = pools.get(key)
                 if pool is not None:
                     pool.close(wait=wait)
+                    pools.pop(key, None)  # not before: an exception above leaves it to the next call
         self._homes.clear()
 
 

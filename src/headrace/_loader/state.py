@@ -120,7 +120,7 @@ def _parse(state: Any) -> dict[str, Any]:
         )
     try:
         fields = json.loads(state)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise StateError(f"This is no state of a DataLoader: it is no JSON ({e}): {state[:80]!r}.") from e
     if not isinstance(fields, dict):
         raise StateError(f"This is no state of a DataLoader: it is a JSON {type(fields).__name__}.")

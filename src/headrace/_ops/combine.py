@@ -61,7 +61,6 @@ class Mix(RouteOp, Mixing):
 
     name = "mix"
     state_fields = ("count",)
-    order_params = ("weights",)
     weights: Sequence[float] | Mapping[str, float] | None = None
     names: tuple[str, ...] | None = None
 
@@ -89,6 +88,10 @@ class Mix(RouteOp, Mixing):
         if self.names is None or set(weights) != set(self.names):
             raise PipelineError(f"`mix` has datasets {list(self.names or ())} and weights for {sorted(weights)}.")
         return tuple(weights[name] for name in self.names)
+
+    def identity(self) -> dict[str, Any]:
+        assert isinstance(self.weights, tuple)
+        return {"weight": tuple(map(float, self.weights))}
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:
@@ -269,6 +272,10 @@ class Interleave(Op):
     @property
     def is_stream(self) -> bool:
         return True
+
+    @property
+    def last_slot(self) -> int:
+        return self.cycle_length - 1
 
     @property
     def num_datasets(self) -> int:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
 from headrace.dataset import MapDataset
@@ -61,9 +63,10 @@ class ElasticIterator(StreamIterator):
         return {FIELD: self.get_next_index() * self._global_batch_size}
 
     def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        if not isinstance(state, dict) or state.keys() != {FIELD} or not isinstance(state[FIELD], int):
+        is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
+        if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
-        step, left_over = divmod(state[FIELD], self._global_batch_size)
+        step, left_over = divmod(int(state[FIELD]), self._global_batch_size)
         if left_over:
             raise StateError(
                 f"The state has {FIELD}={state[FIELD]}, which is no multiple of "

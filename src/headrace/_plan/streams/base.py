@@ -125,7 +125,7 @@ class Context:
         processes: Opens what comes before an `mp_prefetch`.
         watch: Who is told what a filter drops.
         close: Gives back what the streams shared.
-        interrupt: Is called before the streams are closed: nobody waits for another any more.
+        interrupt: Is called before the streams are closed: threads stop waiting for each other, and end.
         elsewhere: The stream of an operation that somebody else computes; `None` where nobody does.
         enter: Is told of a dataset before it is opened by an interleave, which numbers them.
         lookahead: How many datasets an interleave opens before their turn.
@@ -139,7 +139,7 @@ class Context:
     processes: Callable[[MpPrefetch, Position, "Context"], Stream]
     watch: Callable[[Op], Watch]
     close: Callable[..., None]
-    interrupt: Callable[[], None] = lambda: None
+    interrupt: Callable[..., None] = lambda **_: None
     elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
     enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None
     lookahead: int = 0

@@ -7,6 +7,7 @@ from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Rows
 from headrace._plan.elements import add_note
 from headrace._plan.streams.base import Context, Position, Run, Stream, stream_of
+from headrace.errors import StateError
 
 
 class UserStream(Stream):
@@ -24,9 +25,13 @@ class UserStream(Stream):
         self._iterator = op.dataset._own_iter()
         state, self._since = self.position
         if state is not None:
+            if not hasattr(self._iterator, "set_state"):
+                raise StateError(f"The state has a state of {op.label()}, whose iterators have none.")
             self._iterator.set_state(copy.deepcopy(state))
+        ended = object()
         for _ in range(self._since):
-            next(self._iterator, None)
+            if next(self._iterator, ended) is ended:
+                raise StateError(f"The state is {self._since} elements on in {op.label()}, which has fewer.")
 
     def pull(self, n: int) -> Run | None:
         state, since = self.position
