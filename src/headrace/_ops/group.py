@@ -81,7 +81,7 @@ class Rebatch(Unary):
 
     def spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
-        return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), self.parent.spec())
+        return _tree.tree_map(lambda leaf: _stacked((size, *leaf.shape[1:]), leaf), self.parent.spec())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,7 +189,7 @@ class PaddedBatch(Unary):
     def spec(self) -> Any:
         def padded(leaf: Any) -> ShapeDtypeStruct:
             size = self.batch_size if self.drop_remainder else None
-            return ShapeDtypeStruct((size, *(None for _ in leaf.shape)), leaf.dtype)
+            return _stacked((size, *(None for _ in leaf.shape)), leaf)
 
         return _tree.tree_map(padded, self.parent.spec())
 
@@ -228,7 +228,13 @@ class PadTo:
 
 
 def _with_leading(spec: Any, size: int | None) -> Any:
-    return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), spec)
+    return _tree.tree_map(lambda leaf: _stacked((size, *leaf.shape), leaf), spec)
+
+
+def _stacked(shape: tuple[int | None, ...], leaf: Any) -> ShapeDtypeStruct:
+    """A leaf of this shape, with the dtype that stacking gives it."""
+    dtype = _tree.stacked_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
+    return ShapeDtypeStruct(shape, dtype)
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:

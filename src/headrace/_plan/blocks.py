@@ -128,7 +128,11 @@ class Columns(Block):
         return Columns(self._map(lambda leaf: leaf.take(positions, axis=0)), len(positions))
 
     def stack(self, empty: _tree.Empty | None = None) -> Any:
-        return self.tree
+        return _tree.stack_columns(self.tree)
+
+    def whole(self) -> Any:
+        """The columns with the dtypes that stacking gives them; objects and texts stay what they are."""
+        return self._map(_tree.with_stacked_dtype)
 
     def num_bytes(self) -> int:
         return _tree.num_bytes(self.tree)
@@ -176,7 +180,7 @@ def concat(blocks: Sequence[Block]) -> Block:
     if all(type(block) is Ints for block in blocks):
         return Ints(np.concatenate([as_array(block.values) for block in blocks]))  # type: ignore[attr-defined]
     if _same_columns(blocks):
-        tree = _tree.tree_map(lambda *leaves: np.concatenate(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
+        tree = _tree.tree_map(lambda *leaves: _tree.join(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
         return Columns(tree, sum(map(len, blocks)))
     return Rows([row for block in blocks for row in block.rows()], owned=_all_owned(blocks))
 

@@ -320,4 +320,4 @@ def _gather_batches(layout: _BatchLayout, parent: Gather, idx: Indices) -> Block
     """Batches of an array source: one index program for all of them, one gather into each."""
     flat, cuts = layout(idx)
     rows, columns = as_array(parent.program(flat)), parent.source.__getcolumns__
-    return Rows([columns(rows[a:b]) for a, b in cuts], owned=True)
+    return Rows([_tree.stack_columns(columns(rows[a:b])) for a, b in cuts], owned=True)
