@@ -9,6 +9,7 @@ position is its parent's. `state_params` names the arguments that a position's n
 """
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -35,6 +36,46 @@ def call_site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+def parents_first(op: "Op", follow: "Callable[[Op], bool]") -> "list[Op]":
+    """An operation and those before it as far as `follow` says, each once and after its parents.
+
+    A loop, here and wherever a pipeline is walked: a chain may be longer than Python can recurse.
+    """
+    found: list[Op] = []
+    seen: set[Op] = set()
+    ahead: list[tuple[Op, bool]] = [(op, False)]
+    while ahead:
+        each, parents_are_there = ahead.pop()
+        if parents_are_there:
+            found.append(each)
+        elif each not in seen and follow(each):
+            seen.add(each)
+            ahead.append((each, True))
+            ahead += [(parent, False) for parent in reversed(each.parents)]
+    return found
+
+
+def from_parents(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes of a method that asks the parents the same a fact that is worked out once, parents first."""
+    name, key = method.__name__, f"_known_{method.__name__}"
+
+    @functools.wraps(method)
+    def fact(self: "Op") -> Any:
+        if key not in self.__dict__:
+            for op in parents_first(self, lambda op: key not in op.__dict__ and _work_out(op, name) is not None):
+                op.__dict__[key] = _work_out(op, name)(op)
+        return self.__dict__[key]
+
+    fact.work_out = method  # type: ignore[attr-defined]
+    return fact
+
+
+def _work_out(op: "Op", name: str) -> Any:
+    """The method that works a fact out from the parents' own; none where it does not follow from theirs."""
+    found = getattr(type(op), name)
+    return getattr(found.fget if isinstance(found, property) else found, "work_out", None)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Op:
     """One operation on elements."""
@@ -50,6 +91,7 @@ class Op:
         return ()
 
     @property
+    @from_parents
     def is_stream(self) -> bool:
         return any(parent.is_stream for parent in self.parents)
 
@@ -58,11 +100,13 @@ class Op:
         raise TypeError(f"{self.name} has no length.")
 
     @property
+    @from_parents
     def endless(self) -> bool:
         """Whether it is known to go on for ever."""
         return any(parent.endless for parent in self.parents)
 
     @property
+    @from_parents
     def has_holes(self) -> bool:
         """Whether an index may be known to have no element."""
         return any(parent.has_holes for parent in self.parents)
@@ -98,6 +142,7 @@ class Unary(Op):
     def parents(self) -> tuple[Op, ...]:
         return (self.parent,)
 
+    @from_parents
     def length(self) -> int:
         return self.parent.length()
 

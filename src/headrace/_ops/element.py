@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace._ops.base import ENDLESS, Unary, describe, mapped_spec, method_or_function, resolve_seed
+from headrace._ops.base import ENDLESS, Unary, describe, from_parents, mapped_spec, method_or_function, resolve_seed
 from headrace.errors import PipelineError
 
 
@@ -149,6 +149,7 @@ class FlatMap(Unary):
     def fn(self) -> Callable[[Any], Any]:
         return method_or_function(self.transform, "flat_map", op="flat_map")
 
+    @from_parents
     def length(self) -> int:
         assert self.max_fan_out is not None
         return min(self.parent.length() * self.max_fan_out, ENDLESS)

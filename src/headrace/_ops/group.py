@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headrace import _tree
-from headrace._ops.base import Unary, resolve_seed
+from headrace._ops.base import Unary, from_parents, resolve_seed
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
 from headrace.options import check_counts
@@ -32,11 +32,13 @@ class Batch(Unary):
                 "call `to_iter_dataset()` before `batch`."
             )
 
+    @from_parents
     def length(self) -> int:
         n = self.parent.length()
         return n // self.batch_size if self.drop_remainder else -(-n // self.batch_size)
 
     @property
+    @from_parents
     def endless(self) -> bool:
         return self.parent.endless
 

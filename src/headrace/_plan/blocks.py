@@ -185,20 +185,32 @@ def concat(blocks: Sequence[Block]) -> Block:
     return Rows([row for block in blocks for row in block.rows()], owned=_all_owned(blocks))
 
 
-def interleave(blocks: Sequence[Block], which: np.ndarray) -> Block:
-    """Elements of several blocks in turn: output `k` is the next unused element of `blocks[which[k]]`."""
+def by_part(which: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """For each part among these, in order, the places where it stands."""
+    if len(which) == 1:
+        return [(int(which[0]), np.zeros(1, np.intp))]
+    order = np.argsort(which, kind="stable")
+    found = which[order]
+    cuts = np.flatnonzero(found[1:] != found[:-1]) + 1
+    firsts = found[np.concatenate([[0], cuts])] if len(found) else found
+    return list(zip(firsts.tolist(), np.split(order, cuts), strict=False))
+
+
+def interleave(blocks: Sequence[Block], places: Sequence[np.ndarray]) -> Block:
+    """Elements of several blocks together: those of `blocks[i]` stand at `places[i]`, in order."""
+    order = np.concatenate(places)
     if all(type(block) is Ints for block in blocks):
-        out = np.empty(len(which), np.int64)
-        for i, block in enumerate(blocks):
-            out[which == i] = as_array(block.values)  # type: ignore[attr-defined]
+        out = np.empty(len(order), np.int64)
+        out[order] = np.concatenate([as_array(block.values) for block in blocks])  # type: ignore[attr-defined]
         return Ints(out)
     if _same_columns(blocks):
-        # The stable order of `which` lists the outputs of block 0, then of block 1: its inverse gathers them.
-        gather = np.empty(len(which), np.int64)
-        gather[np.argsort(which, kind="stable")] = np.arange(len(which))
+        gather = np.empty(len(order), np.int64)
+        gather[order] = np.arange(len(order))
         return concat(blocks).take(gather)
-    feeds = [iter(block.rows()) for block in blocks]
-    return Rows([next(feeds[i]) for i in which.tolist()], owned=_all_owned(blocks))
+    rows: list[Any] = [None] * len(order)
+    for i, row in zip(order.tolist(), (row for block in blocks for row in block.rows()), strict=True):
+        rows[i] = row
+    return Rows(rows, owned=_all_owned(blocks))
 
 
 def _all_owned(blocks: Sequence[Block]) -> bool:

@@ -20,7 +20,7 @@ from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
-from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array, interleave
+from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array, by_part, interleave
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
 from headrace.errors import PipelineError
@@ -147,20 +147,18 @@ def _(op: Cache) -> Fetch:
 
 @fetcher.register
 def _(op: RouteOp) -> Fetch:
-    parts = [fetcher(part) for part in op.parts]
+    parts: dict[int, Fetch] = {}  # those that were used: there may be very many
 
     def fetch(idx: Indices) -> Block:
         which, inner = op.route(as_array(idx))
         consecutive = op.keeps_part_order and isinstance(idx, range) and idx.step == 1
-        blocks, used = [], []
-        for i, part in enumerate(parts):
-            mine = inner[which == i]
-            if len(mine):
-                used.append(i)
-                blocks.append(part(range(int(mine[0]), int(mine[-1]) + 1) if consecutive else mine))
-        if len(blocks) == 1:
-            return blocks[0]
-        return interleave(blocks, np.searchsorted(used, which))
+        blocks, used = [], by_part(which)
+        for i, places in used:
+            mine = inner[places]
+            if i not in parts:
+                parts[i] = fetcher(op.parts[i])
+            blocks.append(parts[i](range(int(mine[0]), int(mine[-1]) + 1) if consecutive else mine))
+        return blocks[0] if len(blocks) == 1 else interleave(blocks, [places for _, places in used])
 
     return fetch
 
