@@ -61,9 +61,12 @@ def from_parents(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(method)
     def fact(self: "Op") -> Any:
-        if key not in self.__dict__:
-            for op in parents_first(self, lambda op: key not in op.__dict__ and _work_out(op, name) is not None):
-                op.__dict__[key] = _work_out(op, name)(op)
+        try:
+            return self.__dict__[key]
+        except KeyError:
+            pass
+        for op in parents_first(self, lambda op: key not in op.__dict__ and _work_out(op, name) is not None):
+            op.__dict__[key] = _work_out(op, name)(op)
         return self.__dict__[key]
 
     fact.work_out = method  # type: ignore[attr-defined]

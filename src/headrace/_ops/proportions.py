@@ -45,6 +45,9 @@ class Shares:
         return which, inner + cycles * self._count_of[which]
 
     def _within_period(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self._period <= BLOCK and len(self._counts) < MANY_PARTS:
+            which, inner = self._block(0)
+            return which[k], inner[k]
         if not len(k):
             return np.empty(0, np.intp), np.empty(0, np.int64)
         first, last = int(k.min()) // BLOCK, int(k.max()) // BLOCK

@@ -5,7 +5,7 @@ the user themselves, only rows and stacks made from them, so that nothing cached
 """
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -182,7 +182,7 @@ def concat(blocks: Sequence[Block]) -> Block:
     if _same_columns(blocks):
         tree = _tree.tree_map(lambda *leaves: _tree.join(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
         return Columns(tree, sum(map(len, blocks)))
-    return Rows([row for block in blocks for row in block.rows()], owned=_all_owned(blocks))
+    return Rows(list(chain.from_iterable(block.rows() for block in blocks)), owned=_all_owned(blocks))
 
 
 def by_part(which: np.ndarray) -> list[tuple[int, np.ndarray]]:
@@ -203,14 +203,9 @@ def interleave(blocks: Sequence[Block], places: Sequence[np.ndarray]) -> Block:
         out = np.empty(len(order), np.int64)
         out[order] = np.concatenate([as_array(block.values) for block in blocks])  # type: ignore[attr-defined]
         return Ints(out)
-    if _same_columns(blocks):
-        gather = np.empty(len(order), np.int64)
-        gather[order] = np.arange(len(order))
-        return concat(blocks).take(gather)
-    rows: list[Any] = [None] * len(order)
-    for i, row in zip(order.tolist(), (row for block in blocks for row in block.rows()), strict=True):
-        rows[i] = row
-    return Rows(rows, owned=_all_owned(blocks))
+    gather = np.empty(len(order), np.int64)
+    gather[order] = np.arange(len(order))
+    return concat(blocks).take(gather)
 
 
 def _all_owned(blocks: Sequence[Block]) -> bool:

@@ -6,7 +6,7 @@ asked for with it. User functions get Python ints and elements that are theirs t
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import singledispatch
+from functools import partial, singledispatch
 from itertools import chain
 from typing import Any
 
@@ -24,7 +24,7 @@ from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array,
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
 from headrace.errors import PipelineError
-from headrace.sources import RangeDataSource
+from headrace.sources import ArrayDataSource, RangeDataSource
 
 Fetch = Callable[[Indices], Block]
 STACK_AT_ONCE = 32  # batches of this size are stacked as soon as their rows are there, while those are in the cache
@@ -254,7 +254,7 @@ def _(op: FlatMap) -> Fetch:
 def _(op: Batch) -> Fetch:
     parent, layout = fetcher(op.parent), _BatchLayout(op)
     if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
-        return lambda idx: _gather_batches(layout, parent, idx)
+        return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
 
     def fetch(idx: Indices) -> Block:
         flat, cuts = layout(idx)
@@ -314,8 +314,16 @@ class _BatchLayout:
         return flat, [(a, min(a + size, len(flat))) for a in range(0, len(flat), size)]
 
 
-def _gather_batches(layout: _BatchLayout, parent: Gather, idx: Indices) -> Block:
+def _batch_columns(source: Any) -> Callable[[np.ndarray], Any]:
+    """The function from rows of an array source to a batch of them."""
+    columns = source.__getcolumns__
+    if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in _tree.leaves(source.element_spec)):
+        return columns  # which are as stacking makes them
+    return lambda rows: _tree.stack_columns(columns(rows))
+
+
+def _gather_batches(layout: _BatchLayout, parent: Gather, batch: Callable[[np.ndarray], Any], idx: Indices) -> Block:
     """Batches of an array source: one index program for all of them, one gather into each."""
     flat, cuts = layout(idx)
-    rows, columns = as_array(parent.program(flat)), parent.source.__getcolumns__
-    return Rows([_tree.stack_columns(columns(rows[a:b])) for a, b in cuts], owned=True)
+    rows = as_array(parent.program(flat))
+    return Rows([batch(rows[a:b]) for a, b in cuts], owned=True)
