@@ -30,6 +30,7 @@ class Nary(Op):
     def parents(self) -> tuple[Op, ...]:
         return self.parts
 
+    @from_parents
     def spec(self) -> Any:
         return self.parts[0].spec()
 
@@ -209,6 +210,7 @@ class Zip(Nary):
     def endless(self) -> bool:
         return all(part.endless for part in self.parts)
 
+    @from_parents
     def spec(self) -> Any:
         return tuple(part.spec() for part in self.parts)
 

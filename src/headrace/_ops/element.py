@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace._ops.base import ENDLESS, Unary, describe, from_parents, mapped_spec, method_or_function, resolve_seed
+from headrace._ops.base import (
+    ENDLESS,
+    Unary,
+    describe,
+    from_parents,
+    mapped,
+    mapped_spec,
+    method_or_function,
+    resolve_seed,
+)
 from headrace.errors import PipelineError
 
 
@@ -36,6 +45,7 @@ class Map(Unary):
         rows_fn = None if self.batched else getattr(self.transform, "map_rows", None)
         return rows_fn if rows_fn is not None and self.fn == getattr(self.transform, "map", None) else None
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
@@ -77,6 +87,7 @@ class MapWithIndex(Unary):
     def fn(self) -> Callable[[int, Any], Any]:
         return method_or_function(self.transform, "map_with_index", op="map_with_index")
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
@@ -99,6 +110,7 @@ class RandomMap(Unary):
     def fn(self) -> Callable[[Any, Any], Any]:
         return method_or_function(self.transform, "random_map", op="random_map")
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
@@ -158,6 +170,7 @@ class FlatMap(Unary):
     def has_holes(self) -> bool:
         return True
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Batch(Unary):
         # Of an endless parent there is one epoch, so `n` itself is the bound and nothing overflows.
         return start, np.minimum(start + self.batch_size, (epochs + 1) * n)
 
+    @partial(from_parents, when=lambda op: op.batch_fn is None or hasattr(op.batch_fn, "output_spec"))
     def spec(self) -> Any:
         if self.batch_fn is not None:
             output_spec = getattr(self.batch_fn, "output_spec", None)
@@ -81,6 +83,7 @@ class Rebatch(Unary):
     def __post_init__(self):
         check_counts(self, "batch_size", least=1)
 
+    @from_parents
     def spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
         return _tree.tree_map(lambda leaf: _stacked((size, *leaf.shape[1:]), leaf), self.parent.spec())
@@ -188,6 +191,7 @@ class PaddedBatch(Unary):
             )
         return {key: values.get(key, 0) for key in element}
 
+    @from_parents
     def spec(self) -> Any:
         def padded(leaf: Any) -> ShapeDtypeStruct:
             size = self.batch_size if self.drop_remainder else None
