@@ -140,8 +140,48 @@ def stack(rows: Sequence[Any], where: str = "", empty: Empty | None = None) -> A
     return _stack_nodes(rows, where, empty)
 
 
+def stacked_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype that `np.stack` gives to arrays of one dtype: the machine's byte order, and fields side by side.
+
+    >>> stacked_dtype(np.dtype(">f4"))
+    dtype('float32')
+    """
+    return dtype if dtype.isbuiltin == 1 else np.result_type(dtype)
+
+
+def stack_columns(columns: Any) -> Any:
+    """Columns as `stack` would make them from their rows; but a column of objects stays one.
+
+    >>> stack_columns({"x": np.array([1, 2], ">i4"), "y": np.array(["a", "bc"], "U9")})
+    {'x': array([1, 2], dtype=int32), 'y': array(['a', 'bc'], dtype='<U2')}
+    """
+    if type(columns) is np.ndarray:
+        return columns if columns.dtype.isbuiltin == 1 else _stack_column(columns)
+    if type(columns) is dict:
+        return {key: stack_columns(column) for key, column in columns.items()}
+    return tree_map(lambda column: _stack_column(np.asarray(column)), columns)
+
+
+def _stack_column(column: np.ndarray) -> np.ndarray:
+    if column.ndim > 1 or column.dtype.kind not in "SU" or not len(column):
+        return with_stacked_dtype(column)
+    width = max(1, int(np.char.str_len(column).max()))  # each row has a width of its own
+    return column.astype(np.dtype((column.dtype.type, width)), copy=False)
+
+
+def with_stacked_dtype(column: Any) -> Any:
+    """An array with the dtype that stacking gives it; anything else as it is."""
+    return column.astype(stacked_dtype(column.dtype), copy=False) if type(column) is np.ndarray else column
+
+
+def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of one dtype end to end; unlike those of `np.concatenate`, rows keep that very dtype."""
+    dtype = arrays[0].dtype
+    return np.concatenate(arrays) if dtype.isbuiltin == 1 else np.concatenate(arrays, dtype=dtype)
+
+
 def uniform(rows: Sequence[Any]) -> bool:
-    """Whether stacking these elements promotes nothing: each row of the stack is the element itself.
+    """Whether stacking these elements promotes nothing: each row of the stack has the element's values and dtype.
 
     >>> uniform([1, 2]), uniform([1, 2.5]), uniform([np.ones(2), np.ones(3)])
     (True, False, False)
@@ -158,7 +198,14 @@ def uniform(rows: Sequence[Any]) -> bool:
         return len(set(map(len, rows))) == 1 and all(map(uniform, zip(*rows, strict=True)))
     if kind in (str, bytes):
         return len(set(map(len, rows))) == 1
-    return kind in (int, float, bool, complex, type(None)) or issubclass(kind, np.generic)
+    if issubclass(kind, np.generic):
+        return is_plain_number(kind) or len({row.dtype for row in rows}) == 1
+    return kind in (int, float, bool, complex, type(None))
+
+
+def is_plain_number(kind: type) -> bool:
+    """Whether all scalars of a NumPy type have one dtype: time differences have units."""
+    return issubclass(kind, np.number | np.bool_) and kind is not np.timedelta64
 
 
 def _stack_arrays(rows: Sequence[np.ndarray], where: str, empty: Empty | None) -> np.ndarray:
@@ -169,7 +216,7 @@ def _stack_arrays(rows: Sequence[np.ndarray], where: str, empty: Empty | None) -
     if not shape:
         return np.stack(rows)
     if empty is not None and len({row.dtype for row in rows}) == 1 and not rows[0].dtype.hasobject:
-        stacked = empty((len(rows), *shape), rows[0].dtype)
+        stacked = empty((len(rows), *shape), stacked_dtype(rows[0].dtype))
         np.concatenate(rows, out=stacked.reshape(len(rows) * shape[0], *shape[1:]))
         return stacked
     return np.concatenate(rows).reshape(len(rows), *shape)

@@ -38,9 +38,9 @@ def _pack(rows: list[Any], writer: Writer, *, owned: bool) -> tuple[Any, ...]:
         columns = [list(column) for column in zip(*rows, strict=True)]
         if not _has_twice(columns):
             return kind, None, [_pack(column, writer, owned=owned) for column in columns]
-    elif kind is not None and issubclass(kind, np.number | np.bool_) and len(rows) > 1:
+    elif kind is not None and _tree.is_plain_number(kind) and len(rows) > 1:
         stacked = np.array(rows)
-        if stacked.dtype.char == rows[0].dtype.char:
+        if stacked.dtype.type is kind:
             return np.ndarray, None, stacked
     return None, None, rows if owned else [_tree.copy_tree(row) for row in rows]
 

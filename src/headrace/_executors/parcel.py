@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace import _tree
 from headrace._executors.ring import Pickler, Sheet, Slot, Writer, anonymous_file, read, received_classes
-from headrace._ops.base import Op, describe
+from headrace._ops.base import Op, describe, parents_first
 from headrace.errors import WorkerError
 
 
@@ -168,10 +168,11 @@ def _can_be_pickled(value: Any) -> bool:
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     """The objects that an object is made from, with how they are reached."""
     if isinstance(value, Op):
-        yield from (("", parent) for parent in value.parents)
-        for name, child in value.__dict__.items():
-            if name not in ("parent", "parts", "site"):
-                yield f"{value.label()} (pipeline at {value.site})", child
+        for op in parents_first(value, lambda _: True):
+            where = f"{op.label()} (pipeline at {op.site})"
+            yield from (
+                (where, child) for name, child in op.__dict__.items() if name not in ("parent", "parts", "site")
+            )
     elif isinstance(value, types.MethodType):
         yield "", value.__self__
     elif isinstance(value, types.FunctionType):

@@ -13,6 +13,7 @@ from headrace._executors.pool import Pool, Ticket
 from headrace._executors.ring import Sheet
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
+from headrace._plan.origins import index_in, show_elements, show_source_indices
 from headrace._plan.stages import (
     ANY,
     BlockStage,
@@ -23,14 +24,12 @@ from headrace._plan.stages import (
     all_operations,
     base_position,
     depth,
-    index_in,
     is_lane,
     later,
     places_in_plan,
+    portable,
     rebased,
-    show_elements,
-    show_source_indices,
-    stage_at,
+    stages_up_to,
     start_of,
 )
 from headrace._plan.streams import Context, GapFound, Position, Run, Stream, open_stream
@@ -52,6 +51,7 @@ class Plan:
         self._gaps = gaps
         self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
         self._places.update(places_in_plan(root, (number,)))
+        self._stages: weakref.WeakKeyDictionary[Op, Stage | None] = weakref.WeakKeyDictionary()
 
     def enter(self, interleave: Op, number: int, part: Op) -> None:
         """Notes where workers find a dataset of an interleave."""
@@ -62,8 +62,13 @@ class Plan:
     def elsewhere(self, op: Op, position: Position, context: Context) -> Stream | None:
         """The stream of an operation that is a stage."""
         place = self._places[op]
-        stage = LaneStage(op, op) if place.lane and is_lane(op) else stage_at(op, gaps=self._gaps)
+        stage = LaneStage(op, op) if place.lane and is_lane(op) else self._stage(op)
         return None if stage is None else _STREAMS[type(stage)](stage, place, position, self, context)
+
+    def _stage(self, op: Op) -> Stage | None:
+        if op not in self._stages:
+            self._stages.update(stages_up_to(op, gaps=self._gaps))
+        return self._stages[op]
 
 
 class StageStream(Stream):
@@ -202,7 +207,7 @@ class IndexStageStream(StageStream):
         position = self._origin
         if first > self._first:
             position = later(self._stage, self._origin, first - self._first, first)
-        task = ("index", self._place.path, position, stop, self._stage.counts)
+        task = ("index", self._place.path, portable(position), stop, self._stage.counts)
         return self._submit(lambda process: task, partial(self._describe, first, stop))
 
     def _describe(self, first: int, stop: int) -> str:
@@ -239,7 +244,7 @@ class BlockStageStream(StageStream):
             return None
         stage, block, first = self._stage, run.block, self._inputs
         position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
-        task = ("block", self._place.path, position, depth(stage), partial(pack, block))
+        task = ("block", self._place.path, portable(position), depth(stage), partial(pack, block))
         self._inputs += len(block)
         self._runs.append(run)
         return self._submit(lambda process: task, partial(self._describe, run), chunk=len(block))
@@ -297,7 +302,8 @@ class LaneStream(StageStream):
     def _position_before(self, number: int) -> tuple[Position]:
         """The last position known before a task, all before it having been answered."""
         before = [self._pool.peek(self._tickets[i]) for i in range(number - self._answered)]
-        return next(((result[1][-1],) for result in reversed(before) if result and result[1]), (self._known,))
+        found = next(((result[1][-1],) for result in reversed(before) if result and result[1]), (self._known,))
+        return (portable(*found),)
 
     def _size(self, ticket: Ticket, block: Block) -> int:
         return len(block)

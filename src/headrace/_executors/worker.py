@@ -43,7 +43,8 @@ from headrace._executors.wire import (
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import fetcher, stacked_in
-from headrace._plan.stages import Path, all_operations, find, last_batch, last_own
+from headrace._plan.origins import last_own
+from headrace._plan.stages import Path, all_operations, find, last_batch, portable
 from headrace._plan.streams import Context, GapFound, Run, Stream, open_stream
 from headrace.errors import WorkerError, put_together, users_frames
 from headrace.options import AUTOTUNE, ReadOptions
@@ -329,7 +330,7 @@ def _positions(run: Run) -> Any:
         first, last = run.at(1), run.at(count)
         if last - first == count - 1:
             return range(first, last + 1)
-    return [run.at(j) for j in range(1, count + 1)]
+    return [portable(run.at(j)) for j in range(1, count + 1)]
 
 
 def _cannot_be_sent(op: Op, made: Any, error: Exception) -> WorkerError:

@@ -118,9 +118,16 @@ def _key(group: list[MpPrefetch]) -> Key:
 
 def _outermost(op: Op) -> list[MpPrefetch]:
     """The `mp_prefetch` operations that are not before another one, each once."""
-    if isinstance(op, MpPrefetch):
-        return [op]
-    return list(dict.fromkeys(found for parent in op.parents for found in _outermost(parent)))
+    found: dict[MpPrefetch, None] = {}
+    ahead, seen = [op], {op}
+    while ahead:
+        op = ahead.pop()
+        if isinstance(op, MpPrefetch):
+            found[op] = None
+        else:
+            ahead += [parent for parent in reversed(op.parents) if parent not in seen]
+            seen.update(op.parents)
+    return list(found)
 
 
 def _parcel(home: Home, key: Key, group: list[MpPrefetch]) -> "Parcel":

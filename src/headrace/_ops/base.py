@@ -9,10 +9,12 @@ position is its parent's. `state_params` names the arguments that a position's n
 """
 
 import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,6 +37,59 @@ def call_site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+def parents_first(
+    op: "Op", follow: "Callable[[Op], bool]", parents: "Callable[[Op], Sequence[Op]]" = attrgetter("parents")
+) -> "list[Op]":
+    """An operation and those before it as far as `follow` says, each once and after its parents.
+
+    A loop, here and wherever a pipeline is walked: a chain may be longer than Python can recurse.
+    """
+    found: list[Op] = []
+    seen: set[Op] = set()
+    ahead: list[tuple[Op, bool]] = [(op, False)]
+    while ahead:
+        each, parents_are_there = ahead.pop()
+        if parents_are_there:
+            found.append(each)
+        elif each not in seen and follow(each):
+            seen.add(each)
+            ahead.append((each, True))
+            ahead += [(parent, False) for parent in reversed(parents(each))]
+    return found
+
+
+_KNOWN = "_known_"
+
+
+def from_parents(method: Callable[[Any], Any], when: Callable[[Any], bool] | None = None) -> Callable[[Any], Any]:
+    """Makes of a method that asks the parents the same a fact that is worked out once, parents first.
+
+    With `when`, the method asks them only then, and else it does not get that far.
+    """
+    name, key = method.__name__, _KNOWN + method.__name__
+
+    @functools.wraps(method)
+    def fact(self: "Op") -> Any:
+        try:
+            return self.__dict__[key]
+        except KeyError:
+            pass
+        for op in parents_first(self, lambda op: key not in op.__dict__ and _work_out(op, name) is not None):
+            op.__dict__[key] = _work_out(op, name)(op)
+        return self.__dict__[key] if key in self.__dict__ else method(self)
+
+    fact.work_out, fact.when = method, when  # type: ignore[attr-defined]
+    return fact
+
+
+def _work_out(op: "Op", name: str) -> Any:
+    """The method that works a fact out from the parents' own; none where it does not follow from theirs."""
+    found = getattr(type(op), name)
+    found = found.fget if isinstance(found, property) else found
+    when = getattr(found, "when", None)
+    return getattr(found, "work_out", None) if when is None or when(op) else None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Op:
     """One operation on elements."""
@@ -51,6 +106,7 @@ class Op:
         return ()
 
     @property
+    @from_parents
     def is_stream(self) -> bool:
         return any(parent.is_stream for parent in self.parents)
 
@@ -59,11 +115,13 @@ class Op:
         raise TypeError(f"{self.name} has no length.")
 
     @property
+    @from_parents
     def endless(self) -> bool:
         """Whether it is known to go on for ever."""
         return any(parent.endless for parent in self.parents)
 
     @property
+    @from_parents
     def has_holes(self) -> bool:
         """Whether an index may be known to have no element."""
         return any(parent.has_holes for parent in self.parents)
@@ -78,6 +136,9 @@ class Op:
     def spec(self) -> Any:
         """The shapes and dtypes of elements, without reading any."""
         raise SpecError(f"The element spec of {self.label()} cannot be known without reading data.")
+
+    def __reduce__(self) -> Any:
+        return _from_flat, (_flat(self),)
 
     def arguments(self) -> Iterator[tuple[str, Any]]:
         """The operation's arguments, for people."""
@@ -106,11 +167,58 @@ class Unary(Op):
     def parents(self) -> tuple[Op, ...]:
         return (self.parent,)
 
+    @from_parents
     def length(self) -> int:
         return self.parent.length()
 
+    @from_parents
     def spec(self) -> Any:
         return self.parent.spec()
+
+
+# ----------------------------------------------------------------------------------------------- pickling
+
+_HOLD_PARENTS = ("parent", "parts", "datasets")
+
+
+def _flat(op: Op) -> list[tuple[type[Op], dict[str, Any]]]:
+    """An operation and all that it holds, with numbers in the place of parents: pickling would recurse."""
+    numbers: dict[Op, int] = {}
+    flat = []
+    for each in parents_first(op, lambda _: True, _held):
+        if type(each).__reduce__ is not Op.__reduce__:  # it has its reasons
+            each.__reduce__()
+        held = {name: each.__dict__[name] for name in _HOLD_PARENTS if name in each.__dict__}
+        places = {
+            name: numbers[value] if isinstance(value, Op) else tuple(numbers[part] for part in value)
+            for name, value in held.items()
+        }
+        numbers[each] = len(flat)
+        own = {name: value for name, value in each.__dict__.items() if not name.startswith(_KNOWN)}
+        flat.append((type(each), own | places))
+    return flat
+
+
+def _held(op: Op) -> tuple[Op, ...]:
+    """The parents that an operation has as arguments: those of a user's own dataset are that dataset's."""
+    values = [op.__dict__[name] for name in _HOLD_PARENTS if name in op.__dict__]
+    return tuple(each for value in values for each in ((value,) if isinstance(value, Op) else value))
+
+
+def _from_flat(flat: list[tuple[type[Op], dict[str, Any]]]) -> Op:
+    ops: list[Op] = []
+    for kind, state in flat:
+        op = kind.__new__(kind)
+        op.__dict__.update(state)
+        for name in _HOLD_PARENTS:
+            if name in state:
+                place = state[name]
+                op.__dict__[name] = ops[place] if isinstance(place, int) else tuple(ops[i] for i in place)
+        ops.append(op)
+    return ops[-1]
+
+
+# ------------------------------------------------------------------------------------------ for people
 
 
 def describe(value: Any) -> str:
@@ -141,6 +249,14 @@ def method_or_function(transform: Any, method: str, *, op: str) -> Callable[...,
         f"`{op}` needs a function, or an object with a `{method}` method; got {type(transform).__name__}: "
         f"{describe(transform)}."
     )
+
+
+def tells_spec(op: Any) -> bool:
+    """Whether the user's transform tells the spec after it."""
+    return getattr(op.transform, "output_spec", None) is not None
+
+
+mapped = functools.partial(from_parents, when=tells_spec)
 
 
 def mapped_spec(transform: Any, label: str, parent: Op) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Unary, describe
+from headrace._ops.base import ENDLESS, Unary, describe, from_parents
 from headrace._ops.order import IndexOp
 from headrace.errors import PipelineError
 from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts
@@ -28,6 +28,7 @@ class ToStream(Unary):
         return True
 
     @property
+    @from_parents
     def endless(self) -> bool:
         return self.parent.endless or self.parent.length() >= ENDLESS
 

@@ -6,12 +6,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import gcd
 from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Op
+from headrace._ops.base import ENDLESS, Op, from_parents
+from headrace._ops.proportions import Shares
 from headrace.errors import PipelineError
 from headrace.options import check_counts
 
@@ -30,6 +30,7 @@ class Nary(Op):
     def parents(self) -> tuple[Op, ...]:
         return self.parts
 
+    @from_parents
     def spec(self) -> Any:
         return self.parts[0].spec()
 
@@ -101,55 +102,23 @@ class Mix(RouteOp, Mixing):
         return tuple(int(weight * 100 / least) for weight in self.weights)
 
     @cached_property
-    def period(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """One period of the schedule: part, how many of it came before, and how many of each in all.
+    def shares(self) -> Shares:
+        """Which output is of which part."""
+        return Shares(self.proportions)
 
-        The rule is one of ratios, so it repeats after the sum of the proportions in lowest terms.
-        """
-        counts = np.array(self.proportions) // gcd(*self.proportions)
-        if counts.sum() > 1 << 16:
-            return None
-        which, inner = self._walk(np.arange(counts.sum()), counts)
-        return which, inner, counts
-
+    @from_parents
     def length(self) -> int:
         total = sum(self.proportions)
         shortest = min(part.length() / (p / total) for part, p in zip(self.parts, self.proportions, strict=True))
         return min(int(shortest), ENDLESS)
 
     @property
+    @from_parents
     def endless(self) -> bool:
         return all(part.endless for part in self.parts)
 
     def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # `idx` is first reduced modulo the sum, so products in the walk stay below its square.
-        if self.period is None:
-            counts = np.array(self.proportions)
-            cycles, rest = np.divmod(idx, counts.sum())
-            which, inner = self._walk(rest, counts)
-        else:
-            which, inner, counts = self.period
-            cycles, rest = np.divmod(idx, len(which))
-            which, inner = which[rest], inner[rest]
-        return which, inner + cycles * counts[which]
-
-    @staticmethod
-    def _walk(k: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Part by part: which of the first `k + 1` outputs are left for the parts after it."""
-        if int(counts.sum()) >= 1 << 31:  # whose square int64 does not hold
-            k = k.astype(object)
-        which = np.zeros(len(k), np.intp)
-        inner = np.zeros(len(k), np.int64)
-        open_ = np.ones(len(k), bool)
-        a, b, rest = k, k + 1, int(counts.sum())
-        for i, p in enumerate(counts.tolist()):
-            a_left, b_left = a * (rest - p) // rest, b * (rest - p) // rest
-            mine = open_ & (a - a_left != b - b_left)
-            which[mine] = i
-            inner[mine] = (b - b_left - 1)[mine]
-            open_ &= ~mine
-            a, b, rest = a_left, b_left, max(rest - p, 1)
-        return which, inner
+        return self.shares(idx)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,14 +136,19 @@ class Concatenate(RouteOp):
             raise PipelineError("`concatenate` of an endless dataset: what comes after it is never reached.")
         return np.cumsum(lengths)
 
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.diff(self.ends, prepend=0)
+
+    @from_parents
     def length(self) -> int:
         return int(self.ends[-1])
 
     def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         epochs, within = np.divmod(idx, self.length())
         which = np.searchsorted(self.ends, within, side="right")
-        lengths = np.diff(self.ends, prepend=0)
-        return which, within - (self.ends - lengths)[which] + epochs * lengths[which]
+        lengths = self._lengths[which]
+        return which, within - (self.ends[which] - lengths) + epochs * lengths
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,13 +209,16 @@ class Zip(Nary):
                 f"`zip` needs datasets of one length; got {lengths}. Cut them with `take`, or give strict=False."
             )
 
+    @from_parents
     def length(self) -> int:
         return min(part.length() for part in self.parts)
 
     @property
+    @from_parents
     def endless(self) -> bool:
         return all(part.endless for part in self.parts)
 
+    @from_parents
     def spec(self) -> Any:
         return tuple(part.spec() for part in self.parts)
 
@@ -282,6 +259,7 @@ class Interleave(Op):
         return self.datasets.length() if isinstance(self.datasets, Op) else len(self.datasets)
 
     @property
+    @from_parents
     def endless(self) -> bool:
         return not isinstance(self.datasets, Op) and any(op.endless for op in self.datasets)
 

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace._ops.base import ENDLESS, Unary, describe, mapped_spec, method_or_function, resolve_seed
+from headrace._ops.base import (
+    ENDLESS,
+    Unary,
+    describe,
+    from_parents,
+    mapped,
+    mapped_spec,
+    method_or_function,
+    resolve_seed,
+)
 from headrace.errors import PipelineError
 
 
@@ -36,6 +45,7 @@ class Map(Unary):
         rows_fn = None if self.batched else getattr(self.transform, "map_rows", None)
         return rows_fn if rows_fn is not None and self.fn == getattr(self.transform, "map", None) else None
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
@@ -80,6 +90,7 @@ class MapWithIndex(Unary):
     def identity(self) -> None:
         return None
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
@@ -102,6 +113,7 @@ class RandomMap(Unary):
     def fn(self) -> Callable[[Any, Any], Any]:
         return method_or_function(self.transform, "random_map", op="random_map")
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
@@ -156,6 +168,7 @@ class FlatMap(Unary):
     def fn(self) -> Callable[[Any], Any]:
         return method_or_function(self.transform, "flat_map", op="flat_map")
 
+    @from_parents
     def length(self) -> int:
         assert self.max_fan_out is not None
         return min(self.parent.length() * self.max_fan_out, ENDLESS)
@@ -164,6 +177,7 @@ class FlatMap(Unary):
     def has_holes(self) -> bool:
         return True
 
+    @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from headrace import _tree
-from headrace._ops.base import Unary, resolve_seed
+from headrace._ops.base import Unary, from_parents, resolve_seed
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
 from headrace.options import check_counts
@@ -33,11 +34,13 @@ class Batch(Unary):
                 "call `to_iter_dataset()` before `batch`."
             )
 
+    @from_parents
     def length(self) -> int:
         n = self.parent.length()
         return n // self.batch_size if self.drop_remainder else -(-n // self.batch_size)
 
     @property
+    @from_parents
     def endless(self) -> bool:
         return self.parent.endless
 
@@ -53,6 +56,7 @@ class Batch(Unary):
         # Of an endless parent there is one epoch, so `n` itself is the bound and nothing overflows.
         return start, np.minimum(start + self.batch_size, (epochs + 1) * n)
 
+    @partial(from_parents, when=lambda op: op.batch_fn is None or hasattr(op.batch_fn, "output_spec"))
     def spec(self) -> Any:
         if self.batch_fn is not None:
             output_spec = getattr(self.batch_fn, "output_spec", None)
@@ -81,9 +85,10 @@ class Rebatch(Unary):
     def __post_init__(self):
         check_counts(self, "batch_size", least=1)
 
+    @from_parents
     def spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
-        return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), self.parent.spec())
+        return _tree.tree_map(lambda leaf: _stacked((size, *leaf.shape[1:]), leaf), self.parent.spec())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,10 +193,11 @@ class PaddedBatch(Unary):
             )
         return {key: values.get(key, 0) for key in element}
 
+    @from_parents
     def spec(self) -> Any:
         def padded(leaf: Any) -> ShapeDtypeStruct:
             size = self.batch_size if self.drop_remainder else None
-            return ShapeDtypeStruct((size, *(None for _ in leaf.shape)), leaf.dtype)
+            return _stacked((size, *(None for _ in leaf.shape)), leaf)
 
         return _tree.tree_map(padded, self.parent.spec())
 
@@ -230,7 +236,13 @@ class PadTo:
 
 
 def _with_leading(spec: Any, size: int | None) -> Any:
-    return _tree.tree_map(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), spec)
+    return _tree.tree_map(lambda leaf: _stacked((size, *leaf.shape), leaf), spec)
+
+
+def _stacked(shape: tuple[int | None, ...], leaf: Any) -> ShapeDtypeStruct:
+    """A leaf of this shape, with the dtype that stacking gives it."""
+    dtype = _tree.stacked_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
+    return ShapeDtypeStruct(shape, dtype)
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:

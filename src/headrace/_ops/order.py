@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Op, Unary, check_seed, resolve_seed
+from headrace._ops.base import ENDLESS, Op, Unary, check_seed, from_parents, resolve_seed
 from headrace._rng import permutation, shuffled_indices
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, check_counts
@@ -181,6 +181,7 @@ class Slice(IndexOp):
         return self.count
 
     @property
+    @from_parents
     def endless(self) -> bool:
         """A cut with no end of its own leaves an endless dataset endless."""
         return self.parent.endless and self.count >= ENDLESS // (2 * abs(self.step))
@@ -229,6 +230,7 @@ class Repeat(IndexOp):
                 "Drop one of the two."
             )
 
+    @from_parents
     def length(self) -> int:
         n = self.parent.length()
         if n == 0:

@@ -5,7 +5,7 @@ the user themselves, only rows and stacks made from them, so that nothing cached
 """
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,11 @@ class Columns(Block):
         return Columns(self._map(lambda leaf: leaf.take(positions, axis=0)), len(positions))
 
     def stack(self, empty: _tree.Empty | None = None) -> Any:
-        return self.tree
+        return _tree.stack_columns(self.tree)
+
+    def whole(self) -> Any:
+        """The columns with the dtypes that stacking gives them; objects and texts stay what they are."""
+        return self._map(_tree.with_stacked_dtype)
 
     def num_bytes(self) -> int:
         return _tree.num_bytes(self.tree)
@@ -176,25 +180,32 @@ def concat(blocks: Sequence[Block]) -> Block:
     if all(type(block) is Ints for block in blocks):
         return Ints(np.concatenate([as_array(block.values) for block in blocks]))  # type: ignore[attr-defined]
     if _same_columns(blocks):
-        tree = _tree.tree_map(lambda *leaves: np.concatenate(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
+        tree = _tree.tree_map(lambda *leaves: _tree.join(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
         return Columns(tree, sum(map(len, blocks)))
-    return Rows([row for block in blocks for row in block.rows()], owned=_all_owned(blocks))
+    return Rows(list(chain.from_iterable(block.rows() for block in blocks)), owned=_all_owned(blocks))
 
 
-def interleave(blocks: Sequence[Block], which: np.ndarray) -> Block:
-    """Elements of several blocks in turn: output `k` is the next unused element of `blocks[which[k]]`."""
+def by_part(which: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """For each part among these, in order, the places where it stands."""
+    if len(which) == 1:
+        return [(int(which[0]), np.zeros(1, np.intp))]
+    order = np.argsort(which, kind="stable")
+    found = which[order]
+    cuts = np.flatnonzero(found[1:] != found[:-1]) + 1
+    firsts = found[np.concatenate([[0], cuts])] if len(found) else found
+    return list(zip(firsts.tolist(), np.split(order, cuts), strict=False))
+
+
+def interleave(blocks: Sequence[Block], places: Sequence[np.ndarray]) -> Block:
+    """Elements of several blocks together: those of `blocks[i]` stand at `places[i]`, in order."""
+    order = np.concatenate(places)
     if all(type(block) is Ints for block in blocks):
-        out = np.empty(len(which), np.int64)
-        for i, block in enumerate(blocks):
-            out[which == i] = as_array(block.values)  # type: ignore[attr-defined]
+        out = np.empty(len(order), np.int64)
+        out[order] = np.concatenate([as_array(block.values) for block in blocks])  # type: ignore[attr-defined]
         return Ints(out)
-    if _same_columns(blocks):
-        # The stable order of `which` lists the outputs of block 0, then of block 1: its inverse gathers them.
-        gather = np.empty(len(which), np.int64)
-        gather[np.argsort(which, kind="stable")] = np.arange(len(which))
-        return concat(blocks).take(gather)
-    feeds = [iter(block.rows()) for block in blocks]
-    return Rows([next(feeds[i]) for i in which.tolist()], owned=_all_owned(blocks))
+    gather = np.empty(len(order), np.int64)
+    gather[order] = np.arange(len(order))
+    return concat(blocks).take(gather)
 
 
 def _all_owned(blocks: Sequence[Block]) -> bool:

@@ -71,7 +71,8 @@ def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, h
 
 def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
     try:
-        tree = _tree.tree_map(np.asarray, fn(block.stack()))
+        columns = block.whole() if isinstance(block, Columns) else block.stack()
+        tree = _tree.tree_map(np.asarray, fn(columns))
     except Exception as e:
         blame(e, op, iter(range(len(block) - 1)), idx)
         raise

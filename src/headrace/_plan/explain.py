@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import singledispatch
+from typing import Any
 
 from headrace._ops.base import Op, Unary
 from headrace._ops.buffer import Cache, MpPrefetch, Prefetch, ToStream
@@ -11,7 +12,7 @@ from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import IndexOp, Options, Seed, Slice, WindowShuffle
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.program import split_index_program
-from headrace._plan.stages import all_operations, is_lane, ready_for_workers, stage_at
+from headrace._plan.stages import all_operations, is_lane, ready_for_workers, stages_up_to
 from headrace.options import AUTOTUNE
 from headrace.sources import RangeDataSource
 
@@ -39,36 +40,46 @@ def _how_and_where(op: Op, place: str) -> str:
 
 def _as_computed(op: Op, places: dict[Op, str]) -> Op:
     """A pipeline with what comes before an `mp_prefetch` as its workers get it; notes who computes each operation."""
-    if isinstance(op, MpPrefetch) and op.options.num_workers:
+    chain: list[Any] = []
+    while isinstance(op, Unary) and not (isinstance(op, MpPrefetch) and op.options.num_workers):
+        chain.append(op)
+        op = op.parent
+    if isinstance(op, MpPrefetch):
         op = dataclasses.replace(op, parent=ready_for_workers(op.parent, as_written=False))
-        for inner in all_operations(op.parent):
-            places.setdefault(inner, "worker: " if _is_remote(inner) else "consumer: ")
-        for several in all_operations(op.parent):
-            if isinstance(several, Nary | Interleave):
-                for part in filter(is_lane, several.parents):
-                    places.update(dict.fromkeys(all_operations(part), "worker: "))
-        return op
-    if isinstance(op, Nary):
-        return dataclasses.replace(op, parts=tuple(_as_computed(part, places) for part in op.parts))
-    if isinstance(op, Unary):
-        return dataclasses.replace(op, parent=_as_computed(op.parent, places))
+        _note_places(op.parent, places)
+    elif isinstance(op, Nary):
+        op = dataclasses.replace(op, parts=tuple(_as_computed(part, places) for part in op.parts))
+    for each in reversed(chain):
+        op = dataclasses.replace(each, parent=op)
     return op
 
 
-def _is_remote(op: Op) -> bool:
-    return not op.is_stream or stage_at(op, gaps=False) is not None
+def _note_places(op: Op, places: dict[Op, str]) -> None:
+    """Notes who computes the operations before an `mp_prefetch`."""
+    inner = all_operations(op)
+    stages: dict[Op, Any] = {}
+    for each in inner:
+        if each.is_stream and each not in stages:
+            stages.update(stages_up_to(each, gaps=False))
+        is_remote = not each.is_stream or stages[each] is not None
+        places.setdefault(each, "worker: " if is_remote else "consumer: ")
+    for several in inner:
+        if isinstance(several, Nary | Interleave):
+            for part in filter(is_lane, several.parents):
+                places.update(dict.fromkeys(all_operations(part), "worker: "))
 
 
 def _lines(op: Op, indent: str) -> list[tuple[str, str, Op]]:
-    parents = list(op.parents)
-    if not parents:
-        return [(indent, _source_label(op), op)]
-    if isinstance(op, Nary | Interleave) or len(parents) > 1:
-        inner = [line for parent in parents for line in _lines(parent, indent + "    ")]
-        kind = "IterDataset" if op.is_stream else "MapDataset"
-        label = op.label() if isinstance(op, UserDataset) else f"{kind}.{op.label()}"
-        return [(indent, f"{label} of", op), *inner]
-    return [*_lines(parents[0], indent), (indent + "  ", f".{op.label()}", op)]
+    lines: list[tuple[str, str, Op]] = []  # the last one first
+    while len(op.parents) == 1 and not isinstance(op, Nary | Interleave):
+        lines.append((indent + "  ", f".{op.label()}", op))
+        op = op.parents[0]
+    if not op.parents:
+        return [(indent, _source_label(op), op), *reversed(lines)]
+    inner = [line for parent in op.parents for line in _lines(parent, indent + "    ")]
+    kind = "IterDataset" if op.is_stream else "MapDataset"
+    label = op.label() if isinstance(op, UserDataset) else f"{kind}.{op.label()}"
+    return [(indent, f"{label} of", op), *inner, *reversed(lines)]
 
 
 def _source_label(op: Op) -> str:

@@ -6,9 +6,9 @@ asked for with it. User functions get Python ints and elements that are theirs t
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import singledispatch
+from functools import partial, singledispatch
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
-from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array, interleave
+from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array, by_part, interleave
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
 from headrace.errors import PipelineError
-from headrace.sources import RangeDataSource
+from headrace.sources import ArrayDataSource, RangeDataSource
 
 Fetch = Callable[[Indices], Block]
 STACK_AT_ONCE = 32  # batches of this size are stacked as soon as their rows are there, while those are in the cache
@@ -49,14 +49,9 @@ class Gather:
         return self.read(self.program(idx))
 
 
-@fetcher.register(Source)
-@fetcher.register(IndexOp)
-def _(op: Op) -> Fetch:
-    program, below = split_index_program(op)
-    if isinstance(below, Source):
-        return Gather(program, below)
-    parent = fetcher(below)
-    return (lambda idx: parent(program(idx))) if program.steps else parent
+@fetcher.register
+def _(op: Source) -> Fetch:
+    return Gather(*split_index_program(op))  # type: ignore[arg-type]
 
 
 def _reader(op: Source) -> Fetch:
@@ -147,20 +142,18 @@ def _(op: Cache) -> Fetch:
 
 @fetcher.register
 def _(op: RouteOp) -> Fetch:
-    parts = [fetcher(part) for part in op.parts]
+    parts: dict[int, Fetch] = {}  # those that were used: there may be very many
 
     def fetch(idx: Indices) -> Block:
         which, inner = op.route(as_array(idx))
         consecutive = op.keeps_part_order and isinstance(idx, range) and idx.step == 1
-        blocks, used = [], []
-        for i, part in enumerate(parts):
-            mine = inner[which == i]
-            if len(mine):
-                used.append(i)
-                blocks.append(part(range(int(mine[0]), int(mine[-1]) + 1) if consecutive else mine))
-        if len(blocks) == 1:
-            return blocks[0]
-        return interleave(blocks, np.searchsorted(used, which))
+        blocks, used = [], by_part(which)
+        for i, places in used:
+            mine = inner[places]
+            if i not in parts:
+                parts[i] = fetcher(op.parts[i])
+            blocks.append(parts[i](range(int(mine[0]), int(mine[-1]) + 1) if consecutive else mine))
+        return blocks[0] if len(blocks) == 1 else interleave(blocks, [places for _, places in used])
 
     return fetch
 
@@ -191,52 +184,126 @@ def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
 # ----------------------------------------------------------------------------------------------- elements
 
 
+class Layer(NamedTuple):
+    """Kernels on elements of some indices, and the function from those to the indices of what they are made from."""
+
+    kernels: list[Kernel]
+    below: Callable[[Indices], Indices]
+
+
+class Chain:
+    """Operations on elements and on indices, one after the other: first down to indices of the base, then up again."""
+
+    def __init__(self, base: Fetch, layers: list[Layer]):
+        self._base, self._layers = base, layers  # the last layer first
+
+    def __call__(self, idx: Indices) -> Block:
+        wanted = [idx]
+        for layer in self._layers:
+            wanted.append(layer.below(wanted[-1]))
+        block = self._base(wanted.pop())
+        for layer in reversed(self._layers):
+            idx = wanted.pop()
+            for kernel in layer.kernels:
+                block = kernel(block, idx)
+        return block
+
+
+@fetcher.register(IndexOp)
 @fetcher.register(Map)
 @fetcher.register(MapWithIndex)
 @fetcher.register(RandomMap)
+@fetcher.register(Filter)
+@fetcher.register(FlatMap)
 def _(op: Any) -> Fetch:
-    parent, kernel = fetcher(op.parent), element_kernel(op, holes=True)
-    if isinstance(op, Map) and op.rows_fn is not None:
-        return lambda idx: _fetch_together(parent, kernel, idx)
-    return lambda idx: kernel(parent(idx), idx)
+    layers = [Layer([], _same)]
+    together = False  # whether a function takes many elements at once
+    base: Fetch | None = None
+    while not isinstance(op, Cache):
+        if isinstance(op, IndexOp):
+            program, op = split_index_program(op)
+            if isinstance(op, Source):
+                base = Gather(program, op)
+                break
+            if program.steps:
+                layers += [Layer([], program), Layer([], _same)]
+            continue
+        if isinstance(op, FlatMap):
+            layers += [Layer([_flat_map_kernel(op)], partial(_families, op)), Layer([], _same)]
+        elif isinstance(op, Filter):
+            layers[-1].kernels.append(_filter_kernel(op))
+        elif isinstance(op, Map | MapWithIndex | RandomMap):
+            layers[-1].kernels.append(element_kernel(op, holes=True))
+            together = together or (isinstance(op, Map) and op.rows_fn is not None)
+        else:
+            break
+        op = op.parent
+    for layer in layers:
+        layer.kernels.reverse()
+    used = [layer for layer in layers if layer.kernels or layer.below is not _same]
+    return _chained(base or fetcher(op), used, together)
 
 
-def _fetch_together(parent: Fetch, kernel: Kernel, idx: Indices) -> Block:
+def _same(idx: Indices) -> Indices:
+    return idx
+
+
+def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
+    if not layers:
+        return base
+    fetch: Fetch = Chain(base, layers)
+    if len(layers) == 1 and layers[0].below is _same:
+        kernel, *others = layers[0].kernels
+        fetch = partial(_apply_all, base, layers[0].kernels) if others else (lambda idx: kernel(base(idx), idx))
+    return partial(_fetch_together, fetch) if together else fetch
+
+
+def _apply_all(base: Fetch, kernels: list[Kernel], idx: Indices) -> Block:
+    block = base(idx)
+    for kernel in kernels:
+        block = kernel(block, idx)
+    return block
+
+
+def _fetch_together(fetch: Fetch, idx: Indices) -> Block:
     """Elements by one call for all of them; after an error one by one, which tells the element that fails."""
-    block = parent(idx)
     try:
-        return kernel(block, idx)
+        return fetch(idx)
     except Exception:
         if len(idx) > 1:
             for i in range(len(idx)):
-                kernel(parent(idx[i : i + 1]), idx[i : i + 1])
+                fetch(idx[i : i + 1])
         raise
 
 
-@fetcher.register
-def _(op: Filter) -> Fetch:
-    parent, fn = fetcher(op.parent), op.fn
+def _filter_kernel(op: Filter) -> Kernel:
+    fn = op.fn
 
-    def fetch(idx: Indices) -> Block:
-        feed = iter(parent(idx).own_rows())
+    def kernel(block: Block, idx: Any) -> Block:
+        feed = iter(block.own_rows())
         try:
             return Rows([x if x is not None and fn(x) else None for x in feed], owned=True)
         except Exception as e:
             blame(e, op, feed, ints(idx))
             raise
 
-    return fetch
+    return kernel
 
 
-@fetcher.register
-def _(op: FlatMap) -> Fetch:
-    parent, fan_out = fetcher(op.parent), op.max_fan_out
+def _families(op: FlatMap, idx: Indices) -> np.ndarray:
+    """The elements, each once, that some children are of."""
+    assert op.max_fan_out is not None
+    return np.unique(as_array(idx) // op.max_fan_out)
+
+
+def _flat_map_kernel(op: FlatMap) -> Kernel:
+    fan_out = op.max_fan_out
     assert fan_out is not None
 
-    def fetch(idx: Indices) -> Block:
+    def kernel(block: Block, idx: Any) -> Block:
         wanted, child = np.divmod(as_array(idx), fan_out)
-        unique = sorted(set(wanted.tolist()))
-        feed = iter(parent(np.array(unique, np.int64)).own_rows())
+        unique = np.unique(wanted).tolist()
+        feed = iter(block.own_rows())
         try:
             families = dict(zip(unique, [[] if x is None else op.children(x) for x in feed], strict=True))
         except Exception as e:
@@ -246,7 +313,7 @@ def _(op: FlatMap) -> Fetch:
         # Children may share memory with each other, and one may be asked for twice.
         return Rows([families[w][c] if c < len(families[w]) else None for w, c in pairs], owned=False)
 
-    return fetch
+    return kernel
 
 
 # ------------------------------------------------------------------------------------------------ batches
@@ -256,7 +323,7 @@ def _(op: FlatMap) -> Fetch:
 def _(op: Batch) -> Fetch:
     parent, layout = fetcher(op.parent), _BatchLayout(op)
     if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
-        return lambda idx: _gather_batches(layout, parent, idx)
+        return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
 
     def fetch(idx: Indices) -> Block:
         flat, cuts = layout(idx)
@@ -316,8 +383,16 @@ class _BatchLayout:
         return flat, [(a, min(a + size, len(flat))) for a in range(0, len(flat), size)]
 
 
-def _gather_batches(layout: _BatchLayout, parent: Gather, idx: Indices) -> Block:
+def _batch_columns(source: Any) -> Callable[[np.ndarray], Any]:
+    """The function from rows of an array source to a batch of them."""
+    columns = source.__getcolumns__
+    if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in _tree.leaves(source.element_spec)):
+        return columns  # which are as stacking makes them
+    return lambda rows: _tree.stack_columns(columns(rows))
+
+
+def _gather_batches(layout: _BatchLayout, parent: Gather, batch: Callable[[np.ndarray], Any], idx: Indices) -> Block:
     """Batches of an array source: one index program for all of them, one gather into each."""
     flat, cuts = layout(idx)
-    rows, columns = as_array(parent.program(flat)), parent.source.__getcolumns__
-    return Rows([columns(rows[a:b]) for a, b in cuts], owned=True)
+    rows = as_array(parent.program(flat))
+    return Rows([batch(rows[a:b]) for a, b in cuts], owned=True)

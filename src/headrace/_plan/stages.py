@@ -12,19 +12,18 @@ inputs: a `random_map` behind a `filter` starts a stage of its own, and a `batch
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
-
-import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, ToStream
-from headrace._ops.combine import Interleave, Mixing, RouteOp, Zip
+from headrace._ops.combine import Interleave, Mixing, Zip
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Batch, BufferShuffle
-from headrace._ops.order import IndexOp, Options, Repeat, Seed, WindowShuffle
-from headrace._ops.source import Source, UserDataset
+from headrace._ops.order import Options, Repeat, Seed, WindowShuffle
+from headrace._ops.source import UserDataset
 from headrace._plan.streams.base import Position
 from headrace._plan.streams.combine import interleaved_part
 from headrace.options import AUTOTUNE
@@ -33,6 +32,7 @@ Path = tuple[int, ...]
 TRANSPARENT = Seed | Options | Prefetch | MpPrefetch
 COUNTED = MapWithIndex | RandomMap
 ELEMENT = Map | Filter | FlatMap | COUNTED
+MOST_BLOCK_STAGES = 32  # one on the other; what comes after them is the consumer's, who has to hand all on
 
 
 # ------------------------------------------------------------------------------------------------- rules
@@ -60,26 +60,22 @@ def a_batch_function_is_a_map_of_lists(op: Op) -> Op:
     return op
 
 
-def maps_move_below_what_only_changes_the_order(op: Op) -> Op:
-    """So that a map runs in the stage that reads its elements, and they are not sent to workers again."""
-    if type(op) is not Map:
-        return op
-    below = op.parent
-    if isinstance(below, WindowShuffle | BufferShuffle | Repeat | Limit | TRANSPARENT) and below.is_stream:
-        return dataclasses.replace(below, parent=_move(op, below.parent))
-    if isinstance(below, Mixing) and below.is_stream:
-        return dataclasses.replace(below, parts=tuple(_move(op, part) for part in below.parts))
-    if isinstance(below, Interleave):
-        if isinstance(below.datasets, Op):
-            inner: Any = Map(below.datasets, _ThenMap(op))
+def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:
+    """So that a map runs in the stage that reads its elements, and they are not sent to workers again.
+
+    `chain` has operations on one stream, the first one first.
+    """
+    moved: list[Op] = []
+    later: list[Op] = []  # what only changes the order, since the last operation that does more
+    for op in chain:
+        if type(op) is Map:
+            moved.append(op)
+        elif isinstance(op, WindowShuffle | BufferShuffle | Repeat | Limit | TRANSPARENT):
+            later.append(op)
         else:
-            inner = tuple(_move(op, part) for part in below.datasets)
-        return dataclasses.replace(below, datasets=inner, made={})
-    return op
-
-
-def _move(op: Map, parent: Op) -> Op:
-    return maps_move_below_what_only_changes_the_order(dataclasses.replace(op, parent=parent))
+            moved += [*later, op]
+            later = []
+    return moved + later
 
 
 class _ThenMap:
@@ -94,19 +90,40 @@ class _ThenMap:
 
 def ready_for_workers(op: Op, *, as_written: bool) -> Op:
     """What comes before an `mp_prefetch`, rewritten; `as_written`, operations stay where they are."""
-    if not op.is_stream or isinstance(op, ToStream | UserDataset):
+    chain: list[Op] = []
+    while op.is_stream and not isinstance(op, ToStream | UserDataset | Mixing | Zip | Interleave):
+        chain.append(op)
+        op = op.parents[0]
+    chain.reverse()
+    if as_written:
+        return _put_on(_several_ready(op, [], as_written=True), chain)
+    chain = maps_move_below_what_only_changes_the_order(chain)
+    maps = list(takewhile(lambda each: type(each) is Map, chain)) if isinstance(op, Mixing | Interleave) else []
+    return _put_on(_several_ready(op, maps, as_written=False), chain[len(maps) :])
+
+
+def _several_ready(op: Op, maps: list[Op], *, as_written: bool) -> Op:
+    """What a chain begins with, and in each of its parts these maps; what has no parts stays as it is."""
+    if not op.is_stream or not isinstance(op, Mixing | Zip | Interleave):
         return op
-    if isinstance(op, Mixing | Zip):
-        parts = tuple(ready_for_workers(part, as_written=as_written) for part in op.parts)
-        return dataclasses.replace(op, parts=parts)
+    if isinstance(op, Interleave) and isinstance(op.datasets, Op):
+        return dataclasses.replace(op, datasets=_put_on(op.datasets, map(_behind_datasets, maps)), made={})
+    parts = tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents)
     if isinstance(op, Interleave):
-        if isinstance(op.datasets, Op):
-            return dataclasses.replace(op, made={})
-        parts = tuple(ready_for_workers(part, as_written=as_written) for part in op.datasets)
         return dataclasses.replace(op, datasets=parts, made={})
-    new = dataclasses.replace(op, parent=ready_for_workers(op.parents[0], as_written=as_written))  # type: ignore[call-arg]
-    new = a_batch_function_is_a_map_of_lists(new)
-    return new if as_written else maps_move_below_what_only_changes_the_order(new)
+    return dataclasses.replace(op, parts=parts)
+
+
+def _behind_datasets(op: Any) -> Op:
+    """A map of elements as one of the datasets that they are in."""
+    return Map(op.parent, _ThenMap(op))
+
+
+def _put_on(op: Op, chain: Iterable[Any]) -> Op:
+    """Operations after another one, each for its own parent."""
+    for each in chain:
+        op = a_batch_function_is_a_map_of_lists(dataclasses.replace(each, parent=op))
+    return op
 
 
 # ----------------------------------------------------------------------------------------------- cutting
@@ -148,17 +165,31 @@ def stage_at(op: Op, *, gaps: bool) -> Stage | None:
 
     With `gaps`, any index may turn out to have no element.
     """
+    return stages_up_to(op, gaps=gaps)[-1][1]
+
+
+def stages_up_to(op: Op, *, gaps: bool) -> list[tuple[Op, Stage | None]]:
+    """For an operation and those before it on its stream, the first one first, the stage that ends with each."""
+    chain = [op]
+    while isinstance(op, ELEMENT | Batch | TRANSPARENT):
+        op = op.parents[0]
+        chain.append(op)
+    stage, blocks = _first_stage(chain.pop(), gaps=gaps), 0
+    found = [(op, stage)]
+    for op in reversed(chain):
+        longer = None if stage is None else _extended(stage, op)
+        if longer is None and isinstance(op, ELEMENT) and blocks < MOST_BLOCK_STAGES:
+            longer = _extended(BlockStage(op.parents[0], op.parents[0]), op)
+            blocks += 1
+        stage = longer
+        found.append((op, stage))
+    return found
+
+
+def _first_stage(op: Op, *, gaps: bool) -> Stage | None:
     if isinstance(op, ToStream):
         return IndexStage(op, op, aligned=op.allow_nones or not (gaps or op.parent.has_holes))
-    if isinstance(op, UserDataset):
-        return LaneStage(op, op)
-    if not isinstance(op, ELEMENT | Batch | TRANSPARENT):
-        return None
-    below = stage_at(op.parents[0], gaps=gaps)
-    longer = None if below is None else _extended(below, op)
-    if longer is not None or not isinstance(op, ELEMENT):
-        return longer
-    return _extended(BlockStage(op.parents[0], op.parents[0]), op)
+    return LaneStage(op, op) if isinstance(op, UserDataset) else None
 
 
 def _extended(stage: Stage, op: Op) -> Stage | None:
@@ -210,20 +241,24 @@ class Place:
 
 
 ANY = -1
+DEEP = 64  # positions within positions
 
 
 def places_in_plan(
     op: Op, path: Path, *, family: Path | None = None, lane: bool = False, weight: int = 1
 ) -> Iterator[tuple[Op, Place]]:
     """All stream operations of a plan but the datasets of an interleave, which are numbered as they are opened."""
-    family = path if family is None else family
-    yield op, Place(path, family, lane, weight)
-    if isinstance(op, ToStream | UserDataset | Interleave):
-        return
-    weight *= getattr(op, "batch_size", 1)
-    several = len(op.parents) > 1
-    for i, parent in enumerate(op.parents):
-        yield from places_in_plan(parent, (*path, i), family=(*family, i), lane=several, weight=weight)
+    ahead = [(op, Place(path, path if family is None else family, lane, weight))]
+    while ahead:
+        op, place = ahead.pop()
+        yield op, place
+        if isinstance(op, ToStream | UserDataset | Interleave):
+            continue
+        weight, several = place.weight * getattr(op, "batch_size", 1), len(op.parents) > 1
+        ahead += [
+            (parent, Place((*place.path, i), (*place.family, i), several, weight))
+            for i, parent in reversed(list(enumerate(op.parents)))
+        ]
 
 
 def find(root: Op, path: Path) -> Op:
@@ -235,9 +270,11 @@ def find(root: Op, path: Path) -> Op:
 
 def all_operations(op: Op) -> list[Op]:
     """An operation and all before it, in an order that is the same in every process."""
-    found = [op]
-    for parent in op.parents:
-        found += all_operations(parent)
+    found: list[Op] = []
+    ahead = [op]
+    while ahead:
+        found.append(ahead.pop())
+        ahead += reversed(found[-1].parents)
     return found
 
 
@@ -246,17 +283,57 @@ def all_operations(op: Op) -> list[Op]:
 
 def start_of(op: Op) -> Position:
     """The position before the first output."""
+    numbers: list[tuple[int, ...]] = []
+    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+        if op.state_fields is not None:
+            numbers.append((0,) * len(op.state_fields))
+        op = op.parents[0]
+    position = _first_start(op)
+    for number in reversed(numbers):
+        position = (*number, position)
+    return position
+
+
+def _first_start(op: Op) -> Position:
     if isinstance(op, ToStream):
         return 0
     if isinstance(op, UserDataset):
         return None, 0
     if isinstance(op, Interleave):
         return 0, 0, (None,) * op.cycle_length
-    if isinstance(op, Mixing | Zip):
-        parts = tuple(map(start_of, op.parts))
-        return (*op.start, parts) if isinstance(op, Mixing) else (parts,)
-    inner = start_of(op.parents[0])
-    return inner if op.state_fields is None else (*(0,) * len(op.state_fields), inner)
+    assert isinstance(op, Mixing | Zip)
+    parts = tuple(map(start_of, op.parts))
+    return (*op.start, parts) if isinstance(op, Mixing) else (parts,)
+
+
+class Folded:
+    """Stands for a position on its way to another process, where it is the position: pickling would recurse."""
+
+    def __init__(self, position: Position):
+        self._position = position
+
+    def __reduce__(self):
+        heads, position = [], self._position
+        while type(position) is tuple and position:
+            heads.append(position[:-1])
+            position = position[-1]
+        return _unfolded, (heads, position)
+
+
+def _unfolded(heads: list[tuple[Any, ...]], position: Position) -> Position:
+    for head in reversed(heads):
+        position = (*head, position)
+    return position
+
+
+def portable(position: Position) -> Any:
+    """A position as it can be pickled."""
+    inner = position
+    for _ in range(DEEP):
+        if type(inner) is not tuple or not inner:
+            return position
+        inner = inner[-1]
+    return Folded(position)
 
 
 def base_position(stage: Stage, position: Position) -> Position:
@@ -308,56 +385,3 @@ def _chain(stage: Stage) -> list[Op]:
         ops.append(op)
         op = op.parents[0]
     return ops
-
-
-# -------------------------------------------------------------------------------------------- for people
-
-MOST_SHOWN = 20
-
-
-def last_own(op: Op) -> Op:
-    """The last operation that does something to elements."""
-    while isinstance(op, TRANSPARENT | ToStream):
-        op = op.parents[0]
-    return op
-
-
-def show_elements(top: Op, first: int, stop: int) -> str:
-    """Some outputs of a stage, with the operation that they are of."""
-    op = last_own(top)
-    which = f"element {first}" if stop == first + 1 else f"elements {first} to {stop - 1}"
-    return f"{which} of {op.label()} (pipeline at {op.site}"
-
-
-def show_source_indices(base: Op, first: int, stop: int) -> str:
-    """Which items of its sources some elements of a random-access chain are made from."""
-    items = source_indices(base.parents[0], np.arange(first, min(stop, first + MOST_SHOWN)))
-    return ", ".join(map(str, items[:MOST_SHOWN])) + (", …" if max(len(items), stop - first) > MOST_SHOWN else "")
-
-
-def index_in(op: Op, position: Position) -> tuple[Op, int] | None:
-    """Where the random-access chain below a stream is at a position, if there is exactly one."""
-    while not isinstance(op, ToStream):
-        if len(op.parents) != 1 or isinstance(op, UserDataset | Interleave):
-            return None
-        position = position if op.state_fields is None else position[-1]
-        op = op.parents[0]
-    return op, position
-
-
-def source_indices(op: Op, idx: np.ndarray) -> list[int]:
-    """The items of sources that elements of a random-access chain are made from."""
-    if isinstance(op, Source | UserDataset):
-        return (idx % max(op.length(), 1)).tolist()
-    if isinstance(op, IndexOp):
-        return source_indices(op.parent, op.indices(idx))
-    if isinstance(op, Batch):
-        starts, stops = op.bounds(idx)
-        pieces = [np.arange(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-        return source_indices(op.parent, np.concatenate(pieces)) if pieces else []
-    if isinstance(op, RouteOp):
-        which, inner = op.route(idx)
-        return [i for k, part in enumerate(op.parts) for i in source_indices(part, inner[which == k])]
-    if isinstance(op, FlatMap) and op.max_fan_out:
-        idx = np.unique(idx // op.max_fan_out)
-    return source_indices(op.parents[0], idx)

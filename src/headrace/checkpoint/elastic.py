@@ -6,6 +6,7 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
+from headrace._plan.stages import all_operations
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError, StateError
 from headrace.iterator import StreamIterator
@@ -95,6 +96,4 @@ def _check(ds: Any, global_batch_size: int, shard_options: ShardOptions) -> None
 
 def _sparse(op: Op) -> Op | None:
     """The first operation, if any, that leaves indices without an element."""
-    if isinstance(op, Filter | FlatMap):
-        return op
-    return next((found for found in map(_sparse, op.parents) if found is not None), None)
+    return next((each for each in all_operations(op) if isinstance(each, Filter | FlatMap)), None)

@@ -57,11 +57,16 @@ class Places:
         return [self[j] for j in range(self._length)]
 
 
+def has_places(op: Op) -> bool:
+    """Whether the outputs of an operation stand each for an element of a source."""
+    while isinstance(op, Map | Filter | Seed | Options | Prefetch | MpPrefetch):
+        op = op.parents[0]
+    return isinstance(op, ToStream)
+
+
 def places(op: Op, run: Run) -> Places | None:
     """Where the elements that an operation gets are in the source, if they are elements of it."""
-    while isinstance(op.parents[0], Map | Filter | Seed | Options | Prefetch | MpPrefetch):
-        op = op.parents[0]
-    return Places(run) if isinstance(op.parents[0], ToStream) else None
+    return Places(run) if has_places(op.parents[0]) else None
 
 
 class Stream:
@@ -88,21 +93,21 @@ class Stream:
         return Run(block, lambda j: after(j) if j else before)
 
 
-def at_kept(mask: list[Any], count: int, at: At) -> At:
-    """Positions after the `count` elements that a mask keeps; all but the last are worked out when asked for."""
+def kept_places(mask: list[Any], count: int) -> Callable[[int], int]:
+    """How many elements make the first `j` of the `count` that a mask keeps; all but the last worked out when asked."""
     places: list[np.ndarray] = []
 
-    def after(j: int) -> Position:
+    def place(j: int) -> int:
         if j == count:
             last = len(mask) - 1
             while not mask[last]:
                 last -= 1
-            return at(last + 1)
+            return last + 1
         if not places:
             places.append(np.flatnonzero(np.fromiter(map(bool, mask), bool, len(mask))))
-        return at(int(places[0][j - 1]) + 1)
+        return int(places[0][j - 1]) + 1
 
-    return after
+    return place
 
 
 class Watch(Protocol):

@@ -1,14 +1,13 @@
 """Streams of `_ops/buffer.py`: where a stream starts and ends, what is kept of it, what runs ahead."""
 
 from collections import deque
-from collections.abc import Iterator
 from functools import partial
 
-from headrace._ops.base import Op
+from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.blocks import Rows
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, stream_of
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, kept_places, open_stream, stream_of
 
 
 class GapFound(Exception):
@@ -51,7 +50,8 @@ class IndexStream(Stream):
                 if self._gapless:
                     raise GapFound
                 mask = [row is not None for row in block.items]
-                return self._run(Rows(full, owned=block.owned), at_kept(mask, len(full), lambda j: first + j))
+                place = kept_places(mask, len(full))
+                return self._run(Rows(full, owned=block.owned), lambda j: first + place(j))
         return self._run(block, lambda j: first + j)
 
     def _ask(self, n: int) -> None:
@@ -74,16 +74,9 @@ def _last_filter(op: Op) -> Filter | None:
     """The filter to name when most indices have no element; none where a `flat_map` leaves gaps as well."""
     while not isinstance(op, FlatMap) and len(op.parents) == 1:
         if isinstance(op, Filter):
-            return None if any(isinstance(each, FlatMap) for each in _above(op)) else op
+            return None if any(isinstance(each, FlatMap) for each in parents_first(op, lambda _: True)) else op
         op = op.parents[0]
     return None
-
-
-def _above(op: Op) -> Iterator[Op]:
-    """All operations before one."""
-    for parent in op.parents:
-        yield parent
-        yield from _above(parent)
 
 
 @stream_of.register

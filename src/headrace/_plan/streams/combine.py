@@ -10,7 +10,7 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, Plan, ScheduledMix
-from headrace._plan.blocks import Rows, interleave
+from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.kernels import fetcher
 from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, stream_of
 from headrace.errors import PipelineError
@@ -97,10 +97,10 @@ class MixStream(NaryStream):
         which = which[: self._available(which, careful=n == 0)]
         if not len(which):
             return None
-        used, needed = np.unique(which, return_counts=True)
-        afters = {i: self._feeds[i].positions() for i in used.tolist()}
-        blocks = [self._feeds[i].take(k) for i, k in zip(used.tolist(), needed.tolist(), strict=True)]
-        block = interleave(blocks, np.searchsorted(used, which)) if blocks[1:] else blocks[0]
+        used = by_part(which)
+        afters = {i: self._feeds[i].positions() for i, _ in used}
+        blocks = [self._feeds[i].take(len(places)) for i, places in used]
+        block = interleave(blocks, [places for _, places in used]) if blocks[1:] else blocks[0]
 
         def after(j: int) -> Position:
             parts = list(before)  # those that gave nothing are where they were: there may be very many
@@ -113,8 +113,7 @@ class MixStream(NaryStream):
     def _available(self, which: np.ndarray, *, careful: bool) -> int:
         """Fills the parents; how far the schedule goes before one of them has nothing left."""
         far = len(which)
-        for i in np.unique(which).tolist():
-            due = np.flatnonzero(which == i)
+        for i, due in by_part(which):
             self._feeds[i].fill(len(due), careful=careful)
             if self._feeds[i].size < len(due):
                 far = min(far, int(due[self._feeds[i].size]))

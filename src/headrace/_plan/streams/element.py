@@ -1,110 +1,269 @@
-"""Streams of `_ops/element.py`: one element at a time, so a position is little more than the parent's."""
+"""Streams of `_ops/element.py`: a run of element operations is one stream, which applies them one after the other.
+
+A position is little more than that of the stream they begin with: of the operations in between, filters change which
+element of it an output stands for, and those that count have a number each, `(number, position below)`.
+"""
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap
-from headrace._plan.blocks import Rows
+from headrace._ops.order import Options, Seed
+from headrace._plan.blocks import Block, Rows
 from headrace._plan.elements import blame, element_kernel
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, at_kept, open_stream, places, stream_of
+from headrace._plan.streams.base import (
+    At,
+    Context,
+    Places,
+    Position,
+    Run,
+    Stream,
+    Unary,
+    has_places,
+    kept_places,
+    open_stream,
+    stream_of,
+)
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions
 
-
-class ElementStream(Unary):
-    """An operation on each element alone: the position is the parent's."""
-
-    def __init__(self, op: Map, parent: Stream):
-        super().__init__(parent.position, parent)
-        self._op, self._kernel = op, element_kernel(op, holes=False)
-
-    def pull(self, n: int) -> Run | None:
-        run = self.parent.pull(n)
-        if run is None:
-            return None
-        return self._run(self._kernel(run.block, places(self._op, run)), run.at)
+COUNTED = MapWithIndex | RandomMap
+STEPS = Map | Filter | FlatMap | COUNTED
 
 
-@stream_of.register
-def _(op: Map, position: Position, context: Context) -> Stream:
-    return ElementStream(op, open_stream(op.parent, position, context))
+class Level(NamedTuple):
+    """How the outputs of an operation in one run follow from its inputs there.
+
+    Attributes:
+        down: For the position after `j` outputs: the operation's own number, if it has one, and of its inputs how many.
+        before: The position before the first output; where that is just the one below, `None`.
+    """
+
+    down: Callable[[int], tuple[Any, int]]
+    before: tuple[Position] | None = None
 
 
-class PlacedStream(Unary):
-    """An operation on each element and its place; the position is the parent's."""
+class Trace:
+    """One run on its way through the operations: where its elements come from."""
 
-    def __init__(self, op: PlacedMap, parent: Stream):
-        super().__init__(parent.position, parent)
-        self._op, self._kernel = op, element_kernel(op, holes=False)
+    def __init__(self, at: At, count: int):
+        self._at, self._levels = at, []  # type: ignore[var-annotated]
+        self.end = at(count)  # the position after all of it
+        self._places: Places | None = None
 
-    def pull(self, n: int) -> Run | None:
-        run = self.parent.pull(n)
-        if run is None or not len(run.block):
-            return run
-        where = places(self._op, run)
-        assert where is not None
-        return self._run(self._kernel(run.block, where.numbers()), run.at)
+    def add(self, level: Level, end: Position) -> None:
+        """Goes on to the outputs of an operation."""
+        self._levels.append(level)
+        self.end, self._places = end, None
+
+    def position(self, num_levels: int, j: int) -> Position:
+        """The position after `j` elements, as they are after so many levels."""
+        numbers = []
+        for i in range(num_levels - 1, -1, -1):
+            down, before = self._levels[i]
+            if j == 0 and before is not None:
+                (position,) = before
+                break
+            number, j = down(j)
+            if number is not None:
+                numbers.append(number)
+        else:
+            position = self._at(j)
+        for number in reversed(numbers):
+            position = (number, position)
+        return position
+
+    def here(self) -> At:
+        """The position after `j` elements as they are now."""
+        return partial(self.position, len(self._levels))
+
+    def places(self, block: Block) -> Places:
+        """Where elements are in a source."""
+        if self._places is None:
+            self._places = Places(Run(block, self.here()))
+        return self._places
 
 
-@stream_of.register
-def _(op: PlacedMap, position: Position, context: Context) -> Stream:
-    return PlacedStream(op, open_stream(op.parent, position, context))
+class Step:
+    """An operation on a block; `position` is the one before its next output, and `fan_out` how many an input makes."""
+
+    fan_out = 1
+
+    def __init__(self, op: Any, position: Position, *, placed: bool):
+        self._op, self.position, self._placed = op, position, placed
+
+    def __call__(self, block: Block, trace: Trace) -> Block:
+        raise NotImplementedError
+
+    def _where(self, block: Block, trace: Trace) -> Places | None:
+        return trace.places(block) if self._placed else None
 
 
-class CountedStream(Unary):
-    """An operation on each element and the count of those before it; position: (count, parent's)."""
+class MapStep(Step):
+    """Each element alone: nothing changes in positions."""
 
-    def __init__(self, op: MapWithIndex | RandomMap, count: int, parent: Stream):
-        super().__init__((count, parent.position), parent)
+    def __init__(self, op: Map, position: Position, *, placed: bool):
+        super().__init__(op, position, placed=placed)
         self._kernel = element_kernel(op, holes=False)
 
-    def pull(self, n: int) -> Run | None:
-        run = self.parent.pull(n)
-        if run is None:
-            return None
-        count, at = self.position[0], run.at
-        block = self._kernel(run.block, range(count, count + len(run.block)))
-        return self._run(block, lambda j: (count + j, at(j)))
+    def __call__(self, block: Block, trace: Trace) -> Block:
+        return self._kernel(block, self._where(block, trace))
 
 
-@stream_of.register(MapWithIndex)
-@stream_of.register(RandomMap)
-def _(op: Any, position: Position, context: Context) -> Stream:
-    count, inner = position or (0, None)
-    return CountedStream(op, count, open_stream(op.parent, inner, context))
+class PlacedStep(MapStep):
+    """Each element and its place."""
+
+    def __call__(self, block: Block, trace: Trace) -> Block:
+        return self._kernel(block, trace.places(block).numbers())
 
 
-class FilterStream(Unary):
-    """The elements that a predicate keeps; the position is the parent's after the last one kept."""
+class CountedStep(Step):
+    """Each element and the count of those before it; position: (count, the one below)."""
 
-    def __init__(self, op: Filter, parent: Stream, context: Context):
-        super().__init__(parent.position, parent)
-        self._op, self._fn = op, op.fn
-        self._watch = context.watch(op)
+    def __init__(self, op: MapWithIndex | RandomMap, position: Position, *, placed: bool):
+        super().__init__(op, position, placed=placed)
+        self._kernel, self._count = element_kernel(op, holes=False), position[0]
 
-    def pull(self, n: int) -> Run | None:
-        run = self.parent.pull(n)
-        if run is None:
-            return None
-        block, at = run
+    def __call__(self, block: Block, trace: Trace) -> Block:
+        first, self._count = self._count, self._count + len(block)
+        made = self._kernel(block, range(first, self._count))
+        trace.add(Level(lambda j: (first + j, j)), (self._count, trace.end))
+        return made
+
+
+class FilterStep(Step):
+    """The elements that a predicate keeps; the position is the one below after the last one kept."""
+
+    def __init__(self, op: Filter, position: Position, *, placed: bool, context: Context):
+        super().__init__(op, position, placed=placed)
+        self._fn, self._watch = op.fn, context.watch(op)
+
+    def __call__(self, block: Block, trace: Trace) -> Block:
         feed = iter(block.own_rows())
         fn = self._fn
         try:
             mask = [True if fn(x) else False for x in feed]  # noqa: SIM210  (a third of what `bool` costs)
         except Exception as e:
-            blame(e, self._op, feed, places(self._op, run))
+            blame(e, self._op, feed, self._where(block, trace))
             raise
         kept = block.keep(mask)
         self._watch.saw(len(block), len(kept))
-        return self._run(kept, at_kept(mask, len(kept), at))
+        if len(kept):
+            place = kept_places(mask, len(kept))
+            last, below = place(len(kept)), trace.here()
+            end = trace.end if last == len(mask) else below(last)
+            trace.add(Level(lambda j: (None, place(j)), (self.position,)), end)
+            self.position = end
+        return kept
 
 
-@stream_of.register
-def _(op: Filter, position: Position, context: Context) -> Stream:
-    return FilterStream(op, open_stream(op.parent, position, context), context)
+class FlatMapStep(Step):
+    """The children of one element after the other; position: (children taken, the one below before the element)."""
+
+    def __init__(self, op: FlatMap, position: Position, *, placed: bool):
+        super().__init__(op, position, placed=placed)
+        self._taken = position[0]
+
+    def __call__(self, block: Block, trace: Trace) -> Block:
+        feed = iter(block.own_rows())
+        try:
+            families = [self._op.children(x) for x in feed]
+        except Exception as e:
+            blame(e, self._op, feed, self._where(block, trace))
+            raise
+        skipped, self._taken = self._taken, 0
+        ends = np.cumsum([len(family) for family in families])
+        children = [child for family in families for child in family][skipped:]
+        self.fan_out = max(1, len(children) // max(1, len(families)))
+
+        def down(j: int) -> tuple[int, int]:
+            last = int(np.searchsorted(ends, j + skipped))  # the element whose child came last
+            if ends[last] == j + skipped:
+                return 0, last + 1
+            return j + skipped - int(ends[last - 1] if last else 0), last
+
+        if children:
+            taken, inputs = down(len(children))
+            end = taken, trace.end if inputs == len(families) else trace.here()(inputs)
+            trace.add(Level(down, (self.position,)), end)
+            self.position = end
+        return Rows(children, owned=False)
+
+
+class ChainStream(Unary):
+    """Element operations one after the other."""
+
+    def __init__(self, steps: list[Step], position: Position, parent: Stream):
+        super().__init__(position, parent)
+        self._steps = steps
+        self._flat_maps = [step for step in reversed(steps) if isinstance(step, FlatMapStep)]
+
+    def pull(self, n: int) -> Run | None:
+        for step in self._flat_maps:
+            n = n and max(1, n // step.fan_out)
+        run = self.parent.pull(n)
+        if run is None:
+            return None
+        block = run.block
+        trace = Trace(run.at, len(block))
+        for step in self._steps:
+            if not len(block):
+                break
+            block = step(block, trace)
+        before = self.position
+        if len(block):
+            self.position = trace.end
+        after = trace.here()
+        return Run(block, lambda j: after(j) if j else before)
+
+
+@stream_of.register(Map)
+@stream_of.register(MapWithIndex)
+@stream_of.register(RandomMap)
+@stream_of.register(Filter)
+@stream_of.register(FlatMap)
+@stream_of.register(Seed)
+@stream_of.register(Options)
+def _(op: Op, position: Position, context: Context) -> Stream:
+    chain: list[tuple[Any, int]] = []  # operations with their numbers, the last one first
+    parent: Stream | None = None
+    while parent is None:
+        number = 0
+        if isinstance(op, COUNTED | FlatMap):
+            number, position = position or (0, None)
+        chain.append((op, number))
+        op = op.parents[0]
+        if isinstance(op, STEPS | Seed | Options):
+            parent = context.elsewhere(op, position, context)
+        else:
+            parent = open_stream(op, position, context)
+    return _chained(chain, has_places(op), parent, context)
+
+
+def _chained(chain: list[tuple[Any, int]], placed: bool, parent: Stream, context: Context) -> Stream:
+    steps: list[Step] = []
+    position = parent.position
+    for op, number in reversed(chain):
+        if isinstance(op, Seed | Options):
+            continue
+        if isinstance(op, COUNTED | FlatMap):
+            position = (number, position)
+        steps.append(_step(op, position, placed, context))
+        placed = placed and isinstance(op, Map | Filter)
+    return ChainStream(steps, position, parent) if steps else parent
+
+
+def _step(op: Any, position: Position, placed: bool, context: Context) -> Step:
+    if isinstance(op, Filter):
+        return FilterStep(op, position, placed=placed, context=context)
+    kinds = {PlacedMap: PlacedStep, Map: MapStep, FlatMap: FlatMapStep}
+    kind = next((step for kind, step in kinds.items() if isinstance(op, kind)), CountedStep)
+    return kind(op, position, placed=placed)
 
 
 class FilterWatch:
@@ -136,44 +295,3 @@ class FilterWatch:
             text += "filter_warn_threshold_ratio in DatasetOptions."
             file, _, line = self._op.site.rpartition(":")
             warnings.warn_explicit(text, FilterWarning, file or "?", int(line or 0))
-
-
-class FlatMapStream(Unary):
-    """The children of one element after the other; position: (children taken, parent's before the element)."""
-
-    def __init__(self, op: FlatMap, taken: int, parent: Stream):
-        super().__init__((taken, parent.position), parent)
-        self._op, self._taken = op, taken
-        self._fan_out = 1
-
-    def pull(self, n: int) -> Run | None:
-        run = self.parent.pull(n and max(1, n // self._fan_out))
-        if run is None:
-            return None
-        if not len(run.block):
-            return self._run(run.block, run.at)
-        at = run.at
-        feed = iter(run.block.own_rows())
-        try:
-            families = [self._op.children(x) for x in feed]
-        except Exception as e:
-            blame(e, self._op, feed, places(self._op, run))
-            raise
-        skipped, self._taken = self._taken, 0
-        ends = np.cumsum([len(family) for family in families])
-        children = [child for family in families for child in family][skipped:]
-        self._fan_out = max(1, len(children) // max(1, len(families)))
-
-        def after(j: int) -> Position:
-            last = int(np.searchsorted(ends, j + skipped))  # the element whose child came last
-            if ends[last] == j + skipped:
-                return 0, at(last + 1)
-            return j + skipped - int(ends[last - 1] if last else 0), at(last)
-
-        return self._run(Rows(children, owned=False), after)
-
-
-@stream_of.register
-def _(op: FlatMap, position: Position, context: Context) -> Stream:
-    taken, inner = position or (0, None)
-    return FlatMapStream(op, taken, open_stream(op.parent, inner, context))

@@ -86,13 +86,15 @@ class RebatchStream(Unary):
         while count:
             first: Any = self._open[0]
             end = min(self._taken + count, len(first))
-            pieces.append(first.cut(self._taken, end) if (self._taken, end) != (0, len(first)) else first)
+            is_whole = (self._taken, end) == (0, len(first))
+            pieces.append(Columns(first.tree, end) if is_whole else first.cut(self._taken, end))
             count -= end - self._taken
             self._taken, self._here = end, first.before
             if end == len(first):
                 self._open.pop(0)
                 self._taken, self._here = 0, first.after
-        return concat(pieces).stack()
+        joined = concat(pieces)
+        return joined.whole() if isinstance(joined, Columns) else joined.stack()
 
 
 class _Opened(Columns):

@@ -2,15 +2,9 @@
 
 from typing import Any
 
-from headrace._ops.order import Options, Repeat, Seed, WindowShuffle
+from headrace._ops.order import Repeat, WindowShuffle
 from headrace._plan.blocks import Block
 from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream, stream_of
-
-
-@stream_of.register(Seed)
-@stream_of.register(Options)
-def _(op: Any, position: Position, context: Context) -> Stream:
-    return open_stream(op.parent, position, context)
 
 
 class RepeatStream(Stream):

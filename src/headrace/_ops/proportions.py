@@ -1,0 +1,135 @@
+"""Which part of a mix each output is of, and which element of that part.
+
+Outputs are shared out part by part. Of the `rest` outputs that are left for a part and those after it, in each period,
+a part of proportion `p` gets number `j * rest // p` as its element `j`; what is left is numbered anew for the next. So
+one output takes a walk over the parts, consecutive ones stay consecutive on it, and equal parts take turns.
+"""
+
+from collections.abc import Sequence
+from math import gcd
+
+import numpy as np
+
+from headrace._ops.base import ENDLESS
+
+BLOCK = 1 << 12  # outputs that are worked out at once
+KEPT_TOTAL = 1 << 16  # of a period no longer than this all is kept,
+KEPT_BLOCKS = 4  # of a longer one the last blocks
+FEW = 8  # outputs that are cheaper one by one than as a block,
+MANY_PARTS = 64  # if there are so many parts,
+MOST_ALONE = 16  # unless the block has been asked for so many times
+
+
+class Shares:
+    """The schedule of a mix: it repeats after the sum of its proportions in lowest terms."""
+
+    def __init__(self, proportions: Sequence[int]):
+        divisor = gcd(*proportions)
+        self._counts = [p // divisor for p in proportions]
+        self._period = sum(self._counts)
+        self._count_of = np.array(self._counts)
+        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._alone: dict[int, int] = {}  # by block: how many times outputs of it were worked out one by one
+
+    def __reduce__(self):
+        return Shares, (self._counts,)
+
+    def __call__(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The part of each output, and the number of its element there."""
+        if self._period > ENDLESS:  # the first one never ends
+            return self._within_period(idx)
+        cycles, rest = np.divmod(idx, self._period)
+        if self._period == len(self._counts):
+            return rest, cycles
+        which, inner = self._within_period(rest)
+        return which, inner + cycles * self._count_of[which]
+
+    def _within_period(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self._period <= BLOCK and len(self._counts) < MANY_PARTS:
+            which, inner = self._block(0)
+            return which[k], inner[k]
+        if not len(k):
+            return np.empty(0, np.intp), np.empty(0, np.int64)
+        first, last = int(k.min()) // BLOCK, int(k.max()) // BLOCK
+        if self._is_cheaper_alone(len(k), first):
+            pairs = [self._one(output) for output in k.tolist()]
+            return np.array([part for part, _ in pairs], np.intp), np.array([number for _, number in pairs], np.int64)
+        if first == last:
+            which, inner = self._block(first)
+            return which[k - first * BLOCK], inner[k - first * BLOCK]
+        numbers, place = np.unique(k // BLOCK, return_inverse=True)
+        if self._period > KEPT_TOTAL and FEW * len(numbers) > len(k):  # here and there in a long period
+            return self._walk(k)
+        blocks = [self._block(number) for number in numbers.tolist()]
+        # All blocks but the last one are of one size.
+        places = place * BLOCK + k % BLOCK
+        return np.concatenate([which for which, _ in blocks])[places], np.concatenate([i for _, i in blocks])[places]
+
+    def _is_cheaper_alone(self, count: int, block: int) -> bool:
+        if count > FEW or block in self._blocks or len(self._counts) < MANY_PARTS:
+            return False
+        times = self._alone.get(block, 0)
+        if len(self._alone) > BLOCK:
+            self._alone = {}
+        self._alone[block] = times + 1
+        return times < MOST_ALONE
+
+    def _block(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._consecutive(number * BLOCK, min((number + 1) * BLOCK, self._period))
+            if self._period > KEPT_TOTAL and len(self._blocks) >= KEPT_BLOCKS:
+                self._blocks = {}  # another thread may be looking at the old one
+            self._blocks[number] = block
+        return block
+
+    def _consecutive(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Consecutive outputs: at each part, those that are left for it are consecutive as well."""
+        which, inner = np.empty(stop - first, np.intp), np.empty(stop - first, np.int64)
+        left = np.arange(stop - first)
+        rest = self._period
+        for part, p in enumerate(self._counts):
+            begin, end = -(-first * p // rest), -(-stop * p // rest)  # the numbers of its elements among them
+            if begin < end:
+                numbers = np.arange(begin, end)
+                places = (_exact(numbers, rest * end) * rest // p - first).astype(np.int64)
+                here = left[places]
+                which[here], inner[here] = part, numbers
+                if len(here) == len(left):
+                    break
+                keep = np.ones(len(left), bool)
+                keep[places] = False
+                left = left[keep]
+            first, stop, rest = first - begin, stop - end, rest - p
+        return which, inner
+
+    def _walk(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Any outputs: those that a part gets are dropped from what is looked at further on."""
+        which, inner = np.empty(len(k), np.intp), np.empty(len(k), np.int64)
+        left, rest, k = np.arange(len(k)), self._period, _exact(k, self._period**2)
+        for part, p in enumerate(self._counts):
+            after = k * (rest - p) // rest
+            mine = after == (k + 1) * (rest - p) // rest
+            if mine.any():
+                here, others = left[mine], ~mine
+                which[here], inner[here] = part, (k - after)[mine]
+                left, after = left[others], after[others]
+                if not len(left):
+                    break
+            k, rest = after, rest - p
+        return which, inner
+
+    def _one(self, k: int) -> tuple[int, int]:
+        rest = self._period
+        for part, p in enumerate(self._counts):
+            left = rest - p
+            after = k * left // rest
+            if (k + 1) * left // rest == after:
+                return part, k - after
+            k, rest = after, left
+        raise AssertionError("the last part takes what is left")
+
+
+def _exact(values: np.ndarray, largest: int) -> np.ndarray:
+    """Ints whose products, up to `largest`, are exact."""
+    return values if largest < 1 << 63 else values.astype(object)

@@ -1,0 +1,66 @@
+"""Where elements come from, for people: the operation that made them, and the items of sources behind it."""
+
+import numpy as np
+
+from headrace._ops.base import Op
+from headrace._ops.buffer import ToStream
+from headrace._ops.combine import Interleave, RouteOp
+from headrace._ops.element import FlatMap
+from headrace._ops.group import Batch
+from headrace._ops.order import IndexOp
+from headrace._ops.source import Source, UserDataset
+from headrace._plan.blocks import by_part
+from headrace._plan.stages import TRANSPARENT
+from headrace._plan.streams.base import Position
+
+MOST_SHOWN = 20
+
+
+def last_own(op: Op) -> Op:
+    """The last operation that does something to elements."""
+    while isinstance(op, TRANSPARENT | ToStream):
+        op = op.parents[0]
+    return op
+
+
+def show_elements(top: Op, first: int, stop: int) -> str:
+    """Some outputs of a stage, with the operation that they are of."""
+    op = last_own(top)
+    which = f"element {first}" if stop == first + 1 else f"elements {first} to {stop - 1}"
+    return f"{which} of {op.label()} (pipeline at {op.site}"
+
+
+def show_source_indices(base: Op, first: int, stop: int) -> str:
+    """Which items of its sources some elements of a random-access chain are made from."""
+    items = source_indices(base.parents[0], np.arange(first, min(stop, first + MOST_SHOWN)))
+    return ", ".join(map(str, items[:MOST_SHOWN])) + (", …" if max(len(items), stop - first) > MOST_SHOWN else "")
+
+
+def index_in(op: Op, position: Position) -> tuple[Op, int] | None:
+    """Where the random-access chain below a stream is at a position, if there is exactly one."""
+    while not isinstance(op, ToStream):
+        if len(op.parents) != 1 or isinstance(op, UserDataset | Interleave):
+            return None
+        position = position if op.state_fields is None else position[-1]
+        op = op.parents[0]
+    return op, position
+
+
+def source_indices(op: Op, idx: np.ndarray) -> list[int]:
+    """The items of sources that elements of a random-access chain are made from."""
+    while not isinstance(op, Source | UserDataset):
+        if isinstance(op, RouteOp):
+            which, inner = op.route(idx)
+            return [i for k, places in by_part(which) for i in source_indices(op.parts[k], inner[places])]
+        if isinstance(op, IndexOp):
+            idx = op.indices(idx)
+        elif isinstance(op, Batch):
+            starts, stops = op.bounds(idx)
+            pieces = [np.arange(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+            if not pieces:
+                return []
+            idx = np.concatenate(pieces)
+        elif isinstance(op, FlatMap) and op.max_fan_out:
+            idx = np.unique(idx // op.max_fan_out)
+        op = op.parents[0]
+    return (idx % max(op.length(), 1)).tolist()
