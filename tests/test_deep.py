@@ -132,17 +132,17 @@ def test_maps_move_below_many_operations_that_change_nothing():
 
 @pytest.mark.parametrize("operations", [MAPS, ELEMENT[:2]])
 def test_states_of_a_long_chain_are_those_of_what_it_begins_with(operations):
-    ds = chained(MapDataset.range(20).to_iter_dataset(), operations, 300)
+    ds = chained(MapDataset.range(20).to_iter_dataset(), operations)
     iterator = iter(ds)
     assert [next(iterator) for _ in range(5)] == list(range(expected_of(operations), expected_of(operations) + 5))
-    assert iterator.get_state() == {"next_index": 5}
+    assert iterator.get_state()["next_index"] == 5
     fresh = iter(ds)
     fresh.set_state(iterator.get_state())
     assert list(fresh) == list(iterator)
 
 
 def expected_of(operations):
-    return 300 // len(operations)
+    return DEPTH // len(operations)
 
 
 def test_an_error_far_down_a_long_chain_names_its_operation_and_element():

@@ -286,7 +286,7 @@ def _elements_come_in_the_order_of_the_seed(seen: Seen) -> None:
 
 @_claim("004", 6)
 def _the_checkpoint_is_the_index(seen: Seen) -> None:
-    _expect(json.loads(seen.printed[6]), {"next_index": 4})
+    _expect(json.loads(seen.printed[6])["next_index"], 4)
 
 
 @_claim("004", 8)
