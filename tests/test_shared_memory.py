@@ -251,6 +251,7 @@ def test_a_child_that_lives_on_does_not_keep_the_name_of_its_parent(name):
         source.unlink()
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns of it where another test has imported it
 def test_a_child_that_ends_does_not_take_the_name_of_its_parent(name):
     source = SharedMemoryDataSource(["a"], name=name)
     child = os.fork()

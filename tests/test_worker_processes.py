@@ -17,7 +17,10 @@ from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import WorkerError
 from tests.proc import descriptors, held_bytes, nothing_left, until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.filterwarnings("ignore:os.fork"),  # JAX warns of it where another test has imported it
+]
 TWO = MultiprocessingOptions(num_workers=2)
 
 
