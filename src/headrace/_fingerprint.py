@@ -106,23 +106,21 @@ def _number(value: Any) -> int | float:
 # ------------------------------------------------------------------------------------------- comparing
 
 
-def differences(op: Op, saved: Any, state: Any, *, reread: bool = False) -> list[str]:
+def differences(op: Op, saved: Any, state: Any) -> list[str]:
     """How the pipeline that a state was saved with differs from this one, where that changes what comes.
 
-    What decides the meaning of an index counts, and whatever a group that is open is made from once more. With
-    `reread`, all of it is. What stands after that may be changed.
+    What decides the meaning of an index counts, and whatever a group that is open is made from once more. What stands
+    after that may be changed.
     """
     own, theirs = _entries(fingerprint(op)), _entries(saved)
     num_open, base, state = _open(op, state)
-    reread = reread or num_open > 0
     parts = _parts(base)
-    if parts is not None and base.is_stream and not reread:
+    if parts is not None and base.is_stream and not num_open:
         return _differences_of_parts(base, parts, own, theirs, state)
     if not op.is_stream:
         counted, counted_there = len(own), len(theirs)
     else:
-        counted = max(len(_of_indices(own)), len(own) if reread and not num_open else num_open)
-        counted_there = max(len(_of_indices(theirs)), len(theirs) if reread and not num_open else num_open)
+        counted, counted_there = (max(len(_of_indices(entries)), num_open) for entries in (own, theirs))
     found = []
     for mine, other in zip_longest(own[:counted], theirs[:counted_there]):
         found += _difference(other, mine)

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ClosedError
@@ -102,7 +103,7 @@ class ThreadPool:
         self._tasks.put((future, function, args))
         if len(self.threads) < self._num_threads:
             # They have the queue alone: a pool that is dropped ends them.
-            stop = _Stop(self._tasks, self._num_threads)
+            stop = partial(_stop, self._tasks, self._num_threads)
             name = f"{self._name}-{len(self.threads)}"
             self.threads.append(start_thread(_compute, self._tasks, name=name, stop=stop))
         return future
@@ -110,7 +111,7 @@ class ThreadPool:
     def close(self, *, wait: bool = True) -> None:
         """Cancels what has not begun and ends the threads."""
         self._closed = True
-        _Stop(self._tasks, self._num_threads)()
+        _stop(self._tasks, self._num_threads)
         if wait:
             join_threads(self.threads)
 
@@ -119,20 +120,15 @@ class ThreadPool:
             self.close(wait=False)
 
 
-class _Stop:
+def _stop(tasks: "queue.SimpleQueue[Any]", num_threads: int) -> None:
     """Cancels the tasks of a queue and tells its threads to end."""
-
-    def __init__(self, tasks: "queue.SimpleQueue[Any]", num_threads: int):
-        self._tasks, self._num_threads = tasks, num_threads
-
-    def __call__(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                task = self._tasks.get_nowait()
-                if task is not None:
-                    task[0].cancel()
-        for _ in range(self._num_threads):
-            self._tasks.put(None)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            task = tasks.get_nowait()
+            if task is not None:
+                task[0].cancel()
+    for _ in range(num_threads):
+        tasks.put(None)
 
 
 def _compute(tasks: "queue.SimpleQueue[Any]") -> None:

@@ -109,10 +109,11 @@ class Aheads:
 
     def interrupt(self, *, wait: bool) -> None:
         """All are about to be closed: threads that wait for each other's buffers give up, and are waited for."""
-        for stream in list(self._streams):
+        streams = [stream for stream in list(self._streams) if stream.is_here]
+        for stream in streams:
             stream.buffer.close()
         if wait:
-            join_threads([thread for stream in list(self._streams) if (thread := stream.thread) is not None])
+            join_threads([stream.thread for stream in streams if stream.thread is not None])
 
 
 class AheadStream(Unary):
@@ -127,8 +128,13 @@ class AheadStream(Unary):
         self.thread: threading.Thread | None = None
         super().__init__(parent.position, parent)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has the thread: in a fork there is none, and its locks stay as they were."""
+        return os.getpid() == self._pid
+
     def pull(self, n: int) -> Run | None:
-        if os.getpid() != self._pid:
+        if not self.is_here:
             raise ClosedError("The thread that computes this stream is the parent process's.")
         self.start()
         run = self.buffer.get()
@@ -141,7 +147,7 @@ class AheadStream(Unary):
             )
 
     def close(self, *, wait: bool = True) -> None:
-        if os.getpid() == self._pid:  # in a fork there is no thread, and its locks stay as they were
+        if self.is_here:
             self.buffer.close()
             if self.thread is not None and wait:
                 join_threads([self.thread])
