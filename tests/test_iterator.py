@@ -16,6 +16,7 @@ import pytest
 from headrace import DatasetOptions, IterDataset, MapDataset, ReadOptions
 from headrace.errors import ClosedError, StateError
 from headrace.experimental import get_next_index, set_next_index
+from headrace.testing import assert_equal
 
 
 def test_states_after_any_output():
@@ -341,3 +342,56 @@ def test_an_iterator_that_is_left_at_the_programs_end_says_nothing(how):
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "least"), [(None, 100), (ReadOptions(), 100), (ReadOptions(num_threads=2, prefetch_buffer_size=20), 20)]
+)
+def test_start_prefetch_reads_ahead_before_the_first_element_is_asked_for(options, least):
+    computed = []
+    ds = MapDataset.range(2000).map(lambda x: computed.append(x) or x).to_iter_dataset(options)
+    for stream, expected in ((ds, 0), (ds.batch(4), [0, 1, 2, 3]), (IterDataset.mix([ds, ds]), 0)):
+        computed.clear()
+        with iter(stream) as iterator:
+            iterator.start_prefetch()
+            assert wait_until(lambda: len(computed) >= least)
+            assert iterator.get_state() == iter(stream).get_state()
+            assert_equal(next(iterator), expected if isinstance(expected, int) else np.array(expected))
+            state = iterator.get_state()
+            rest = [next(iterator) for _ in range(300)]
+            iterator.set_state(state)
+            iterator.start_prefetch()
+            iterator.start_prefetch()
+            assert_equal([next(iterator) for _ in range(300)], rest)
+    assert not threads()
+
+
+def test_start_prefetch_makes_nothing_ahead_where_reading_is_inline():
+    computed = []
+    ds = MapDataset.range(20).map(lambda x: computed.append(x) or x).to_iter_dataset(ReadOptions(num_threads=0))
+    with iter(ds) as iterator:
+        iterator.start_prefetch()
+        time.sleep(0.1)
+        assert not computed
+        assert list(iterator) == list(range(20))
+
+
+def test_an_error_in_a_head_start_comes_in_its_place():
+    def broken(x):
+        if x == 30:
+            raise ValueError("thirty")
+        return x
+
+    with iter(MapDataset.range(100).map(broken).to_iter_dataset()) as iterator:
+        iterator.start_prefetch()
+        assert [next(iterator) for _ in range(30)] == list(range(30))
+        for _ in range(2):
+            with pytest.raises(ValueError, match="thirty"):
+                next(iterator)
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()

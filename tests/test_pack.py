@@ -374,8 +374,8 @@ WRONG_ARGUMENTS = {
     "pack_alignment_struct must be a positive int; got 0": lambda: first([], pack_alignment_struct=0),
     "is no feature of the rows": lambda: first([], shuffle_bins_group_by_feature="q"),
     "has the name of one that packing adds": lambda: first([], length_struct={"x": 4, "x_positions": 4}),
-    "packs a stream; got MapDataset": lambda: FirstFitPackIterDataset(
-        MapDataset.range(3),  # type: ignore[arg-type]
+    "takes a dataset; got list": lambda: FirstFitPackIterDataset(
+        [{"x": np.arange(3)}],  # type: ignore[arg-type]
         length_struct={"x": 4},
         num_packing_bins=2,
     ),

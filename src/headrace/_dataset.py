@@ -33,6 +33,7 @@ class Dataset(Generic[T]):
     _is_stream: ClassVar[bool]
     _kinds: ClassVar[dict[bool, "type[Dataset]"]] = {}  # by whether it is a stream
     _parents: "tuple[Dataset, ...]" = ()
+    _operation: Op | None = None  # what a class that stands for one operation makes
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -55,10 +56,14 @@ class Dataset(Generic[T]):
     @functools.cached_property
     def _op(self) -> Op:
         """The operation that this dataset is; a user's own class is one of its own."""
-        for method in ("_own_iter",) if self._is_stream else ("__len__", "__getitem__"):
-            if getattr(type(self), method) is getattr(Dataset._kinds[self._is_stream], method):
-                name = "__iter__" if method == "_own_iter" else method
-                raise PipelineError(f"{type(self).__name__} must define `{name}` to be a dataset of its own.")
+        methods = ("_own_iter",) if self._is_stream else ("__len__", "__getitem__")
+        kind = Dataset._kinds[self._is_stream]
+        missing = [name for name in methods if getattr(type(self), name) is getattr(kind, name)]
+        if self._operation is not None:
+            return self._operation if len(missing) == len(methods) else UserDataset(self, self._is_stream)
+        if missing:
+            name = missing[0].replace("_own_iter", "__iter__")
+            raise PipelineError(f"{type(self).__name__} must define `{name}` to be a dataset of its own.")
         return UserDataset(self, self._is_stream)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +85,7 @@ class Dataset(Generic[T]):
     def parents(self) -> "Sequence[Dataset]":
         """The datasets that this one is made from."""
         op = self._op
-        return self._parents if isinstance(op, UserDataset) else tuple(map(dataset_of, op.parents))
+        return self._parents if self._parents or isinstance(op, UserDataset) else tuple(map(dataset_of, op.parents))
 
     @property
     def _parent(self) -> "Any":
@@ -271,7 +276,9 @@ class Dataset(Generic[T]):
         return op if op.is_stream else ToStream(op)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return StreamIterator(self._stream_op)
+        # A subclass may call this in an `__iter__` of its own: it means the operation that its base class stands for.
+        own: Any = self._operation if self._is_stream else None
+        return own.dataset.__iter__() if isinstance(own, UserDataset) else StreamIterator(own or self._stream_op)
 
 
 def dataset_of(op: Op) -> Dataset:

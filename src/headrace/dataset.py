@@ -125,11 +125,11 @@ class MapDataset(Dataset[T]):
     # ---- access
 
     def __len__(self) -> int:
-        return self._op.length()
+        return (self._operation or self._op).length()
 
     @functools.cached_property
     def _fetch(self) -> Callable[[Indices], Block]:
-        return fetcher(self._op)
+        return fetcher(self._operation or self._op)
 
     def __getitem__(self, index: Any) -> Any:
         """An element by index; a dataset of elements, for a slice or a sequence of ints."""
@@ -446,3 +446,10 @@ def _non_negative(name: str, count: int) -> int:
     if count > ENDLESS:
         raise PipelineError(f"The count of `{name}` must be below 2**63; got {count}.")
     return count
+
+
+def as_stream(dataset: Any, name: str) -> IterDataset:
+    """A dataset as a stream, for the class of that name."""
+    if not isinstance(dataset, Dataset):
+        raise PipelineError(f"`{name}` takes a dataset; got {type(dataset).__name__}.")
+    return dataset if isinstance(dataset, IterDataset) else IterDataset._of(dataset._stream_op)

@@ -1,7 +1,10 @@
-"""The names that the seeds' `experimental` namespace has: no logic, each is a method or class of the core."""
+"""The names of Grain's `experimental` namespace: no logic, each is a method or class of the core.
+
+The dataset classes stand for one operation each. Those of streams make a stream of a `MapDataset` first.
+"""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace._dataset import Dataset
 from headrace._later import later
@@ -10,8 +13,8 @@ from headrace._rng import RngPool as RngPool
 from headrace._rng import index_shuffle as index_shuffle
 from headrace._spec import ShapeDtypeStruct as ShapeDtypeStruct
 from headrace._spec import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
-from headrace.dataset import IterDataset, MapDataset
-from headrace.iterator import DatasetIterator
+from headrace.dataset import IterDataset, MapDataset, as_stream
+from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ExecutionTrackingMode as ExecutionTrackingMode
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
     from headrace.sources.tfrecord import TFRecordIterDataset as TFRecordIterDataset
 
+_T = TypeVar("_T")
+
 __getattr__, __dir__, _MODULE_OF = later(
     __name__,
     {
@@ -52,78 +57,119 @@ __getattr__, __dir__, _MODULE_OF = later(
 )
 
 
-def CacheIterDataset(parent: IterDataset) -> IterDataset:
-    """`parent.cache()`."""
-    return parent.cache()
+class CacheIterDataset(IterDataset[_T]):
+    """`parent.cache()`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T]):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "CacheIterDataset").cache()._op
 
 
-def FlatMapIterDataset(parent: IterDataset, transform: FlatMapTransform) -> IterDataset:
+class FlatMapIterDataset(IterDataset):
+    """`parent.flat_map(transform)`, of a stream."""
+
+    def __init__(self, parent: Dataset, transform: FlatMapTransform):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "FlatMapIterDataset").flat_map(transform)._op
+
+
+class FlatMapMapDataset(MapDataset):
     """`parent.flat_map(transform)`."""
-    return parent.flat_map(transform)
+
+    def __init__(self, parent: MapDataset, transform: FlatMapTransform):
+        super().__init__(parent)
+        self._operation = parent.flat_map(transform)._op
 
 
-def FlatMapMapDataset(parent: MapDataset, transform: FlatMapTransform) -> MapDataset:
-    """`parent.flat_map(transform)`."""
-    return parent.flat_map(transform)
-
-
-def InterleaveIterDataset(
-    datasets: Sequence[Dataset] | MapDataset,
-    *,
-    cycle_length: int | AutotuneParameter,
-    num_make_iter_threads: int = 1,
-    make_iter_buffer_size: int = 1,
-    iter_buffer_size: int = 1,
-) -> IterDataset:
+class InterleaveIterDataset(IterDataset[_T]):
     """`IterDataset.interleave(datasets, cycle_length=...)`; the buffer sizes are not needed here."""
-    if isinstance(cycle_length, AutotuneParameter):
-        cycle_length = min(len(datasets), 16)
-    return IterDataset.interleave(datasets, cycle_length=cycle_length)
+
+    def __init__(
+        self,
+        datasets: Sequence[Dataset[_T]] | MapDataset,
+        *,
+        cycle_length: int | AutotuneParameter,
+        num_make_iter_threads: int = 1,
+        make_iter_buffer_size: int = 1,
+        iter_buffer_size: int = 1,
+    ):
+        super().__init__(datasets if isinstance(datasets, MapDataset) else ())
+        if isinstance(cycle_length, AutotuneParameter):
+            cycle_length = min(len(datasets), 16)
+        self._operation = IterDataset.interleave(datasets, cycle_length=cycle_length)._op
 
 
-def LimitIterDataset(parent: IterDataset, count: int) -> IterDataset:
-    """`parent.take(count)`."""
-    return parent.take(count)
+class LimitIterDataset(IterDataset[_T]):
+    """`parent.take(count)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], count: int):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "LimitIterDataset").take(count)._op
 
 
-def RebatchIterDataset(parent: IterDataset, batch_size: int, drop_remainder: bool = False) -> IterDataset:
-    """`parent.rebatch(batch_size)`."""
-    return parent.rebatch(batch_size, drop_remainder=drop_remainder)
+class RebatchIterDataset(IterDataset[_T]):
+    """`parent.rebatch(batch_size)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], batch_size: int, drop_remainder: bool = False):
+        super().__init__(parent)
+        stream = as_stream(parent, "RebatchIterDataset")
+        self._operation = stream.rebatch(batch_size, drop_remainder=drop_remainder)._op
 
 
-def RepeatIterDataset(parent: IterDataset, num_epochs: int | None = None) -> IterDataset:
-    """`parent.repeat(num_epochs)`."""
-    return parent.repeat(num_epochs)
+class RepeatIterDataset(IterDataset[_T]):
+    """`parent.repeat(num_epochs)`, of a stream: every epoch is the same."""
+
+    def __init__(self, parent: Dataset[_T], num_epochs: int | None = None):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "RepeatIterDataset").repeat(num_epochs)._op
 
 
-def ThreadPrefetchIterDataset(parent: IterDataset, *, prefetch_buffer_size: int | AutotuneParameter) -> IterDataset:
-    """`parent.prefetch(prefetch_buffer_size)`."""
-    return parent.prefetch(prefetch_buffer_size)
+class ThreadPrefetchIterDataset(IterDataset[_T]):
+    """`parent.prefetch(prefetch_buffer_size)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], *, prefetch_buffer_size: int | AutotuneParameter):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "ThreadPrefetchIterDataset").prefetch(prefetch_buffer_size)._op
 
 
-def WindowShuffleIterDataset(parent: IterDataset, *, window_size: int, seed: int) -> IterDataset:
+class WindowShuffleIterDataset(IterDataset[_T]):
+    """`parent.window_shuffle(window_size, seed=seed)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], *, window_size: int, seed: int):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "WindowShuffleIterDataset").window_shuffle(window_size, seed=seed)._op
+
+
+class WindowShuffleMapDataset(MapDataset[_T]):
     """`parent.window_shuffle(window_size, seed=seed)`."""
-    return parent.window_shuffle(window_size, seed=seed)
+
+    def __init__(self, parent: MapDataset[_T], *, window_size: int, seed: int):
+        super().__init__(parent)
+        self._operation = parent.window_shuffle(window_size, seed=seed)._op
 
 
-def WindowShuffleMapDataset(parent: MapDataset, *, window_size: int, seed: int) -> MapDataset:
-    """`parent.window_shuffle(window_size, seed=seed)`."""
-    return parent.window_shuffle(window_size, seed=seed)
+class WithOptionsIterDataset(IterDataset[_T]):
+    """`parent.with_options(options)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], options: DatasetOptions):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "WithOptionsIterDataset").with_options(options)._op
 
 
-def WithOptionsIterDataset(parent: IterDataset, options: DatasetOptions) -> IterDataset:
-    """`parent.with_options(options)`."""
-    return parent.with_options(options)
-
-
-def ZipIterDataset(parents: Sequence[IterDataset], *, strict: bool = True) -> IterDataset:
+class ZipIterDataset(IterDataset[tuple]):
     """`IterDataset.zip(parents)`."""
-    return IterDataset.zip(parents, strict=strict)
+
+    def __init__(self, parents: Sequence[Dataset], *, strict: bool = True):
+        super().__init__(parents)
+        self._operation = IterDataset.zip(parents, strict=strict)._op
 
 
-def ZipMapDataset(parents: Sequence[MapDataset]) -> MapDataset:
+class ZipMapDataset(MapDataset[tuple]):
     """`MapDataset.zip(parents)`."""
-    return MapDataset.zip(parents)
+
+    def __init__(self, parents: Sequence[MapDataset]):
+        super().__init__(parents)
+        self._operation = MapDataset.zip(parents)._op
 
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:
@@ -137,13 +183,13 @@ def get_element_spec(ds: Dataset) -> Any:
 
 
 def get_next_index(ds_iter: DatasetIterator) -> int:
-    """The index of the next element, for an iterator over a random-access chain."""
-    return ds_iter.get_next_index()  # type: ignore[attr-defined]
+    """`ds_iter.get_next_index()`."""
+    return ds_iter.get_next_index()
 
 
 def set_next_index(ds_iter: DatasetIterator, index: int) -> None:
-    """Goes to an index, for an iterator over a random-access chain."""
-    ds_iter.set_state({"next_index": index})
+    """`ds_iter.set_next_index(index)`."""
+    ds_iter.set_next_index(index)
 
 
 def multithread_prefetch(
@@ -182,11 +228,11 @@ class _Given(IterDataset):
         return _Borrowed(self._iterator)
 
 
-def ThreadPrefetchDatasetIterator(
-    parent: CheckpointableIterator, prefetch_buffer_size: int | AutotuneParameter
-) -> DatasetIterator:
+class ThreadPrefetchDatasetIterator(StreamIterator[_T]):
     """An iterator that computes another one ahead, in a thread."""
-    return iter(_Given(parent).prefetch(prefetch_buffer_size))
+
+    def __init__(self, parent: CheckpointableIterator[_T], prefetch_buffer_size: int | AutotuneParameter):
+        super().__init__(_Given(parent).prefetch(prefetch_buffer_size)._op)
 
 
 MapWithIndexTransform = MapWithIndex

@@ -17,6 +17,7 @@ from headrace import _files, _state
 from headrace._executors import context
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
+from headrace._plan.next_index import index_at, position_at
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._signals import raised_by_signal, signal_handlers
@@ -62,6 +63,14 @@ class DatasetIterator(abc.ABC, Generic[T]):
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to where `get_state` was called."""
+
+    def get_next_index(self) -> int:
+        """How many outputs have come, where that says all about a position."""
+        raise StateError(f"{type(self).__name__} has no next index. Use `get_state()`.")
+
+    def set_next_index(self, index: int) -> None:
+        """Goes on from an output by its number, where that says all about a position."""
+        raise StateError(f"{type(self).__name__} has no next index. Use `set_state()`.")
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
@@ -127,13 +136,10 @@ class StreamIterator(DatasetIterator[T]):
         return _state.encode(self._walk.op, self._walk.position())
 
     def get_next_index(self) -> int:
-        """The index of the next element, where the pipeline is a random-access chain."""
-        position = self._walk.position()
-        if not isinstance(position, int):
-            raise StateError(
-                f"{self._walk.op.label()} has no next index: it is not a function of indices. Use `get_state()`."
-            )
-        return position
+        return index_at(self._walk.op, self._walk.position())
+
+    def set_next_index(self, index: int) -> None:
+        self._walk.go_to(position_at(self._walk.op, index))
 
     def start_prefetch(self) -> None:
         self._walk.start()
@@ -368,7 +374,9 @@ class _Walk:
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
         try:
-            self._open().start()
+            stream = self._open()
+            stream.start()
+            self._stream = self._context.head_start(stream, self.op)  # type: ignore[union-attr]
         except BaseException:
             self._stay_here()
             raise

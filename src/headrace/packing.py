@@ -7,32 +7,21 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from headrace._dataset import Dataset
 from headrace._ops.bins import Bins, FirstFitBins
 from headrace._ops.layout import Layout
 from headrace._ops.pack import STRATEGIES, PackOptions, options_of, plain_ints
 from headrace._ops.pack import BOSHandling as BOSHandling
 from headrace._plan.packed import columns_of, write
 from headrace._plan.streams.intake import check_lengths
-from headrace.dataset import IterDataset
+from headrace.dataset import IterDataset, as_stream
 from headrace.errors import PipelineError
 from headrace.operations import Operation
 from headrace.options import check_counts
 from headrace.records import Record, RecordMetadata
 
 
-def FirstFitPackIterDataset(
-    parent: IterDataset,
-    *,
-    length_struct: Any,
-    num_packing_bins: int,
-    seed: int = 0,
-    shuffle_bins: bool = True,
-    shuffle_bins_group_by_feature: str | None = None,
-    meta_features: Sequence[str] = (),
-    pack_alignment_struct: Any = None,
-    padding_struct: Any = None,
-    max_sequences_per_bin: int | None = None,
-) -> IterDataset:
+class FirstFitPackIterDataset(IterDataset):
     """Packs each sequence into the first of several bins that has room for it.
 
     A row has, beside each feature, `{feature}_segment_ids` (which sequence of the row, from 1; 0 is padding) and
@@ -59,64 +48,77 @@ def FirstFitPackIterDataset(
         padding_struct: What padding is made of, for each feature; 0 by default.
         max_sequences_per_bin: How many sequences a row has at most.
     """
-    return _stream(parent, "FirstFitPackIterDataset").pack(
-        length_struct,
-        strategy="first_fit",
-        drop_other_features=True,
-        num_packing_bins=num_packing_bins,
-        seed=seed,
-        shuffle_bins=shuffle_bins,
-        shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
-        meta_features=meta_features,
-        pack_alignment_struct=pack_alignment_struct,
-        padding_struct=padding_struct,
-        max_sequences_per_bin=max_sequences_per_bin,
-    )
+
+    def __init__(
+        self,
+        parent: Dataset,
+        *,
+        length_struct: Any,
+        num_packing_bins: int,
+        seed: int = 0,
+        shuffle_bins: bool = True,
+        shuffle_bins_group_by_feature: str | None = None,
+        meta_features: Sequence[str] = (),
+        pack_alignment_struct: Any = None,
+        padding_struct: Any = None,
+        max_sequences_per_bin: int | None = None,
+    ):
+        super().__init__(parent)
+        stream = as_stream(parent, "FirstFitPackIterDataset")
+        self._operation = stream.pack(
+            length_struct,
+            strategy="first_fit",
+            drop_other_features=True,
+            num_packing_bins=num_packing_bins,
+            seed=seed,
+            shuffle_bins=shuffle_bins,
+            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
+            meta_features=meta_features,
+            pack_alignment_struct=pack_alignment_struct,
+            padding_struct=padding_struct,
+            max_sequences_per_bin=max_sequences_per_bin,
+        )._op
 
 
-def BestFitPackIterDataset(
-    parent: IterDataset,
-    *,
-    length_struct: Any,
-    num_packing_bins: int,
-    seed: int = 0,
-    shuffle_bins: bool = True,
-    shuffle_bins_group_by_feature: str | None = None,
-    meta_features: Sequence[str] = (),
-    pack_alignment_struct: Any = None,
-    padding_struct: Any = None,
-    max_sequences_per_bin: int | None = None,
-) -> IterDataset:
+class BestFitPackIterDataset(IterDataset):
     """Packs each sequence into the fullest of several bins that has room for it.
 
     The fullest bin is the one with the most tokens, summed over all features that have a length. The arguments and
     the rows are those of `FirstFitPackIterDataset`.
     """
-    return _stream(parent, "BestFitPackIterDataset").pack(
-        length_struct,
-        strategy="best_fit",
-        drop_other_features=True,
-        num_packing_bins=num_packing_bins,
-        seed=seed,
-        shuffle_bins=shuffle_bins,
-        shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
-        meta_features=meta_features,
-        pack_alignment_struct=pack_alignment_struct,
-        padding_struct=padding_struct,
-        max_sequences_per_bin=max_sequences_per_bin,
-    )
+
+    def __init__(
+        self,
+        parent: Dataset,
+        *,
+        length_struct: Any,
+        num_packing_bins: int,
+        seed: int = 0,
+        shuffle_bins: bool = True,
+        shuffle_bins_group_by_feature: str | None = None,
+        meta_features: Sequence[str] = (),
+        pack_alignment_struct: Any = None,
+        padding_struct: Any = None,
+        max_sequences_per_bin: int | None = None,
+    ):
+        super().__init__(parent)
+        stream = as_stream(parent, "BestFitPackIterDataset")
+        self._operation = stream.pack(
+            length_struct,
+            strategy="best_fit",
+            drop_other_features=True,
+            num_packing_bins=num_packing_bins,
+            seed=seed,
+            shuffle_bins=shuffle_bins,
+            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
+            meta_features=meta_features,
+            pack_alignment_struct=pack_alignment_struct,
+            padding_struct=padding_struct,
+            max_sequences_per_bin=max_sequences_per_bin,
+        )._op
 
 
-def ConcatThenSplitIterDataset(
-    parent: IterDataset,
-    *,
-    length_struct: Mapping[str, int],
-    meta_features: Collection[str] = (),
-    split_full_length_features: bool = True,
-    bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
-    bos_features: Collection[str] = (),
-    bos_token_id: int | None = None,
-) -> IterDataset:
+class ConcatThenSplitIterDataset(IterDataset):
     """Packs sequences one after the other, and cuts them where a row is full.
 
     >>> from headrace import MapDataset
@@ -137,23 +139,29 @@ def ConcatThenSplitIterDataset(
         bos_features: The features for which it is.
         bos_token_id: The token at the beginning of a sequence.
     """
-    return _stream(parent, "ConcatThenSplitIterDataset").pack(
-        length_struct,
-        strategy="concat_split",
-        meta_features=tuple(meta_features),
-        split_full_length_features=split_full_length_features,
-        bos_handling=bos_handling,
-        bos_features=tuple(bos_features),
-        bos_token_id=bos_token_id,
-    )
 
-
-def _stream(parent: Any, name: str) -> IterDataset:
-    if not isinstance(parent, IterDataset):
-        raise PipelineError(
-            f"`{name}` packs a stream; got {type(parent).__name__}. Call `to_iter_dataset()` on a MapDataset first."
-        )
-    return parent
+    def __init__(
+        self,
+        parent: Dataset,
+        *,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str] = (),
+        split_full_length_features: bool = True,
+        bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
+        bos_features: Collection[str] = (),
+        bos_token_id: int | None = None,
+    ):
+        super().__init__(parent)
+        stream = as_stream(parent, "ConcatThenSplitIterDataset")
+        self._operation = stream.pack(
+            length_struct,
+            strategy="concat_split",
+            meta_features=tuple(meta_features),
+            split_full_length_features=split_full_length_features,
+            bos_handling=bos_handling,
+            bos_features=tuple(bos_features),
+            bos_token_id=bos_token_id,
+        )._op
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._ops.order import gather_options
 from headrace._plan.streams import Context, FilterWatch
+from headrace._threads import join_threads
 from headrace.options import AUTOTUNE, ReadOptions
 from headrace.protocols import Executor
 
@@ -23,11 +24,19 @@ def context(op: Op, workers: Workers, *, careful: bool = False) -> Context:
     return Context(
         executor=(lambda _: InlineExecutor()) if careful else partial(_executor, threads),
         ahead=(lambda stream, _: stream) if careful else aheads.open,
+        head_start=(lambda stream, _: stream) if careful else aheads.give_head_start,
         processes=partial(workers.open, careful=careful),
         watch=lambda op: FilterWatch(op, options),
-        interrupt=aheads.interrupt,
+        interrupt=partial(_interrupt, aheads, threads),
         close=threads.close,
     )
+
+
+def _interrupt(aheads: Aheads, threads: Threads, *, wait: bool) -> None:
+    # Those that compute ahead may wait for those that read: all are told first, and then waited for together.
+    stopped = aheads.interrupt() + threads.interrupt()
+    if wait:
+        join_threads(stopped)
 
 
 _DEFAULTS = ReadOptions()

@@ -1,4 +1,4 @@
-"""A stream that a thread of its own computes ahead of its consumer.
+"""Streams that a thread of their own computes ahead of their consumer: always, or only at the start.
 
 The thread holds no reference to the stream that is handed out, so dropping that stream ends the thread.
 """
@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from headrace._ops.buffer import Prefetch
+from headrace._ops.base import Op, parents_first
+from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
+from headrace._ops.group import Batch
+from headrace._ops.source import UserDataset
 from headrace._plan.streams import Run, Stream, Unary
 from headrace._threads import join_threads, start_thread
 from headrace.errors import ClosedError
@@ -77,18 +80,34 @@ class _Buffer:
             self.changed.notify_all()
 
 
+class _FilledOnce(_Buffer):
+    """A buffer that takes in so many elements, and then no more, whatever was taken out."""
+
+    def __init__(self, max_elements: int):
+        super().__init__(max_elements)
+        self._room, self._bytes_left = max_elements, BUFFER_BYTES
+
+    def room(self) -> int:
+        return 0 if self.closed or self._bytes_left <= 0 else max(0, self._room)
+
+    def put(self, run: Run) -> None:
+        self._room -= len(run.block)
+        self._bytes_left -= run.block.num_bytes()
+        super().put(run)
+
+
 def _work(stream: Stream, buffer: _Buffer) -> None:
-    """Pulls until the end; runs double as they do for a consumer, up to half the buffer."""
+    """Pulls until the end, or until there is no room; runs double as they do for a consumer, up to half the buffer."""
     n = 1
     try:
         while room := buffer.room():
             run = stream.pull(min(n, room))
             if run is None:
-                buffer.finish("end")
-                return
+                break
             if len(run.block):
                 buffer.put(run)
             n = min(2 * n, max(1, buffer.max_elements // 2))
+        buffer.finish("end")
     except BaseException as e:
         buffer.finish(e)
 
@@ -103,17 +122,32 @@ class Aheads:
         """A stream that is computed ahead in a thread."""
         if op.buffer_size == 0:
             return parent
-        stream = AheadStream(parent, op)
+        size: Any = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
+        return self._added(AheadStream(parent, _Buffer(size)))
+
+    def give_head_start(self, stream: Stream, op: Op) -> Stream:
+        """The same stream, its first elements computed in a thread from now on, where that is asked for."""
+        size = _head_start(op)
+        if isinstance(stream, HeadStart):
+            if not stream.is_used_up:
+                return stream
+            stream = stream.parent
+        if not size:
+            return stream
+        ahead = self._added(HeadStart(stream, _FilledOnce(size)))
+        ahead.start()
+        return ahead
+
+    def _added(self, stream: "AheadStream") -> "AheadStream":
         self._streams.add(stream)
         return stream
 
-    def interrupt(self, *, wait: bool) -> None:
-        """All are about to be closed: threads that wait for each other's buffers give up, and are waited for."""
+    def interrupt(self) -> list[threading.Thread]:
+        """All are about to be closed: threads that wait for each other's buffers give up. Returns them."""
         streams = [stream for stream in list(self._streams) if stream.is_here]
         for stream in streams:
             stream.buffer.close()
-        if wait:
-            join_threads([stream.thread for stream in streams if stream.thread is not None])
+        return [stream.thread for stream in streams if stream.thread is not None]
 
 
 class AheadStream(Unary):
@@ -121,10 +155,9 @@ class AheadStream(Unary):
 
     _pid = -1
 
-    def __init__(self, parent: Stream, op: Prefetch):
+    def __init__(self, parent: Stream, buffer: _Buffer):
         self._pid = os.getpid()
-        size = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
-        self.buffer = _Buffer(size)  # type: ignore[arg-type]
+        self.buffer = buffer
         self.thread: threading.Thread | None = None
         super().__init__(parent.position, parent)
 
@@ -160,3 +193,39 @@ class AheadStream(Unary):
             return
         if hasattr(self, "buffer"):  # or an interrupt came while it was made
             self.buffer.close()
+
+
+class HeadStart(AheadStream):
+    """A stream whose first elements a thread makes; then the consumer does, as before."""
+
+    is_used_up = False
+
+    def pull(self, n: int) -> Run | None:
+        run = None if self.is_used_up else super().pull(n)
+        if run is not None:
+            return run
+        self.is_used_up = True
+        run = self.parent.pull(n)
+        return None if run is None else self._run(*run)
+
+
+def _head_start(op: Op) -> int:
+    """How many outputs `start_prefetch` has computed; 0 where something works ahead anyway, or no thread may."""
+    size, batched = AUTOTUNED_SIZE, 1
+    for each in parents_first(op, lambda _: True):
+        if (isinstance(each, UserDataset) and each.is_stream) or each.stays_here or _works_ahead(each):
+            return 0
+        if isinstance(each, ToStream) and each.read_options is not None:
+            options: Any = each.read_options
+            if 0 in (options.num_threads, options.prefetch_buffer_size):
+                return 0
+            size = AUTOTUNED_SIZE if options.prefetch_buffer_size is AUTOTUNE else options.prefetch_buffer_size
+        if isinstance(each, Batch) and each.is_stream:
+            batched *= each.batch_size
+    return max(2, size // 4 // batched)  # the threads below have their own buffer, which these fill
+
+
+def _works_ahead(op: Op) -> bool:
+    if isinstance(op, MpPrefetch):
+        return op.options.num_workers > 0
+    return isinstance(op, Prefetch) and op.buffer_size != 0

@@ -15,6 +15,7 @@ from headrace._threads import ThreadPool, join_threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from threading import Thread
 
 CHUNK_S = 0.002  # a chunk is worth about this much work: less and handing over costs, more and it is late
 
@@ -39,13 +40,18 @@ class Threads:
             self._pools[num_threads] = ThreadPool(num_threads, "headrace-read-ahead")
         return self._pools[num_threads]
 
-    def close(self, *, wait: bool = True) -> None:
-        """Ends the threads."""
+    def interrupt(self) -> "list[Thread]":
+        """Tells the threads to end, and returns them."""
         pools = list(self._pools.values())
         for pool in pools:
             pool.close(wait=False)
+        return [thread for pool in pools for thread in pool.threads]
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the threads."""
+        threads = self.interrupt()
         if wait:
-            join_threads([thread for pool in pools for thread in pool.threads])
+            join_threads(threads)
         self._pools.clear()
 
 

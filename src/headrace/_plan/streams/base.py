@@ -127,6 +127,7 @@ class Context:
     Attributes:
         executor: Who computes chunks of a random-access chain.
         ahead: Makes a stream that is computed ahead in a thread.
+        head_start: Makes of the stream of a whole pipeline one whose first outputs are computed ahead in a thread.
         processes: Opens what comes before an `mp_prefetch`.
         watch: Who is told what a filter drops.
         close: Gives back what the streams shared.
@@ -144,6 +145,7 @@ class Context:
     processes: Callable[[MpPrefetch, Position, "Context"], Stream]
     watch: Callable[[Op], Watch]
     close: Callable[..., None]
+    head_start: Callable[[Stream, Op], Stream] = lambda stream, op: stream
     interrupt: Callable[..., None] = lambda **_: None
     elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
     enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None

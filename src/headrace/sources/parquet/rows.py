@@ -24,12 +24,7 @@ WHAT = "Parquet files"
 CYCLE_LENGTH = 16  # files that are open at a time
 
 
-def ParquetIterDataset(
-    path: str | os.PathLike | Sequence[str | os.PathLike],
-    *,
-    columns: Sequence[str] | None = None,
-    **read_kwargs: Any,
-) -> IterDataset[Row]:
+class ParquetIterDataset(IterDataset[Row]):
     """The rows of a Parquet file, in order; of several files, one row of each in turn.
 
     A number is a NumPy scalar, a list an array, a string `str`, and a struct a dict. In a row group that has nulls, a
@@ -41,17 +36,32 @@ def ParquetIterDataset(
         columns: Which columns to read; all by default.
         read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`. With a `filesystem`, paths are those on it.
     """
-    if isinstance(columns, str):
-        raise PipelineError(f"`columns` must be a sequence of names; got the string {columns!r}.")
+
+    def __init__(
+        self,
+        path: str | os.PathLike | Sequence[str | os.PathLike],
+        *,
+        columns: Sequence[str] | None = None,
+        **read_kwargs: Any,
+    ):
+        super().__init__()
+        if isinstance(columns, str):
+            raise PipelineError(f"`columns` must be a sequence of names; got the string {columns!r}.")
+        paths = _paths(path, read_kwargs)
+        opener = _Opener(paths[0], None if columns is None else list(columns), read_kwargs)
+        rows = [ParquetRows(one, opener) for one in paths]
+        several = IterDataset.interleave(rows, cycle_length=min(len(rows), CYCLE_LENGTH))
+        self._operation = rows[0]._op if len(rows) == 1 else several._op
+
+
+def _paths(path: str | os.PathLike | Sequence[str | os.PathLike], read_kwargs: dict[str, Any]) -> list[str]:
     if read_kwargs.get("filesystem") is None:
         paths = files.expand(path, what=WHAT)
     else:
         paths = [os.fspath(one) for one in ([path] if isinstance(path, str | os.PathLike) else path)]
     if not paths:
         raise PipelineError(f"{WHAT} need at least one path; got an empty sequence.")
-    opener = _Opener(paths[0], None if columns is None else list(columns), read_kwargs)
-    rows = [ParquetRows(one, opener) for one in paths]
-    return rows[0] if len(rows) == 1 else IterDataset.interleave(rows, cycle_length=min(len(rows), CYCLE_LENGTH))
+    return paths
 
 
 class _Opener:

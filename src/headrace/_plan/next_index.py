@@ -1,0 +1,86 @@
+"""The number of the next output, where it says all about a position: `get_next_index` and `set_next_index`.
+
+That is so in a random-access chain, after operations that map, count, batch or cut off its elements, and in an
+interleave of one such dataset. Where only maps come after a filter, it is the index in the source instead.
+"""
+
+from typing import Any
+
+from headrace._ops.base import Op
+from headrace._ops.buffer import Limit, ToStream
+from headrace._ops.combine import Interleave
+from headrace._ops.element import Map
+from headrace._ops.group import Batch
+from headrace._plan.stages import COUNTED, TRANSPARENT
+from headrace._plan.streams.base import Position
+from headrace._plan.streams.combine import interleaved_part
+from headrace.errors import StateError
+
+
+def index_at(op: Op, position: Position) -> int:
+    """The number of the next output at a position."""
+    chain, base = _chain(op)
+    for each in chain:
+        if isinstance(each, Interleave):
+            opened = position[-1][0]
+            if opened is None and position[1]:  # it has ended
+                return _up(chain, base, base.parent.length())[0]
+            position = opened[1] if opened is not None else None
+            if position is None:
+                return 0
+        elif isinstance(each, COUNTED | Limit):
+            position = position[-1]
+    return _up(chain, base, position)[0]
+
+
+def position_at(op: Op, index: int) -> Position:
+    """The position at which an output is the next one."""
+    chain, base = _chain(op)
+    if isinstance(index, bool) or not hasattr(index, "__index__") or index < 0:
+        raise StateError(f"A next index must be an int of 0 or more; got {index!r}.")
+    below = index.__index__()
+    for each in chain:
+        if isinstance(each, Batch):
+            below *= each.batch_size
+        elif isinstance(each, Limit):
+            below = min(below, each.count)
+    found, position = _up(chain, base, min(below, base.parent.length()))
+    if found != index:
+        raise StateError(f"The next index cannot be {index}: {op.label()} has {found} outputs.")
+    return position
+
+
+def _up(chain: list[Op], base: ToStream, count: int) -> tuple[int, Position]:
+    """The number of outputs that so many elements make, and the position after them."""
+    position: Position = count
+    for each in reversed(chain):
+        if isinstance(each, Batch):
+            count = count // each.batch_size if each.drop_remainder else -(-count // each.batch_size)
+        elif isinstance(each, COUNTED | Limit):
+            position = (count, position)
+        elif isinstance(each, Interleave):
+            position = (1 % each.cycle_length, 1, ((0, position), *(None,) * (each.cycle_length - 1)))
+    return count, position
+
+
+def _chain(op: Op) -> tuple[list[Op], ToStream]:
+    """The operations down to the one where the stream begins, and that one."""
+    chain: list[Op] = []
+    last = op
+    while not isinstance(op, ToStream):
+        is_one = isinstance(op, Interleave) and op.num_datasets == 1
+        if not (is_one or isinstance(op, Map | COUNTED | Batch | Limit | TRANSPARENT)):
+            raise _refusal(last, op)
+        chain.append(op)
+        op = interleaved_part(op, 0) if isinstance(op, Interleave) else op.parents[0]
+    closes_holes = op.parent.has_holes and not op.allow_nones
+    if closes_holes and not all(isinstance(each, Map | TRANSPARENT) for each in chain):
+        raise _refusal(last, op)
+    return chain, op
+
+
+def _refusal(last: Op, op: Any) -> StateError:
+    return StateError(
+        f"The iterator of {last.label()} has no next index: after {op.label()} (pipeline at {op.site}), the number of "
+        "outputs does not say which elements they come from. Use `get_state()` and `set_state()`."
+    )
