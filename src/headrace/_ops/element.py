@@ -22,6 +22,7 @@ class Map(Unary):
     """`transform(element)`; with `batched`, a function of columns that works row by row."""
 
     name = "map"
+    is_elementwise = True
     transform: Any
     batched: bool = False
 
@@ -44,6 +45,13 @@ class Map(Unary):
         """The function of a list of elements, where there is one beside that of an element."""
         rows_fn = None if self.batched else getattr(self.transform, "map_rows", None)
         return rows_fn if rows_fn is not None and self.fn == getattr(self.transform, "map", None) else None
+
+    def how(self) -> str:
+        if self.batched:
+            return "columns, one call a block"
+        if self.batch_fn is not None:
+            return "one call a block of columns, or an element"
+        return "one call an element" if self.rows_fn is None else "one call a block"
 
     @mapped
     def spec(self) -> Any:
@@ -78,6 +86,7 @@ class MapWithIndex(Unary):
 
     name = "map_with_index"
     state_fields = ("count",)
+    is_elementwise = counts_elements = True
     transform: Any
 
     def __post_init__(self):
@@ -90,6 +99,9 @@ class MapWithIndex(Unary):
     def identity(self) -> None:
         return None
 
+    def how(self) -> str:
+        return "one call an element"
+
     @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
@@ -101,6 +113,7 @@ class RandomMap(Unary):
 
     name = "random_map"
     state_fields = ("count",)
+    is_elementwise = counts_elements = True
     state_params = ("seed",)
     transform: Any
     seed: int | None = None
@@ -113,6 +126,10 @@ class RandomMap(Unary):
     def fn(self) -> Callable[[Any, Any], Any]:
         return method_or_function(self.transform, "random_map", op="random_map")
 
+    def how(self) -> str:
+        counts = "; ordering point: counts elements" if self.is_stream else ""
+        return f"one call an element, generator moved by counter{counts}"
+
     @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
@@ -123,6 +140,7 @@ class Filter(Unary):
     """Elements for which `transform(element)` is true; the others are holes, which a stream closes."""
 
     name = "filter"
+    is_elementwise, keeps_count = True, False
     transform: Any
 
     def __post_init__(self):
@@ -139,6 +157,9 @@ class Filter(Unary):
     def has_holes(self) -> bool:
         return True
 
+    def how(self) -> str:
+        return "one call an element, gaps closed" if self.is_stream else "one call an element, gaps left"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlatMap(Unary):
@@ -146,6 +167,8 @@ class FlatMap(Unary):
 
     name = "flat_map"
     state_fields = ("taken_of_group",)
+    is_elementwise = counts_elements = True  # among an element's children, the position is the one before the element
+    keeps_count = False
     order_params = ("max_fan_out",)
     transform: Any
     max_fan_out: int | None = None
@@ -180,6 +203,12 @@ class FlatMap(Unary):
     @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
+
+    def advanced(self, numbers: tuple[Any, ...], inputs: int) -> tuple[Any, ...]:
+        return (0,)
+
+    def how(self) -> str:
+        return "one call an element"
 
     def children(self, element: Any) -> list[Any]:
         """What an element is split into, checked against the fan-out."""

@@ -194,8 +194,7 @@ class ScheduledMix(Mixing):
     def _parts(self) -> Sequence[str] | int:
         return self.names or len(self.parts)
 
-    @property
-    def start(self) -> tuple[Any, ...]:
+    def first_numbers(self) -> tuple[Any, ...]:
         return 0, (0.0,) * len(self.parts), ""
 
     def planned(self, block: int, lags: Lags) -> Plan:

@@ -22,6 +22,17 @@ class Source(Op):
     def length(self) -> int:
         return self._length
 
+    @property
+    def gathers_columns(self) -> bool:
+        return hasattr(self.source, "__getcolumns__")
+
+    def how(self) -> str:
+        if isinstance(getattr(self.source, "range", None), range):
+            return "ints"
+        if self.gathers_columns:
+            return "columns, gathered by index"
+        return "rows, asked for in blocks" if hasattr(self.source, "__getitems__") else "rows, one call an element"
+
     def identity(self) -> dict[str, Any]:
         return {"length": self.length()}
 
@@ -51,6 +62,12 @@ class UserDataset(Op):
     @property
     def is_stream(self) -> bool:
         return self.stream
+
+    def first_position(self, parts: tuple[Any, ...]) -> tuple[None, int]:
+        return None, 0
+
+    def how(self) -> str:
+        return "the user's own, one call an element"
 
     def length(self) -> int:
         return len(self.dataset)

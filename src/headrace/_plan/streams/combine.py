@@ -12,7 +12,7 @@ from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, Plan, ScheduledMix
 from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, stream_of
+from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
 from headrace.errors import PipelineError
 
 
@@ -76,7 +76,7 @@ class ZipStream(NaryStream):
 
 @stream_of.register
 def _(op: Zip, position: Position, context: Context) -> Stream:
-    (positions,) = position or (None,)
+    (positions,) = start_at(op, position)
     return ZipStream(op, _open_parts(op.parts, positions, context))
 
 
@@ -161,7 +161,7 @@ class ScheduledMixStream(MixStream):
 @stream_of.register(Mix)
 @stream_of.register(ScheduledMix)
 def _(op: Any, position: Position, context: Context) -> Stream:
-    *numbers, positions = position or (*op.start, None)
+    *numbers, positions = start_at(op, position)
     kind: Any = FixedMixStream if isinstance(op, Mix) else ScheduledMixStream
     return kind(op, tuple(numbers), _open_parts(op.parts, positions, context))
 
@@ -174,7 +174,7 @@ class InterleaveStream(Stream):
 
     def __init__(self, op: Interleave, position: Position, context: Context):
         self._op, self._context = op, context
-        self._slot, self._next, slots = position or (0, 0, (None,) * op.cycle_length)
+        self._slot, self._next, slots = position or op.first_position(())
         super().__init__((self._slot, self._next, slots))
         self._slots = [None if slot is None else (slot[0], Feed(self._open(*slot))) for slot in slots]
         self._ahead: dict[int, Stream] = {}  # datasets that were opened before their turn

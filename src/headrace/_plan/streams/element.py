@@ -27,6 +27,7 @@ from headrace._plan.streams.base import (
     has_places,
     kept_places,
     open_stream,
+    start_at,
     stream_of,
 )
 from headrace.errors import FilterError, FilterWarning
@@ -235,7 +236,7 @@ def _(op: Op, position: Position, context: Context) -> Stream:
     while parent is None:
         number = 0
         if isinstance(op, COUNTED | FlatMap):
-            number, position = position or (0, None)
+            number, position = start_at(op, position)
         chain.append((op, number))
         op = op.parents[0]
         if isinstance(op, STEPS | Seed | Options):

@@ -18,7 +18,7 @@ from headrace._ops.pack import ConcatThenSplit, FirstFitPack, Packer
 from headrace._ops.tape import Piece
 from headrace._plan.blocks import Block, Columns, Rows, concat
 from headrace._plan.packed import Column, Written, write, write_end_to_end
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, start_at, stream_of
 from headrace._plan.streams.intake import Intake, errors_named
 from headrace.errors import PipelineError
 
@@ -184,7 +184,7 @@ def _group_keys(rows: list[Any], feature: str) -> np.ndarray:
 
 @stream_of.register
 def _(op: FirstFitPack, position: Position, context: Context) -> Stream:
-    rows, taken, inner = position or (0, 0, None)
+    rows, taken, inner = start_at(op, position)
     return BinsStream(op, rows, taken, open_stream(op.parent, inner, context))
 
 
@@ -298,5 +298,5 @@ def _between(column: Column, first: int, end: tuple[int, int]) -> Column:
 
 @stream_of.register
 def _(op: ConcatThenSplit, position: Position, context: Context) -> Stream:
-    number, taken, inner = position or (0, 0, None)
+    number, taken, inner = start_at(op, position)
     return SplitStream(op, number, taken, open_stream(op.parent, inner, context))
