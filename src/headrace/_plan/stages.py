@@ -101,7 +101,7 @@ def ready_for_workers(op: Op, *, as_written: bool) -> Op:
 def _several_ready(op: Op, maps: list[Op], *, as_written: bool) -> Op:
     """What a chain begins with, and in each of its parts these maps; what has no parts stays as it is."""
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        return op.with_parts(_put_on(op.datasets, map(_behind_datasets, maps)))
+        return dataclasses.replace(op, datasets=_put_on(op.datasets, map(_behind_datasets, maps)), made={})
     if not op.is_stream or not op.parents or not op.parents[0].is_stream:
         return op
     return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
