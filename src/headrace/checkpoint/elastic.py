@@ -30,6 +30,8 @@ class ElasticIterator(StreamIterator):
     >>> next(whole)
     array([4, 5, 6, 7])
 
+    Another global batch size goes on from there too, with batches that begin at that element.
+
     Args:
         ds: A chain without `filter` and `flat_map`: a function of indices.
         global_batch_size: How many rows all shards together get at a step.
@@ -51,28 +53,36 @@ class ElasticIterator(StreamIterator):
     ):
         global_batch_size = check_count("global_batch_size", global_batch_size, least=1)
         _check(ds, global_batch_size, shard_options)
-        count = shard_options.shard_count
-        rows = ds.shard(count, shard_options.shard_index) if count > 1 else ds
-        stream = rows[: len(ds) // global_batch_size * global_batch_size // count]
-        stream = stream.batch(global_batch_size // count, drop_remainder=True).to_iter_dataset(read_options)
-        if multiprocessing_options is not None and multiprocessing_options.num_workers:
-            stream = stream.mp_prefetch(multiprocessing_options)
+        self._ds, self._global_batch_size, self._shard_options = ds, global_batch_size, shard_options
+        self._read_options, self._multiprocessing_options = read_options, multiprocessing_options
+        self._begin_at(0)
+
+    def _begin_at(self, first: int) -> None:
+        """Makes global batches of the elements from this index on."""
+        count, size = self._shard_options.shard_count, self._global_batch_size
+        rest = self._ds[first : first + max(0, len(self._ds) - first) // size * size]
+        rows = rest.shard(count, self._shard_options.shard_index) if count > 1 else rest
+        stream = rows.batch(size // count, drop_remainder=True).to_iter_dataset(self._read_options)
+        workers = self._multiprocessing_options
+        if workers is not None and workers.num_workers:
+            stream = stream.mp_prefetch(workers)
         super().__init__(stream._op)
-        self._global_batch_size = global_batch_size
+        self._first = first
 
     def get_state(self) -> dict[str, Any]:
-        return {FIELD: self.get_next_index() * self._global_batch_size}
+        return {FIELD: self._first + self.get_next_index() * self._global_batch_size}
 
     def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
-        step, left_over = divmod(int(state[FIELD]), self._global_batch_size)
-        if left_over:
-            raise StateError(
-                f"The state has {FIELD}={state[FIELD]}, which is no multiple of "
-                f"global_batch_size={self._global_batch_size}: it was saved with another one."
-            )
+        index, size = int(state[FIELD]), self._global_batch_size
+        if len(self._ds) < index < len(self._ds) + size:
+            index = len(self._ds)  # after a last batch that was not whole, which Grain hands over
+        step, first = divmod(index, size)
+        if first != self._first:  # it was saved with another global batch size
+            self._walk.close()
+            self._begin_at(first)
         super().set_state({"next_index": step})
 
 
