@@ -167,6 +167,8 @@ class MapDataset(Dataset[T]):
         >>> list(MapDataset.range(10)[2:8:3])
         [2, 5]
         """
+        if not isinstance(sl, builtins.slice):
+            raise PipelineError(f"`slice` takes a slice, as in `ds.slice(slice(3))`; got {type(sl).__name__}: {sl!r}.")
         start, stop, step = sl.indices(len(self))
         return MapDataset._of(Slice(self._op, start, step, len(range(start, stop, step))))
 
