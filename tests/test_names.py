@@ -15,7 +15,7 @@ import headrace
 NAMES = {
     "": """DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
-        transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device text""",
+        transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device monitoring text""",
     "text": "Tokenize",
     "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave",
     "constants": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD RECORD_KEY SEED",

@@ -19,6 +19,7 @@ from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.explain import explain, show
 from headrace._plan.streams import Stream, open_stream
 from headrace._signals import raised_by_signal
+from headrace._stats import NoStats
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import DatasetOptions
@@ -33,6 +34,7 @@ class Dataset(Generic[T]):
     _is_stream: ClassVar[bool]
     _kinds: ClassVar[dict[bool, "type[Dataset]"]] = {}  # by whether it is a stream
     _parents: "tuple[Dataset, ...]" = ()
+    _stats: ClassVar[NoStats] = NoStats()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
