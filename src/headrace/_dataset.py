@@ -232,13 +232,13 @@ class Dataset(Generic[T]):
             dataset = _apply_one(dataset, transform)
         return dataset
 
-    def pipe(self, function: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """`function(self, *args, **kwargs)`, so that functions of datasets read in order.
+    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+        """`func(self, *args, **kwargs)`, so that functions of datasets read in order.
 
         >>> list(MapDataset.range(4).pipe(lambda ds, n: ds.take(n), 2))
         [0, 1]
         """
-        return function(self, *args, **kwargs)
+        return func(self, *args, **kwargs)
 
     def to_arrays(self) -> Any:
         """A whole finite dataset as one pytree of arrays with a leading axis.
