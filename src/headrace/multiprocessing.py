@@ -5,8 +5,7 @@ import math
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from multiprocessing.shared_memory import SharedMemory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,9 @@ import numpy.typing as npt
 from headrace._shared import NamedMemory, remove
 from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
+
+if TYPE_CHECKING:
+    from multiprocessing.shared_memory import SharedMemory
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class SharedMemoryArray(np.ndarray):
         return cls._on(NamedMemory(metadata.name), metadata.shape, metadata.dtype)
 
     @classmethod
-    def from_shared_memory(cls, shm: SharedMemory, shape: Any, dtype: npt.DTypeLike) -> "SharedMemoryArray":
+    def from_shared_memory(cls, shm: "SharedMemory", shape: Any, dtype: npt.DTypeLike) -> "SharedMemoryArray":
         """An array on memory of the standard library's kind, which stays the caller's to close and to unlink."""
         if isinstance(shape, int):
             shape = (shape,)
@@ -101,7 +103,7 @@ class SharedMemoryArray(np.ndarray):
         """Kept for compatibility: `close_shm_async` needs no threads of its own to be asked for."""
 
     @classmethod
-    def close_shm_async(cls, shm: SharedMemory, unlink: bool) -> None:
+    def close_shm_async(cls, shm: "SharedMemory", unlink: bool) -> None:
         """Closes memory of the standard library's kind in a thread, and removes its name where it is told to."""
         threading.Thread(target=_close, args=(shm, unlink), name="headrace-close-shm").start()
 
@@ -117,7 +119,7 @@ class SharedMemoryArray(np.ndarray):
         return SharedMemoryArray.from_metadata, (metadata,)
 
 
-def _close(shm: SharedMemory, unlink: bool) -> None:
+def _close(shm: "SharedMemory", unlink: bool) -> None:
     try:
         shm.close()
     finally:
