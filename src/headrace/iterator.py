@@ -21,6 +21,7 @@ from headrace._plan.next_index import index_at, position_at
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._signals import raised_by_signal, signal_handlers
+from headrace._stats import NoStats
 from headrace.errors import ClosedError, FilterError, StateError, users_frames
 
 T = TypeVar("T")
@@ -40,6 +41,8 @@ class DatasetIterator(abc.ABC, Generic[T]):
 
     _parents: "tuple[DatasetIterator, ...]" = ()
     _state_is_global: ClassVar[bool] = False  # whether all processes of a program have the same state
+    _stats: ClassVar[NoStats] = NoStats()
+    _closed = False
 
     def __init__(self, parents: Any = ()):
         self._parents = tuple(parents) if isinstance(parents, list | tuple) else (parents,)
@@ -96,8 +99,14 @@ class DatasetIterator(abc.ABC, Generic[T]):
 
     def close(self) -> None:
         """Gives back threads, processes and memory; the iterator cannot be used any more."""
+        self._closed = True
         for parent in self._parents:
             parent.close()
+
+    def _assert_not_closed(self) -> None:
+        """For the `__next__` of iterators of your own."""
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
 
     def __enter__(self):
         return self
@@ -145,6 +154,7 @@ class StreamIterator(DatasetIterator[T]):
         self._walk.start()
 
     def close(self) -> None:
+        self._closed = True
         self._walk.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:

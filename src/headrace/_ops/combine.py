@@ -81,6 +81,16 @@ class Mix(RouteOp, Mixing):
                     f"Weights of a `mix` must be positive; weight {i} is {weight!r}. Leave out a dataset that "
                     "is not wanted."
                 )
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        empty = [] if self.is_stream else [i for i, part in enumerate(self.parts) if not part.length()]
+        if empty:
+            part = self.parts[empty[0]]
+            raise PipelineError(
+                f"`mix` needs datasets that have elements; dataset {empty[0]}, {part.label()} (pipeline at "
+                f"{part.site}), is empty. Leave it out."
+            )
 
     def _in_order(self, weights: Sequence[float] | Mapping[str, float] | None) -> tuple[float, ...]:
         """The weights of the parts, in their order."""
@@ -190,6 +200,8 @@ class Select(RouteOp):
             raise PipelineError(
                 f"The selection map names dataset {part} at index {i}; there are {len(self.parts)} datasets."
             )
+        if not self.parts[part].length():
+            raise PipelineError(f"The selection map names dataset {part} at index {i}, which is empty.")
         return part, index + later * self.parts[part].length()
 
 

@@ -1,8 +1,11 @@
-"""Operations that turn one element into one element, or decide whether it stays."""
+"""Operations that turn one element into one element, or decide whether it stays.
+
+Maps leave `None` as it is, whether it stands for a hole or is an element of a stream.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace._ops.base import (
     ENDLESS,
@@ -23,6 +26,7 @@ class Map(Unary):
 
     name = "map"
     is_elementwise = True
+    skips_none: ClassVar[bool] = True
     transform: Any
     batched: bool = False
 
@@ -59,7 +63,14 @@ class Map(Unary):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PlacedMap(Map):
+class RecordMap(Map):
+    """A `DataLoader`'s map: a record whose data is `None` is a record like others."""
+
+    skips_none = False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlacedMap(RecordMap):
     """`transform(place, element)` in a stream, the place being the index in the random-access chain it comes from.
 
     Only maps and filters may stand between the two: what a filter drops does not change the places of the rest.

@@ -195,7 +195,7 @@ class PaddedBatch(Grouped):
         try:
             columns = zip(*(spec.flatten_up_to(element) for element in elements), strict=True)
         except ValueError as e:
-            raise StructureError(f"Cannot batch elements of different structure: {e}") from e
+            raise StructureError(f"A batch needs elements of the same structure: {e}") from e
         values = _tree.broadcast(self._pad_values(elements[0]), elements[0]) if leaves else []
         return spec.unflatten([_pad_leaf(column, value, length) for column, value in zip(columns, values, strict=True)])
 

@@ -13,6 +13,7 @@ class Source(Op):
     """Items of a source by index; an index past the length is an item of a later epoch."""
 
     name = "source"
+    reads_many = True  # until the source's `__getitems__` turns out not to work
     source: Any
 
     @cached_property
@@ -51,6 +52,7 @@ class UserDataset(Op):
     """A dataset of the user's own class: random access or a stream, as its class says."""
 
     name = "user_dataset"
+    reads_many = True
     state_fields = ("state", "replay")
     dataset: Any
     stream: bool

@@ -110,7 +110,7 @@ class MapStep(Step):
 
     def __init__(self, op: Map, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
-        self._kernel = element_kernel(op, holes=False)
+        self._kernel = element_kernel(op)
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         return self._kernel(block, self._where(block, trace))
@@ -128,7 +128,7 @@ class CountedStep(Step):
 
     def __init__(self, op: MapWithIndex | RandomMap, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
-        self._kernel, self._count = element_kernel(op, holes=False), position[0]
+        self._kernel, self._count = element_kernel(op), position[0]
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         first, self._count = self._count, self._count + len(block)
