@@ -69,7 +69,7 @@ class ElasticIterator(IterDataset):
         return self._iterator
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        return self._iterator.__next__()
 
     def get_state(self) -> dict[str, Any]:
         """Where the iterator is, as a number that is the same for all shards."""
