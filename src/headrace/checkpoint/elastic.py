@@ -1,9 +1,11 @@
 """Iterators whose states are global: another number of shards can go on where some have stopped."""
 
+import json
 from typing import Any
 
 import numpy as np
 
+from headrace import _state_arrays
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.stages import all_operations
@@ -63,7 +65,9 @@ class ElasticIterator(StreamIterator):
     def get_state(self) -> dict[str, Any]:
         return {FIELD: self.get_next_index() * self._global_batch_size}
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
+        if _state_arrays.is_array(state):
+            state = json.loads(_state_arrays.unpacked(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
