@@ -339,6 +339,24 @@ def test_a_damaged_state_without_a_checksum(state):
         rest_from(numbers(20).to_iter_dataset().repeat(2), state)
 
 
+FAR = {  # of older states, which have no checksum
+    "first fit 1": {"taken_of_group": 10**15},
+    "best fit 4": {"taken_of_group": 6},
+    "concat then split 1": {"taken_of_group": 9},
+    "concat then split 4": {"tokens_taken": [7, 0]},
+    "concat evenly 1": {"tokens_taken": [10**15]},
+    "concat evenly 4": {"taken_of_group": 2},
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_packers_numbers_that_are_too_large_without_a_checksum(name):
+    ds = dict(streams())[name]
+    for state in ({**state, **FAR[name]} for state in OLD[name].values()):
+        with pytest.raises(StateError, match=r"taken_of_group|tokens_taken"):
+            rest_from(ds, state)
+
+
 @pytest.mark.parametrize("state", [None, 3, "x", b"{}", [], {}, {"next_index": -1}, {"next_index": 10**9}, {"x": 1}])
 def test_what_is_no_state_at_all(state):
     for ds in (numbers().to_iter_dataset(), numbers().to_iter_dataset().window_shuffle(3, seed=1)):
