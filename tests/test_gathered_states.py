@@ -204,5 +204,6 @@ def test_two_jax_processes_gather_their_states_and_go_on():
     assert [process.returncode for process in processes] == [0, 0], [error[-2000:] for _, error in outputs]
     (rows, taken, *_, shape), other = (json.loads(output.splitlines()[-1]) for output, _ in outputs)
     assert (rows, taken, shape) == (other[0], other[1], other[3])
-    assert rows[0] != rows[1] and sum(rows) + sum(taken) == 10
+    assert rows[0] != rows[1]
+    assert sum(rows) + sum(taken) == 10
     assert shape == [2, 1 << 14]

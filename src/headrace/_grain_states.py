@@ -1,7 +1,7 @@
 """Grain's states, as its iterators write them, in the form of `_state.py`.
 
-They hold the same numbers under other names. A packer's `counter` counts all rows, ours those before the set. A window's
-index is that of the next one as soon as a window has been handed over. A mix that has ended has tried one output more.
+They hold the same numbers under other names. A packer's `counter` counts all rows, ours those before the set. The index
+of a window is that of the next one as soon as it has been handed over. A mix that has ended has tried one output more.
 What a single worker process gives is what comes without; several workers' streams are not the one that we compute.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headrace._fingerprint import ints
 from headrace._ops.base import Op
-from headrace._ops.buffer import Cache, Limit, ToStream
+from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.element import FlatMap, MapWithIndex, RandomMap
 from headrace._ops.group import Rebatch
@@ -56,6 +56,10 @@ def _window(op: WindowShuffle, state: Json) -> Json:
     return {"window": state["window_index"] - (taken == op.window_size), "taken_of_group": taken}
 
 
+def _mixed(op: Mix, state: Json) -> Json:
+    return {"count": state["index"] - bool(state["stop"]), "weights": ints(op.proportions)}
+
+
 def _cached(op: Any, state: Json) -> Json:
     if state["cache_filled"]:
         raise StateError(
@@ -96,8 +100,8 @@ FORMS: dict[Any, Form] = {
         "a RebatchIterDataset", ("parent", "batch_idx"), lambda op, state: {"rows_taken": state["batch_idx"]}
     ),
     Cache: Form("a CacheIterDataset", ("parent", "position", "cache_filled"), _cached),
-    Mix: Form("IterDataset.mix", ("parents", "index", "stop"), lambda op, state: _mixed(op, state)),
-    Zip: Form("a ZipIterDataset", ("parents",), lambda op, state: {"parents": _parts(op, state)}),
+    Mix: Form("IterDataset.mix", ("parents", "index", "stop"), _mixed),
+    Zip: Form("a ZipIterDataset", ("parents",), lambda op, state: {}),
     Interleave: Form(
         "an InterleaveIterDataset",
         (
@@ -108,7 +112,7 @@ FORMS: dict[Any, Form] = {
             "exhausted",
             "future_states",
         ),
-        lambda op, state: _interleaved(op, state),
+        lambda op, state: {"slot": state["next_index_in_cycle"], "next_dataset": state["next_index_in_datasets"]},
     ),
 }
 _INSTEAD = (
@@ -117,9 +121,10 @@ _INSTEAD = (
 )
 
 
-def translated(op: Op, state: Any) -> Json:
-    """A state that Grain wrote of a pipeline like this one, as one of ours."""
+def translated(op: Op, state: Any, *, again: bool = False) -> Json:
+    """A state that Grain wrote of a pipeline like this one, as one of ours; with `again`, of a later epoch."""
     entries: list[tuple[str, Json]] = []
+    ahead = False  # whether the state may be inside one of `mp_prefetch`, whose form is that of an interleave
     while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
         form = _form(op)
         if form is not None or op.state_fields is not None:
@@ -128,23 +133,24 @@ def translated(op: Op, state: Any) -> Json:
             if op.state_fields is not None:  # a cache's position is its parent's here
                 entries.append((op.name, fields))
             assert form is not None
-            state = state[form.parent]
+            again = again or (isinstance(op, Repeat) and state["epoch"] > 0)
+            state, ahead = state[form.parent], False
+        ahead = ahead or isinstance(op, MpPrefetch | Prefetch)
         op = op.parents[0]
-    begin = _begin(op, state)
+    begin = _begin(op, state, ahead=ahead, again=again)
     return begin | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
 
 
-def _begin(op: Op, state: Any) -> Json:
-    if isinstance(op, Interleave):
-        inner = state.get(WORKERS, ()) if isinstance(state, dict) else ()
-        if any(isinstance(each, dict) and WORKERS in each for each in inner):
-            state = _of_one_worker(state)
-    else:
+def _begin(op: Op, state: Any, *, ahead: bool, again: bool) -> Json:
+    inner = state.get(WORKERS) if isinstance(state, dict) else None
+    if not isinstance(op, Interleave):
         state = _of_one_worker(state)
+    elif ahead and isinstance(inner, list) and len(inner) == 1 and WORKERS in inner[0]:
+        (state,) = inner
     if isinstance(op, UserDataset):
         return {f"0 {op.name}": {"state": state, "replay": 0}}
     if not isinstance(op, ToStream):
-        return {f"0 {op.name}": _own(op, _form(op), state)}
+        return {f"0 {op.name}": _own(op, _form(op), state) | _of_parts(op, state, again=again)}
     if not isinstance(state, dict) or state.keys() != {"next_index"}:
         raise _mismatch(op, state)
     return state
@@ -163,34 +169,35 @@ def _own(op: Op, form: Form | None, state: Any) -> Json:
     return {name: ints(getattr(op, name)) for name in op.state_params} | form.own(op, state)
 
 
-def _mixed(op: Mix, state: Json) -> Json:
-    weights = ints(op.proportions)
-    return {"count": state["index"] - bool(state["stop"]), "weights": weights, "parents": _parts(op, state)}
-
-
-def _parts(op: Any, state: Json) -> Any:
+def _of_parts(op: Any, state: Json, *, again: bool) -> Json:
+    """The states of several parts."""
+    if isinstance(op, Interleave):
+        return {"open": _opened(op, state, again=again)}
     names, parents = getattr(op, "names", None), state["parents"]
     if isinstance(parents, dict) != bool(names) or len(parents) != len(op.parts):
         raise _mismatch(op, state)
     if names:
-        return {name: translated(part, parents[name]) for name, part in zip(names, op.parts, strict=True)}
-    return [translated(part, inner) for part, inner in zip(op.parts, parents, strict=True)]
+        pairs = zip(names, op.parts, strict=True)
+        return {"parents": {name: translated(part, parents[name], again=again) for name, part in pairs}}
+    return {"parents": [translated(part, at, again=again) for part, at in zip(op.parts, parents, strict=True)]}
 
 
-def _interleaved(op: Interleave, state: Json) -> Json:
-    if state["future_states"]:
+def _opened(op: Interleave, state: Json, *, again: bool) -> list[Json]:
+    waiting, ended = state["next_index_in_datasets"] < op.num_datasets, state["exhausted"]
+    if state["future_states"] or (again and waiting and any(ended)):
+        what = "a later epoch" if again else "datasets opened before their turn"
         raise StateError(
-            "The state was written by Grain with datasets of an InterleaveIterDataset opened before their turn. "
-            f"{_INSTEAD}"
+            f"The state was written by Grain in an InterleaveIterDataset with {what}, and does not say which datasets "
+            f"have ended. {_INSTEAD}"
         )
-    slots = zip(state["iterators_in_use_indices"], state[WORKERS], state["exhausted"], strict=True)
-    is_open = [
-        {"dataset": -1} if ended else {"dataset": i, "state": translated(interleaved_part(op, i), inner)}
-        for i, inner, ended in slots
+    # Those that have ended are at their end as well, which is not the same while others wait for their place.
+    slots = [
+        {"dataset": -1}
+        if waiting and over
+        else {"dataset": i, "state": translated(interleaved_part(op, i), at, again=again)}
+        for i, at, over in zip(state["iterators_in_use_indices"], state[WORKERS], ended, strict=True)
     ]
-    is_open += [{"dataset": -1}] * (op.cycle_length - len(is_open))
-    slot = state["next_index_in_cycle"]
-    return {"slot": slot, "next_dataset": state["next_index_in_datasets"], "open": is_open}
+    return slots + [{"dataset": -1}] * (op.cycle_length - len(slots))
 
 
 def _of_one_worker(state: Any) -> Any:

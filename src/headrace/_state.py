@@ -196,7 +196,7 @@ def _entries(state: Json) -> list[tuple[Any, Json]]:
         _check_dict(state)
         return [*entries, (state.get("op", "to_iter_dataset" if "next_index" in state else None), state)][::-1]
     numbered = sorted((int(key.split(" ")[0]), key.split(" ", 1)[1], key) for key in state if _is_entry(key))
-    entries = [(name, state[key]) for _, name, key in numbered]
+    entries: list[tuple[Any, Json]] = [(name, state[key]) for _, name, key in numbered]
     others = {key: value for key, value in state.items() if not _is_entry(key)}
     if others or not entries:
         entries.insert(0, ("to_iter_dataset" if "next_index" in others else None, others))

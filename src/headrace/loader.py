@@ -125,7 +125,8 @@ class DataLoaderIterator(StreamIterator[T]):
 
     def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
         """Goes to where `get_state` or `state_as_array` was called; with `strict=False`, of any loader."""
-        self._go_to(_state_arrays.unpacked(state) if _state_arrays.is_array(state) else state, validate=strict)
+        given: Any = _state_arrays.unpacked(state) if _state_arrays.is_array(state) else state
+        self._go_to(given, validate=strict)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:
         super().set_state(states.decode(state, self._loader, validate=validate))
