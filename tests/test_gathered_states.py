@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import headrace.python as hp
-from headrace import IterDataset, MapDataset
+from headrace import DatasetIterator, IterDataset, MapDataset
 from headrace.errors import StateError
 from headrace.experimental import BestFitPackIterDataset, ElasticIterator
 from headrace.sharding import ShardOptions
@@ -70,6 +70,40 @@ def test_parts_that_a_state_does_not_know_are_at_their_start_in_the_next_state()
         "b": {"next_index": 0},
         "c": {"next_index": 0},
     }
+
+
+class CountIterator(DatasetIterator):
+    """An iterator that is strict about its state."""
+
+    def __init__(self):
+        super().__init__()
+        self._at = 0
+
+    def __next__(self):
+        self._at += 1
+        return self._at
+
+    def get_state(self):
+        return {"at": [self._at]}
+
+    def set_state(self, state):
+        assert type(state["at"][0]) is int
+        (self._at,) = state["at"]
+
+
+class Count(IterDataset):
+    def __iter__(self):
+        return CountIterator()
+
+
+def test_iterators_of_users_get_their_ints_back():
+    ds = Count().take(40)
+    with iter(ds) as iterator, iter(ds) as other:
+        for _ in range(20):
+            next(iterator)
+        assert iterator.get_state()["0 user_dataset"] == {"state": {"at": [16]}, "replay": 4}
+        other.set_state(jax.tree.map(np.asarray, iterator.get_state()))
+        assert next(other) == 21
 
 
 # ---- arrays

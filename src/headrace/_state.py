@@ -208,7 +208,7 @@ def _decode_base(op: Op, name: Any, fields: Any, *, reread: bool) -> Any:
         return _decode_index(op, name, fields)
     _check(op, name, fields)
     if isinstance(op, UserDataset):
-        return fields.get("state"), _count(op, "replay", fields["replay"])
+        return _with_ints(fields.get("state")), _count(op, "replay", fields["replay"])
     numbers = _numbers(op, fields)
     if isinstance(op, Interleave):
         if len(fields["open"]) != op.cycle_length:
@@ -385,6 +385,16 @@ def _decode_slot(op: Interleave, slot: Any, *, reread: bool) -> Any:
             f"{op.num_datasets} datasets."
         )
     return number, decode(interleaved_part(op, number), slot["state"], reread=reread)
+
+
+def _with_ints(state: Any) -> Any:
+    """A state of a user's own with plain ints, as it was before it was gathered."""
+    if isinstance(state, dict):
+        return {name: _with_ints(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [_with_ints(value) for value in state]
+    is_gathered = getattr(state, "shape", None) == () and state.dtype.kind in "iu"
+    return int(state) if is_gathered else state
 
 
 def _plain(value: Any) -> Any:
