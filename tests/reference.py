@@ -259,6 +259,8 @@ def _row(sequences: list[Any], op: pack.Packer) -> dict[str, Any]:
             stop = start + len(x[key])
             row[key][start:stop], ids[start:stop], positions[start:stop] = x[key], number + 1, range(stop - start)
             start = stop
+        if key in getattr(op, "bos_features", ()):
+            row[key][(ids != 0) & (positions == 0)] = op.bos_token_id  # type: ignore[attr-defined]
         row |= {f"{key}_segment_ids": ids, f"{key}_positions": positions}
     return row
 

@@ -6,6 +6,7 @@ handing over an element costs some 20 ns; only `get_state()` asks how far the wa
 
 import abc
 import itertools
+import json
 import operator
 import sys
 import time
@@ -13,7 +14,9 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
-from headrace import _files, _state
+import numpy as np
+
+from headrace import _files, _state, _state_arrays
 from headrace._executors import context
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
@@ -134,8 +137,17 @@ class StreamIterator(DatasetIterator[T]):
         """Where the iterator is, as small JSON, with what tells whether it belongs to a pipeline."""
         return self._identity.added_to(self._position_state())
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Goes to where `get_state` was called.
+    def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
+        """The state as `size` bytes, for hosts that gather theirs; `set_state` takes it too.
+
+        Leaves of `get_state()` are ints, but how many there are may differ among hosts: of an interleave that has
+        fewer datasets open on one of them. Arrays are of one size.
+        """
+        state = self.get_state()
+        return _state_arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
+
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
+        """Goes to where `get_state` or `state_as_array` was called.
 
         A state of a pipeline with another order is an error that says what differs; with `strict=False`, a warning.
         """

@@ -103,8 +103,7 @@ class Mix(RouteOp, Mixing):
         return tuple(weights[name] for name in self.names)
 
     def identity(self) -> dict[str, Any]:
-        assert isinstance(self.weights, tuple)
-        return {"weight": tuple(map(float, self.weights))}
+        return {"proportion": self.proportions}
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """Iterators whose states are global: another number of shards can go on where some have stopped."""
 
+import json
 from collections.abc import Awaitable
 from typing import Any, Self
 
 import numpy as np
 
+from headrace import _state_arrays
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.stages import all_operations
@@ -75,7 +77,11 @@ class ElasticIterator(IterDataset):
         """Where the iterator is, as a number that is the same for all shards."""
         return self._iterator.get_state()
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
+    def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
+        """The state as `size` bytes."""
+        return self._iterator.state_as_array(size)
+
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
         """Goes to where `get_state` of any shard was called."""
         self._iterator.set_state(state, strict=strict)
 
@@ -142,7 +148,9 @@ class ElasticDatasetIterator(StreamIterator):
     def get_state(self) -> dict[str, Any]:
         return {FIELD: self._first + self.get_next_index() * self._dataset._global_batch_size}
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
+        if _state_arrays.is_array(state):
+            state = json.loads(_state_arrays.unpacked(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")

@@ -152,7 +152,7 @@ class ScheduledMixStream(MixStream):
 
         def numbers(j: int) -> tuple[Any, ...]:
             if offset + j == BLOCK:
-                return count + j, plan.next_lags, ""
+                return count + j, plan.next_lags, 0
             return count + j, plan.lags, plan.digest
 
         return plan.which[offset : offset + n], numbers
