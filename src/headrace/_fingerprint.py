@@ -169,14 +169,10 @@ def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def _as_now(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry of an older state, which has the weights of a mix where there are now proportions."""
-    names = [f"weight[{i}]" for i in range(sum(name.startswith("weight[") for name in entry))]
-    least = min((entry[name] for name in names), default=1)
-    return {
-        name.replace("weight", "proportion") if name in names else name: int(value * 100 / least)
-        if name in names
-        else value
-        for name, value in entry.items()
-    }
+    weights = {name: value for name, value in entry.items() if name.startswith("weight[")}
+    least = min(weights.values(), default=1)
+    proportions = {name.replace("weight", "proportion"): int(value * 100 / least) for name, value in weights.items()}
+    return {name: value for name, value in entry.items() if name not in weights} | proportions
 
 
 def _of_indices(entries: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
