@@ -98,6 +98,7 @@ class Op:
     state_fields: ClassVar[tuple[str, ...] | None] = None
     state_params: ClassVar[tuple[str, ...]] = ()
     order_params: ClassVar[tuple[str, ...] | None] = None  # `state_params` where they are not all, see `identity`
+    hides_seeds: ClassVar[bool] = False  # whether seeds before it are not for what follows
     stays_here: ClassVar[bool] = False  # whether only the consumer's own process can compute it
     site: str = field(default_factory=call_site, kw_only=True)
 
@@ -271,7 +272,16 @@ def mapped_spec(transform: Any, label: str, parent: Op) -> Any:
 
 
 def default_seed(parents: tuple[Op, ...]) -> int | None:
-    """The seed that an operation on `parents` derives from the `seed` calls before it, or None."""
+    """The seed that an operation on `parents` derives from the `seed` calls before it, or None.
+
+    Those behind an `interleave` count only where there are no others: Grain does not see them.
+    """
+    pairs = _seeds_before(parents, hidden=False) or _seeds_before(parents, hidden=True)
+    return derive_seed(pairs) if pairs else None
+
+
+def _seeds_before(parents: tuple[Op, ...], *, hidden: bool) -> list[tuple[int, int]]:
+    """Seeds and their distances, breadth first."""
     pairs = []
     level = list(parents)
     distance = 1
@@ -279,13 +289,13 @@ def default_seed(parents: tuple[Op, ...]) -> int | None:
         above: list[Op] = []
         for op in level:
             seed = getattr(op, "seeds_what_follows", None)
-            if seed is None:
-                above.extend(op.parents)
-            else:
+            if seed is not None:
                 pairs.append((seed, distance))
+            elif hidden or not op.hides_seeds:
+                above.extend(op.parents)
         level = above
         distance += 1
-    return derive_seed(pairs) if pairs else None
+    return pairs
 
 
 def resolve_seed(seed: int | None, parents: tuple[Op, ...], *, op: str, bits: int | None = 32) -> int:

@@ -233,6 +233,7 @@ class Interleave(Op):
     name = "interleave"
     state_fields = ("slot", "next_dataset")
     state_params = ("cycle_length",)
+    hides_seeds = True
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
     made: dict[int, Op] = field(default_factory=dict, repr=False)  # datasets that are open, by number
