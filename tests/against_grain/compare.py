@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grain.experimental
+
 import headrace.experimental
 from headrace._state import BESIDE
 from headrace.errors import HeadraceError
@@ -139,7 +140,7 @@ def _opened(ds: Any) -> Any:
 class _Failed:
     """Stands for an iterator that could not be made; Headrace says at its first element what is wrong."""
 
-    def __init__(self, error: Exception):
+    def __init__(self, error: BaseException):
         self._error = error
 
     def __next__(self) -> Any:
@@ -200,9 +201,9 @@ class Pair:
             return
         if n % 2:
             self.do_fresh(1)
-        for iterator, state in zip(self._here, self._saved, strict=True):
-            iterator.set_state(state)
-        self._over = False
+        (ours, theirs), (our_state, their_state) = self._here, self._saved
+        ours.set_state(our_state)
+        self._over = isinstance(attempt(theirs.set_state, their_state), Failure)  # where it makes an element that fails
 
     def do_prefetch(self, n: int) -> None:
         """Begins to compute ahead, which may fail in Grain."""
@@ -215,7 +216,10 @@ class Pair:
     def do_index(self, n: int) -> None:
         """Asks for the index of the next element."""
         if not self._over:
-            same("get_next_index", *(attempt(x.get_next_index, it) for x, it in zip(EXPERIMENTAL, self._here, strict=True)))
+            same(
+                "get_next_index",
+                *(attempt(x.get_next_index, it) for x, it in zip(EXPERIMENTAL, self._here, strict=True)),
+            )
 
     def do_seek(self, n: int) -> None:
         """Goes to an index."""
@@ -234,7 +238,7 @@ class Pair:
         self._here, self._over = self._open(), False
         same("a state of Grain's", attempt(self._here[0].set_state, _through_json(theirs)), None)
         is_index = isinstance(ours, dict) and set(ours) - set(BESIDE) == {"next_index"}
-        self._here[1].set_state(ours if n % 2 and is_index else theirs)
+        self._over = isinstance(attempt(self._here[1].set_state, ours if n % 2 and is_index else theirs), Failure)
 
     def do_close(self, n: int) -> None:
         """Closes both, twice; Grain may hand out what it had ready."""

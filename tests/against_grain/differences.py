@@ -101,6 +101,27 @@ ALLOWED = (
 )
 PENDING = (
     Row(
+        "a stream of a MapDataset",
+        "Grain's classes of streams make a stream of a `MapDataset` first.",
+        program="random_access",
+        example="LimitIterDataset(random_access(M.range(9).filter(is_odd)), 3)",
+    ),
+    Row(
+        "interleave with holes",
+        "An interleave should leave out the holes of a `MapDataset` of datasets.",
+        program=r"InterleaveIterDataset\(M\.range\(\d+\)\.filter",
+        example=f"InterleaveIterDataset(M.range(4).filter(is_odd).map(lambda i: M.range(3){READ}), cycle_length=2)",
+    ),
+    Row(
+        "rows of different lengths",
+        "Concat-then-split of features whose rows are of different lengths.",
+        program=r"ConcatThenSplit.*'x': (\d+), 'y': (?!\1\b)\d+\}(?!, meta)",
+        example=(
+            f"ConcatThenSplitIterDataset(M.source(sequences([(3, 3), (4, 4)])){READ}.map(without_m), "
+            "length_struct={'x': 2, 'y': 3})"
+        ),
+    ),
+    Row(
         "the next index of a stream",
         "`get_next_index` and `set_next_index` should count what the stream gives, as Grain does.",
         says="^[gs]et_next_index|^next .*after set_next_index",

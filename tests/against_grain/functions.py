@@ -39,7 +39,7 @@ def add(x: Any, n: int) -> Any:
         return x
     if isinstance(x, np.ndarray) and x.dtype.kind not in "iufc":
         return x
-    return x + type(x)(n % 50) if isinstance(x, np.generic) else x + n
+    return np.add(x, n % 50, dtype=x.dtype) if isinstance(x, np.generic) else x + n
 
 
 def one_more(x: Any) -> Any:
@@ -140,7 +140,10 @@ class InTurn:
 
 
 SHARED = {f.__name__: f for f in (one_more, with_name, as_array, as_tuple, some_are_none, some_fail, with_index)}
-SHARED |= {f.__name__: f for f in (add_index, draw, add_draw, is_odd, is_kept, is_large, never, sequences, without_m, numbers)}
+SHARED |= {
+    f.__name__: f for f in (add_index, draw, add_draw, is_odd, is_kept, is_large, never, sequences, without_m, numbers)
+}
+SHARED |= {"random_access": lambda ds: ds}  # marks a `MapDataset` where a stream is usual
 SHARED |= {"InTurn": InTurn, "np": np, "list": list, "int8": np.int8}
 
 

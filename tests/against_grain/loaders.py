@@ -12,7 +12,12 @@ OPERATIONS = (
     "OneMore()", "Kept()", "Drawn()", "Children()", "Batch(2)", "Batch(3, drop_remainder=True)",
     "Batch(4, batch_fn=numbers)", "Failing()",
 )  # fmt: skip
-RECORDS = ("range({n})", "np.arange({n}, dtype='int16')", "sequences([(i % 4, 1) for i in range({n})])", "list(range({n}))")
+RECORDS = (
+    "range({n})",
+    "np.arange({n}, dtype='int16')",
+    "sequences([(i % 4, 1) for i in range({n})])",
+    "list(range({n}))",
+)
 READ = ("read(None, 0)", "read(0, 0)", "read(2, 3)")
 
 
@@ -20,7 +25,7 @@ READ = ("read(None, 0)", "read(0, 0)", "read(2, 3)")
 def loaders(draw: Draw) -> str:
     """A `DataLoader` in shards of one size, which may be given to it, to its sampler or to both."""
     count = draw(st.integers(1, 3))
-    n = draw(st.integers(1, 8)) * count + draw(st.sampled_from([0, 0, 1]))
+    n = draw(st.integers(5, 20)) * count + draw(st.sampled_from([0, 0, 1]))
     drop = n % count > 0 or draw(st.booleans())
     shard = f", shard_options=ShardOptions({draw(st.integers(0, count - 1))}, {count}, drop_remainder={drop})"
     on_sampler, on_loader = draw(st.sampled_from([("", ""), (shard, ""), ("", shard), (shard, shard)]))

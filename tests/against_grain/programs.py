@@ -96,10 +96,8 @@ _MAP_METHODS = _ELEMENT | {
     "repeat the same": lambda draw: f".repeat({draw(st.integers(1, 3))}, reseed_each_epoch=False)",
 }
 _MAP_COMBINED = ("mix", "concatenate", "select", "zip", "flat map", "window")
-_STREAM_COMBINED = (
-    "mix", "mix by name", "zip", "flat map", "window", "repeat", "limit", "rebatch", "interleave",
-    "lazy interleave", "prefetch", "cache", "options",
-)  # fmt: skip
+_OF_ONE = ("flat map", "window", "repeat", "limit", "rebatch", "prefetch", "cache", "options")
+_STREAM_COMBINED = (*_OF_ONE, "mix", "mix by name", "zip", "interleave", "lazy interleave")
 
 
 @st.composite
@@ -138,7 +136,13 @@ def _read(draw: Draw) -> str:
 @st.composite
 def stream_programs(draw: Draw, max_ops: int = 4, depth: int = 2) -> str:
     """A stream."""
-    ds = draw(map_programs(max_ops=2, depth=1)) + _read(draw)
+    ds = draw(map_programs(max_ops=2, depth=1))
+    if draw(st.integers(0, 15)) == 0:
+        ds = _combine_streams(
+            draw, draw(st.sampled_from(_OF_ONE)), f"random_access({ds})", 0
+        )  # which makes a stream of it
+    else:
+        ds += _read(draw)
     for _ in range(draw(st.integers(0, max_ops))):
         name = draw(st.sampled_from([*_ELEMENT, *_STREAM_COMBINED]))
         ds = ds + _ELEMENT[name](draw) if name in _ELEMENT else _combine_streams(draw, name, ds, depth)
@@ -162,7 +166,8 @@ def _combine_streams(draw: Draw, name: str, ds: str, depth: int) -> str:
     if depth == 0:
         return ds
     if name == "lazy interleave":
-        inner = f"M.range({draw(st.integers(0, 4))}).map(lambda i: {ds})"
+        kept = draw(st.sampled_from(["", "", ".filter(is_odd)"]))
+        inner = f"M.range({draw(st.integers(0, 4))}){kept}.map(lambda i: {ds})"
         return f"InterleaveIterDataset({inner}, cycle_length={draw(st.integers(1, 4))})"
     parts = [ds, *draw(st.lists(stream_programs(max_ops=2, depth=depth - 1), min_size=0, max_size=2))]
     listed = f"[{', '.join(draw(st.permutations(parts)))}]"
