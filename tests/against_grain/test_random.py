@@ -95,6 +95,13 @@ PINNED = {
         "ZipIterDataset([M.range(2).to_iter_dataset(read(0, 0)), "
         "M.range(3, 9).to_iter_dataset(read(0, 0)).map(some_fail)], strict=False)"
     ),
+    "the children before one that fails come": (
+        "FlatMapIterDataset(M.source([1, 26]).to_iter_dataset(read(0, 0)), Children()).map(some_fail)"
+    ),
+    "the records before one that fails come": (
+        "DataLoader(data_source=[26], sampler=IndexSampler(1, num_epochs=1, seed=2), "
+        "operations=[Children(), Failing()], read_options=read(0, 0))"
+    ),
     "seeds behind an interleave are not those of what follows": (
         "I.mix([InterleaveIterDataset([M.range(5).seed(1).to_iter_dataset(read(0, 0))], cycle_length=1), "
         "M.range(5).seed(2).to_iter_dataset(read(0, 0))]).random_map(draw)"
