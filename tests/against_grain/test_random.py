@@ -102,6 +102,7 @@ PINNED = {
         "DataLoader(data_source=[26], sampler=IndexSampler(1, num_epochs=1, seed=2), "
         "operations=[Children(), Failing()], read_options=read(0, 0))"
     ),
+    "workers change no seed": "workers(M.range(5).to_iter_dataset(read(0, 0)).seed(3), 0).random_map(draw)",
     "seeds behind an interleave are not those of what follows": (
         "I.mix([InterleaveIterDataset([M.range(5).seed(1).to_iter_dataset(read(0, 0))], cycle_length=1), "
         "M.range(5).seed(2).to_iter_dataset(read(0, 0))]).random_map(draw)"

@@ -99,6 +99,7 @@ class Op:
     state_params: ClassVar[tuple[str, ...]] = ()
     order_params: ClassVar[tuple[str, ...] | None] = None  # `state_params` where they are not all, see `identity`
     hides_seeds: ClassVar[bool] = False  # whether seeds before it are not for what follows
+    is_no_step: ClassVar[bool] = False  # whether it does not count in the distance to a seed
     stays_here: ClassVar[bool] = False  # whether only the consumer's own process can compute it
     site: str = field(default_factory=call_site, kw_only=True)
 
@@ -288,6 +289,8 @@ def _seeds_before(parents: tuple[Op, ...], *, hidden: bool) -> list[tuple[int, i
     while level:
         above: list[Op] = []
         for op in level:
+            while op.is_no_step:
+                (op,) = op.parents
             seed = getattr(op, "seeds_what_follows", None)
             if seed is not None:
                 pairs.append((seed, distance))

@@ -90,6 +90,7 @@ class MpPrefetch(Unary):
     """The same elements, computed ahead in worker processes."""
 
     name = "mp_prefetch"
+    is_no_step = True  # as Grain without workers: seeds must not depend on their number
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
     home: Home = field(default_factory=Home, repr=False)
