@@ -101,6 +101,13 @@ ALLOWED = (
 )
 PENDING = (
     Row(
+        "children before one that fails, with workers",
+        "A worker answers with all children of an element or with the error; those before the error should come first.",
+        program=r"^workers\(.*FlatMapIterDataset",
+        says=r"^next .*: ours \w+: ",
+        example=f"workers(FlatMapIterDataset(M.source([26]){READ}, Children()).map(some_fail), 1)",
+    ),
+    Row(
         "a stream of a MapDataset",
         "Grain's classes of streams make a stream of a `MapDataset` first.",
         program="random_access",
