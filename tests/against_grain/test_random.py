@@ -19,7 +19,7 @@ from tests.against_grain.packings import bin_packings, split_packings
 from tests.against_grain.programs import map_programs, stream_programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-PROGRAMS = int(os.environ.get("HEADRACE_SOAK", 0)) or 5 * settings().max_examples
+PROGRAMS = int(os.environ.get("HEADRACE_SOAK", 0)) or 3 * settings().max_examples
 many = settings(max_examples=PROGRAMS)
 few = settings(max_examples=max(2, PROGRAMS // 50))  # of those that start processes
 
