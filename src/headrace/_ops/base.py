@@ -108,6 +108,8 @@ class Op:
         is_transparent: Whether elements and positions are those of its parent.
         only_reorders: Whether each output is an element as it came, so that a map may as well run before it.
         maps_move_into_parts: Whether a map of its outputs is the same as one of each part.
+        hides_seeds: Whether seeds before it are not for what follows.
+        is_no_step: Whether it does not count in the distance to a seed.
         stays_here: Whether only the consumer's own process can compute it.
         site: The file and line of the user's code that built it.
     """
@@ -122,6 +124,8 @@ class Op:
     is_transparent: ClassVar[bool] = False
     only_reorders: ClassVar[bool] = False
     maps_move_into_parts: ClassVar[bool] = False
+    hides_seeds: ClassVar[bool] = False
+    is_no_step: ClassVar[bool] = False
     stays_here: ClassVar[bool] = False
     site: str = field(default_factory=call_site, kw_only=True)
 
@@ -334,21 +338,32 @@ def mapped_spec(transform: Any, label: str, parent: Op) -> Any:
 
 
 def default_seed(parents: tuple[Op, ...]) -> int | None:
-    """The seed that an operation on `parents` derives from the `seed` calls before it, or None."""
+    """The seed that an operation on `parents` derives from the `seed` calls before it, or None.
+
+    Those behind an `interleave` count only where there are no others: Grain does not see them.
+    """
+    pairs = _seeds_before(parents, hidden=False) or _seeds_before(parents, hidden=True)
+    return derive_seed(pairs) if pairs else None
+
+
+def _seeds_before(parents: tuple[Op, ...], *, hidden: bool) -> list[tuple[int, int]]:
+    """Seeds and their distances, breadth first."""
     pairs = []
     level = list(parents)
     distance = 1
     while level:
         above: list[Op] = []
         for op in level:
+            while op.is_no_step:
+                (op,) = op.parents
             seed = getattr(op, "seeds_what_follows", None)
-            if seed is None:
-                above.extend(op.parents)
-            else:
+            if seed is not None:
                 pairs.append((seed, distance))
+            elif hidden or not op.hides_seeds:
+                above.extend(op.parents)
         level = above
         distance += 1
-    return derive_seed(pairs) if pairs else None
+    return pairs
 
 
 def resolve_seed(seed: int | None, parents: tuple[Op, ...], *, op: str, bits: int | None = 32) -> int:

@@ -105,6 +105,7 @@ class MpPrefetch(Unary):
 
     name = "mp_prefetch"
     is_transparent = only_reorders = True
+    is_no_step = True  # as Grain without workers: seeds must not depend on their number
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
     home: Home = field(default_factory=Home, repr=False)

@@ -247,6 +247,7 @@ class Interleave(Op):
     state_fields = ("slot", "next_dataset")
     state_params = ("cycle_length",)
     maps_move_into_parts = True
+    hides_seeds = True
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
     made: dict[int, Op] = field(default_factory=dict, repr=False)  # datasets that are open, by number

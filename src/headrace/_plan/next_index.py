@@ -66,7 +66,7 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
     chain: list[Op] = []
     last = op
     while not isinstance(op, ToStream):
-        is_one = isinstance(op, Interleave) and op.num_datasets == 1
+        is_one = isinstance(op, Interleave) and op.num_datasets == 1 and not op.has_holes
         if not (is_one or op.is_transparent or (op.is_elementwise and op.keeps_count) or isinstance(op, Batch | Limit)):
             raise _refusal(last, op)
         chain.append(op)

@@ -52,9 +52,12 @@ class ZipStream(NaryStream):
         self._op = op
 
     def pull(self, n: int) -> Run | None:
+        count = max(n, 1)
         for feed in self._feeds:
-            feed.fill(max(n, 1), careful=n == 0)
-        count = min(max(n, 1), *(feed.size for feed in self._feeds))
+            feed.fill(max(count, 1), careful=n == 0)
+            count = min(count, feed.size)
+            if count == 0 and not self._op.strict:
+                return None  # what comes after the end of a parent is not asked for
         if count == 0:
             self._check_ends()
             return None
@@ -63,8 +66,6 @@ class ZipStream(NaryStream):
         return self._run(Rows(list(rows), owned=True), lambda j: (tuple(after(j) for after in afters),))
 
     def _check_ends(self) -> None:
-        if not self._op.strict:
-            return
         ended = [i for i, feed in enumerate(self._feeds) if not feed.size]
         longer = [i for i, feed in enumerate(self._feeds) if feed.size]
         if longer:
