@@ -11,11 +11,12 @@ import sys
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from headrace import _files, _state
 from headrace._executors import context
 from headrace._executors.workers import Workers
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
@@ -30,38 +31,20 @@ RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
 
 
-class DatasetIterator(abc.ABC, Generic[T]):
-    """What iterating a dataset gives; subclass it for an iterator of your own.
+class _Checkpointable(Generic[T]):
+    """What the iterators of datasets and of loaders share, whose states are of different types."""
 
-    A subclass defines `__next__`, `get_state` and `set_state`. Its parents' iterators are in `self._parents`,
-    and the only one in `self._parent`.
-    """
-
-    _parents: "tuple[DatasetIterator, ...]" = ()
-    _state_is_global: ClassVar[bool] = False  # whether all processes of a program have the same state
-
-    def __init__(self, parents: Any = ()):
-        self._parents = tuple(parents) if isinstance(parents, list | tuple) else (parents,)
-
-    @property
-    def _parent(self) -> "DatasetIterator":
-        (parent,) = self._parents
-        return parent
-
-    def __iter__(self) -> "DatasetIterator[T]":
+    def __iter__(self) -> Self:
         return self
 
-    @abc.abstractmethod
-    def __next__(self) -> T:
-        """The next element."""
+    def get_state(self) -> Any:
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def get_state(self) -> dict[str, Any]:
-        """Where the iterator is, as small JSON."""
+    def start_prefetch(self) -> None:
+        """Begins to compute ahead, before the first element is asked for."""
 
-    @abc.abstractmethod
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where `get_state` was called."""
+    def close(self) -> None:
+        """Gives back threads, processes and memory; the iterator cannot be used any more."""
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
@@ -80,24 +63,53 @@ class DatasetIterator(abc.ABC, Generic[T]):
 
         return read()
 
-    def start_prefetch(self) -> None:
-        """Begins to compute ahead, before the first element is asked for."""
-        for parent in self._parents:
-            parent.start_prefetch()
-
-    def close(self) -> None:
-        """Gives back threads, processes and memory; the iterator cannot be used any more."""
-        for parent in self._parents:
-            parent.close()
-
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class StreamIterator(DatasetIterator[T]):
+class DatasetIterator(_Checkpointable[T], abc.ABC):
+    """What iterating a dataset gives; subclass it for an iterator of your own.
+
+    A subclass defines `__next__`, `get_state` and `set_state`. Its parents' iterators are in `self._parents`,
+    and the only one in `self._parent`.
+    """
+
+    _parents: "tuple[DatasetIterator, ...]" = ()
+    _state_is_global: ClassVar[bool] = False  # whether all processes of a program have the same state
+
+    def __init__(self, parents: Any = ()):
+        self._parents = tuple(parents) if isinstance(parents, list | tuple) else (parents,)
+
+    @property
+    def _parent(self) -> "DatasetIterator":
+        assert len(self._parents) == 1  # programs that walk up a chain of iterators catch this
+        return self._parents[0]
+
+    @abc.abstractmethod
+    def __next__(self) -> T:
+        """The next element."""
+
+    @abc.abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """Where the iterator is, as small JSON."""
+
+    @abc.abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where `get_state` was called."""
+
+    def start_prefetch(self) -> None:
+        for parent in self._parents:
+            parent.start_prefetch()
+
+    def close(self) -> None:
+        for parent in self._parents:
+            parent.close()
+
+
+class PipelineIterator(_Checkpointable[T]):
     """An iterator over a pipeline.
 
     `__next__` is that of an `itertools.chain`, so no line of Python runs between taking an element out of a run and
@@ -148,6 +160,10 @@ class StreamIterator(DatasetIterator[T]):
         return f"<iterator of {self._walk.op.label()} at {self._position_state()}>"
 
 
+class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
+    """What iterating a dataset of this package gives."""
+
+
 def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
     """What hands over the elements of all runs.
 
@@ -160,7 +176,7 @@ def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
 class _Reconnect(Iterator):
     """Gives an iterator a new chain in place of one that an error has ended; closes the walk when nobody has it."""
 
-    def __init__(self, walk: "_Walk", owner: StreamIterator):
+    def __init__(self, walk: "_Walk", owner: PipelineIterator):
         self._walk, self._owner = walk, weakref.ref(owner)
 
     def __next__(self) -> Iterator[Any]:
@@ -291,9 +307,9 @@ class _Walk:
 
     def _pull(self, stream: Stream) -> Run | None:
         if self._careful_outputs:
-            return stream.pull(0)
+            return in_pipeline(stream.pull, 0)
         begin = time.perf_counter()
-        run = stream.pull(self._n)
+        run = in_pipeline(stream.pull, self._n)
         if run is not None:
             self._adapt(run.block.num_bytes, time.perf_counter() - begin)
         return run
