@@ -14,6 +14,7 @@ pytest.importorskip("PIL")
 pytest.importorskip("tensorflow")  # Keras's preprocessing layers ask for it on every backend
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("keras")  # one process for each backend, whatever runs its tests
 
 
 @pytest.fixture(scope="module", params=["jax", "torch", "tensorflow"])
