@@ -9,6 +9,7 @@ import numpy as np
 from headrace import transforms
 from headrace._executors import context
 from headrace._executors.workers import Workers
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
@@ -289,7 +290,7 @@ def dataset_of(op: Op) -> Dataset:
 
 
 def _blocks(stream: Stream) -> Iterable[Block]:
-    while (run := stream.pull(4096)) is not None:
+    while (run := in_pipeline(stream.pull, 4096)) is not None:
         yield run.block
 
 

@@ -12,13 +12,14 @@ import sys
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
 from headrace import _files, _state, _state_arrays
 from headrace._executors import context
 from headrace._executors.workers import Workers
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._plan.next_index import index_at, position_at
 from headrace._plan.stages import start_of
@@ -35,7 +36,46 @@ RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
 
 
-class DatasetIterator(abc.ABC, Generic[T]):
+class _Checkpointable(Generic[T]):
+    """What the iterators of datasets and of loaders share, whose states are of different types."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def get_state(self) -> Any:
+        raise NotImplementedError
+
+    def start_prefetch(self) -> None:
+        """Begins to compute ahead, before the first element is asked for."""
+
+    def close(self) -> None:
+        """Gives back threads, processes and memory; the iterator cannot be used any more."""
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
+        text = _files.dump(self.get_state())
+
+        async def write() -> None:
+            _files.write(await directory.await_creation(), text)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Goes to the state that `save` wrote to a folder."""
+
+        async def read() -> None:
+            _files.restore(self, directory)
+
+        return read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DatasetIterator(_Checkpointable[T], abc.ABC):
     """What iterating a dataset gives; subclass it for an iterator of your own.
 
     A subclass defines `__next__`, `get_state` and `set_state`. Its parents' iterators are in `self._parents`,
@@ -52,11 +92,8 @@ class DatasetIterator(abc.ABC, Generic[T]):
 
     @property
     def _parent(self) -> "DatasetIterator":
-        (parent,) = self._parents
-        return parent
-
-    def __iter__(self) -> "DatasetIterator[T]":
-        return self
+        assert len(self._parents) == 1  # programs that walk up a chain of iterators catch this
+        return self._parents[0]
 
     @abc.abstractmethod
     def __next__(self) -> T:
@@ -78,30 +115,11 @@ class DatasetIterator(abc.ABC, Generic[T]):
         """Goes on from an output by its number, where that says all about a position."""
         raise StateError(f"{type(self).__name__} has no next index. Use `set_state()`.")
 
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
-        text = _files.dump(self.get_state())
-
-        async def write() -> None:
-            _files.write(await directory.await_creation(), text)
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Goes to the state that `save` wrote to a folder."""
-
-        async def read() -> None:
-            _files.restore(self, directory)
-
-        return read()
-
     def start_prefetch(self) -> None:
-        """Begins to compute ahead, before the first element is asked for."""
         for parent in self._parents:
             parent.start_prefetch()
 
     def close(self) -> None:
-        """Gives back threads, processes and memory; the iterator cannot be used any more."""
         self._closed = True
         for parent in self._parents:
             parent.close()
@@ -111,14 +129,8 @@ class DatasetIterator(abc.ABC, Generic[T]):
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class StreamIterator(DatasetIterator[T]):
+class PipelineIterator(_Checkpointable[T]):
     """An iterator over a pipeline.
 
     `__next__` is that of an `itertools.chain`, so no line of Python runs between taking an element out of a run and
@@ -176,6 +188,10 @@ class StreamIterator(DatasetIterator[T]):
         return f"<iterator of {self._walk.op.label()} at {self._position_state()}>"
 
 
+class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
+    """What iterating a dataset of this package gives."""
+
+
 def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
     """What hands over the elements of all runs.
 
@@ -188,7 +204,7 @@ def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
 class _Reconnect(Iterator):
     """Gives an iterator a new chain in place of one that an error has ended; closes the walk when nobody has it."""
 
-    def __init__(self, walk: "_Walk", owner: StreamIterator):
+    def __init__(self, walk: "_Walk", owner: PipelineIterator):
         self._walk, self._owner = walk, weakref.ref(owner)
 
     def __next__(self) -> Iterator[Any]:
@@ -319,9 +335,9 @@ class _Walk:
 
     def _pull(self, stream: Stream) -> Run | None:
         if self._careful_outputs:
-            return stream.pull(0)
+            return in_pipeline(stream.pull, 0)
         begin = time.perf_counter()
-        run = stream.pull(self._n)
+        run = in_pipeline(stream.pull, self._n)
         if run is not None:
             self._adapt(run.block.num_bytes, time.perf_counter() - begin)
         return run

@@ -40,6 +40,7 @@ from headrace._executors.wire import (
     STARTED_AS_WORKER,
     TASK,
 )
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import fetcher, stacked_in
@@ -200,7 +201,7 @@ class _Worker:
         """A block to pickle, the position after each output, and what filters saw; `None` at the end of a stream."""
         kind, path, *rest = task
         op = self._find(path)
-        made = getattr(self, f"_{kind}")(op, writer, *rest)
+        made = in_pipeline(getattr(self, f"_{kind}"), op, writer, *rest)
         if made is None:
             return None
         block, positions, counts = made

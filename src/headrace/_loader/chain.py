@@ -20,12 +20,12 @@ from headrace.options import ReadOptions
 
 
 def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_options: ReadOptions | None) -> Any:
-    """The dataset of a loader: records in order, and then its operations."""
+    """The dataset of a loader: its operations on records that are in order."""
     if any(isinstance(op, RANDOM) for op in operations) and not order.has_rng:
         raise PipelineError(
             "A random operation needs random numbers, and the sampler has no seed: IndexSampler(..., seed=42)."
         )
-    ordered: Any = order.read(records).to_iter_dataset(read_options, allow_nones=True)
+    ordered: Any = records.to_iter_dataset(read_options, allow_nones=True)
     if any(isinstance(op, Operation) for op in operations) or _need_records(operations):
         return with_records(ordered, order, operations)
     dataset = ordered
