@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -30,7 +31,6 @@ from headrace.errors import (
     FilterError,
     FilterWarning,
     PipelineError,
-    RemoteTraceback,
     RingMemoryError,
     StateWarning,
     WorkerError,
@@ -454,12 +454,10 @@ def test_a_remote_error_shows_the_users_frames():
         with iter(MapDataset.range(3).map(outer).to_iter_dataset().mp_prefetch(workers(1))) as iterator:
             with pytest.raises(Boom, match="no 0") as info:
                 next(iterator)
-            remote = str(info.value.__cause__)
-            assert isinstance(info.value.__cause__, RemoteTraceback)
+            remote = "".join(traceback.format_tb(info.value.__traceback__)[-2:])
             assert "in outer" in remote
             assert "in inner" in remote
             assert 'raise Boom(f"no {x}")' in remote
-            assert "headrace/_" not in remote
             assert info.value.__notes__[0].startswith("in map(outer at test_processes.py:")
             assert "element 0" in info.value.__notes__[0]
         del info

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import venv
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +226,46 @@ def fork_sees(array, value):
         array[:] = -1
         os._exit(0 if right else 1)
     return os.waitpid(fork, 0)[1] == 0
+
+
+# ---- what workers import
+
+
+def test_workers_find_all_parts_of_a_namespace_package(tmp_path):
+    """A part beside an old `-nspkg.pth` in the site folder, and one in a folder that comes later."""
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    later = tmp_path / "later"
+    for folder, module in ((site, "one"), (later, "two")):
+        for package in ("old", "new"):
+            (folder / package).mkdir(parents=True)
+            (folder / package / f"{module}.py").write_text(f"def add(x):\n    return x + {len(package) * 10}\n")
+    (site / "a-nspkg.pth").write_text(OLD_STYLE.replace("\n", ""))
+    (site / "b.pth").write_text("\n".join([str(later), *filter(None, sys.path)]))
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import new.one, new.two, old.one, old.two
+        from headrace import MapDataset, MultiprocessingOptions
+
+        ds = MapDataset.range(3).map(old.one.add).map(old.two.add).map(new.one.add).map(new.two.add)
+        print(list(ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))
+        """)
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [environment / "bin" / "python", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[120, 121, 122]\n", done.stderr
+
+
+OLD_STYLE = """
+import sys, types, os;
+p = os.path.join(sys._getframe(1).f_locals['sitedir'], 'old');
+importlib = __import__('importlib.util');
+__import__('importlib.machinery');
+m = sys.modules.setdefault('old', importlib.util.module_from_spec(
+importlib.machinery.PathFinder.find_spec('old', [os.path.dirname(p)])));
+mp = m.__dict__.setdefault('__path__', []);
+(p not in mp) and mp.append(p)
+"""

@@ -7,7 +7,7 @@ ends when the consumer closes the connection, and when the consumer is gone, who
 import atexit
 import contextlib
 import ctypes
-import io
+import importlib
 import os
 import pickle
 import select
@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -27,8 +26,9 @@ from headrace._executors import thread_executor, workers
 from headrace._executors.freight import pack, unpack
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.parcel import find_culprit, open_parcel
-from headrace._executors.ring import ClassPickler, Sheet, Slot, Writer, read
+from headrace._executors.ring import Sheet, Slot, Writer, read
 from headrace._executors.threads import Threads
+from headrace._executors.tracebacks import packed_error
 from headrace._executors.wire import (
     ANSWER,
     FAILURE,
@@ -45,8 +45,8 @@ from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import fetcher, stacked_in
 from headrace._plan.origins import last_own
 from headrace._plan.stages import Path, all_operations, find, last_batch, portable
-from headrace._plan.streams import Context, GapFound, Run, Stream, open_stream
-from headrace.errors import WorkerError, put_together, users_frames
+from headrace._plan.streams import Context, Run, Stream, open_stream
+from headrace.errors import WorkerError
 from headrace.options import AUTOTUNE, ReadOptions
 
 PR_SET_PDEATHSIG = 1
@@ -68,7 +68,7 @@ def main() -> None:
             _begin(init, index, count)
         worker = _Worker(trees, ring_fd)
     except BaseException as e:
-        _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + _packed_error(e, MESSAGE_BYTES // 2))
+        _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + packed_error(e, MESSAGE_BYTES // 2))
         _leave()
     _send(connection, ANSWER.pack(0, READY, 0, 0, 0.0))
     while message := _receive(connection):
@@ -87,6 +87,7 @@ def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
 def _enter(world: dict[str, Any]) -> None:
     """Makes the process see what its consumer sees."""
     sys.path[:], sys.argv[:] = world["path"], world["argv"]
+    importlib.invalidate_caches()  # or a namespace package stays as it was found while the process started
     os.environ.pop("PYTHONPATH", None)
     if world["pythonpath"] is not None:
         os.environ["PYTHONPATH"] = world["pythonpath"]
@@ -174,7 +175,7 @@ class _Worker:
             except Exception as e:
                 raise _cannot_be_sent(self._find(task[1]), made, e) from e
         except BaseException as e:
-            kind, sheet = FAILURE, Writer(slot).dump(_packed_error(e))
+            kind, sheet = FAILURE, Writer(slot).dump(packed_error(e))
         return ANSWER.pack(number, kind, *sheet, time.perf_counter() - begin)
 
     def _slot(self, number: int) -> Slot:
@@ -343,48 +344,6 @@ def _cannot_be_sent(op: Op, made: Any, error: Exception) -> WorkerError:
         f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after "
         "`mp_prefetch`."
     )
-
-
-def _packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
-    """An error and its traceback; where it cannot be sent, what it says."""
-    if isinstance(error, GapFound):
-        return pickle.dumps((error, ""))
-    text = "".join(traceback.format_exception(type(error), error, users_frames(error)))[-most_bytes // 4 :]
-    if not isinstance(error, Exception):  # sys.exit() and the like: must not end the consumer
-        error = WorkerError(f"A function raised {type(error).__name__}({error}) in a worker.").with_traceback(None)
-    plain = WorkerError(f"{type(error).__name__}: {str(error)[:1000]}")
-    for sent in (error, _TakenApart(error), plain):
-        with contextlib.suppress(Exception):
-            packed = _dumps((sent, text))
-            if len(packed) <= most_bytes and isinstance(pickle.loads(packed)[0], BaseException):
-                return packed
-    return _dumps((WorkerError("An error that cannot be sent."), text))
-
-
-class _TakenApart:
-    """An error that its class does not make again from its arguments, or that holds what cannot be sent."""
-
-    def __init__(self, error: BaseException):
-        state = {name: value for name, value in error.__dict__.items() if _can_be_sent(value)}
-        args = tuple(arg if _can_be_sent(arg) else repr(arg) for arg in error.args)
-        self._parts = type(error), args, state
-
-    def __reduce__(self) -> Any:
-        return put_together, self._parts
-
-
-def _can_be_sent(value: Any) -> bool:
-    try:
-        pickle.loads(_dumps(value))
-    except Exception:
-        return False
-    return True
-
-
-def _dumps(value: Any) -> bytes:
-    stream = io.BytesIO()
-    ClassPickler(stream).dump(value)
-    return stream.getvalue()
 
 
 if __name__ == "__main__":
