@@ -24,6 +24,7 @@ from headrace import (
     MultiprocessingOptions,
     ReadOptions,
 )
+from headrace._executors.imports import Imports, Missing
 from headrace._executors.ring import Slot, Writer, anonymous_file
 from headrace._executors.worker import _Worker
 from headrace._plan.stages import BlockStage, IndexStage, LaneStage, ready_for_workers, stage_at
@@ -849,7 +850,9 @@ def test_a_batch_is_stacked_in_the_slot_that_it_travels_in():
     for each in (ds.batch(4).to_iter_dataset(), ds.to_iter_dataset().batch(4)):
         fd = anonymous_file(2)
         writer = Writer(Slot(fd, 1))
-        _, _, columns = _Worker([each._op], fd)._compute(("index", (0,), 0, 4, True), writer)[0]
+        _, _, columns = _Worker([each._op], fd, Missing(Imports([], [])))._compute(("index", (0,), 0, 4, True), writer)[
+            0
+        ]
         ((_, _, labels), (_, _, images)) = columns if columns[0][2][0].ndim == 1 else columns[::-1]
         assert writer.holds(images[0])
         assert labels[0].tolist() == [0, 1, 2, 3]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from headrace import _as_grain
+from headrace._executors import imports
 from headrace._executors.parcel import Parcel
 from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
 from headrace._executors.ring import Sheet, Slot, Slots, Writer, read
@@ -96,6 +97,7 @@ class Pool:
             "argv": sys.argv,
             "pythonpath": os.environ.get("PYTHONPATH"),
             "as_grain": _as_grain.in_force(),
+            "imports": imports.of_main_script(),
         }
         self.world = Writer(self._control, start=8).dump(world)
         _pools.add(self)

@@ -24,6 +24,7 @@ import numpy as np
 from headrace import _as_grain
 from headrace._executors import thread_executor, workers
 from headrace._executors.freight import pack, unpack
+from headrace._executors.imports import Missing
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.parcel import find_culprit, open_parcel
 from headrace._executors.ring import Sheet, Slot, Writer, read
@@ -60,13 +61,15 @@ def main() -> None:
     _end_with(parent, by_signal=bool(kill_with_parent))
     connection = socket.socket(fileno=connection_fd)
     index, count, plan, world = pickle.loads(_receive(connection) or _leave())
-    _enter(read(Slot(ring_fd).bytes(world.total), world))
+    known = read(Slot(ring_fd).bytes(world.total), world)
+    _enter(known)
     workers.is_worker = True
+    missing = Missing(known["imports"])
     try:
-        trees, init = open_parcel(parcel_fd, plan)
+        trees, init = _open(parcel_fd, plan, missing)
         if init is not None:
             _begin(init, index, count)
-        worker = _Worker(trees, ring_fd)
+        worker = _Worker(trees, ring_fd, missing)
     except BaseException as e:
         _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + packed_error(e, MESSAGE_BYTES // 2))
         _leave()
@@ -74,6 +77,15 @@ def main() -> None:
     while message := _receive(connection):
         _send(connection, worker.answer(message))
     _leave()
+
+
+def _open(fd: int, plan: Sheet, missing: Missing) -> Any:
+    try:
+        return open_parcel(fd, plan)
+    except LookupError:
+        if not missing.import_rest():
+            raise
+    return open_parcel(fd, plan)
 
 
 def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
@@ -146,8 +158,8 @@ def _watch(parent: int) -> None:
 class _Worker:
     """Computes tasks."""
 
-    def __init__(self, trees: list[Op], ring_fd: int):
-        self._trees, self._ring_fd = trees, ring_fd
+    def __init__(self, trees: list[Op], ring_fd: int, missing: Missing):
+        self._trees, self._ring_fd, self._missing = trees, ring_fd, missing
         self._slots: dict[int, Slot] = {}
         self._found: dict[Path, Op] = {}
         self._fetchers: dict[int, tuple[Op, Any]] = {}
@@ -167,7 +179,7 @@ class _Worker:
             task = pickle.loads(message[TASK.size :]) if inline else read(slot.bytes(total).copy(), Sheet(total, start))
             if number < self._cancelled_below[0] and task[0] != "drop":
                 return ANSWER.pack(number, SKIPPED, 0, 0, 0.0)
-            made = self._compute(task, writer)
+            made = self._compute_with_all_there(task, writer)
             try:
                 sheet = writer.dump(made)
             except WorkerError:
@@ -175,6 +187,7 @@ class _Worker:
             except Exception as e:
                 raise _cannot_be_sent(self._find(task[1]), made, e) from e
         except BaseException as e:
+            self._missing.explain(e)
             kind, sheet = FAILURE, Writer(slot).dump(packed_error(e))
         return ANSWER.pack(number, kind, *sheet, time.perf_counter() - begin)
 
@@ -196,6 +209,16 @@ class _Worker:
         if id(op) not in self._fetchers:
             self._fetchers[id(op)] = op, fetcher(op)
         return self._fetchers[id(op)][1]
+
+    def _compute_with_all_there(self, task: tuple[Any, ...], writer: Writer) -> Any:
+        """What is computed, with all modules there that a function may miss."""
+        try:
+            return self._compute(task, writer)
+        except LookupError:
+            # A stream that failed is opened again by the consumer, who knows where.
+            if not self._missing.import_rest() or task[0] == "lane":
+                raise
+        return self._compute(task, writer)
 
     def _compute(self, task: tuple[Any, ...], writer: Writer) -> Any:
         """A block to pickle, the position after each output, and what filters saw; `None` at the end of a stream."""
