@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from headrace._executors.growth import Growth
 from headrace._ops.buffer import Prefetch
 from headrace._plan.streams import Run, Stream, Unary
 from headrace._threads import join_threads, start_thread
@@ -78,8 +79,8 @@ class _Buffer:
 
 
 def _work(stream: Stream, buffer: _Buffer) -> None:
-    """Pulls until the end; runs double as they do for a consumer, up to half the buffer."""
-    n = 1
+    """Pulls until the end; runs become longer as they do for a consumer, up to half the buffer."""
+    n, growth = 1, Growth()
     try:
         while room := buffer.room():
             run = stream.pull(min(n, room))
@@ -88,7 +89,8 @@ def _work(stream: Stream, buffer: _Buffer) -> None:
                 return
             if len(run.block):
                 buffer.put(run)
-            n = min(2 * n, max(1, buffer.max_elements // 2))
+            if growth.may_double():
+                n = min(2 * n, max(1, buffer.max_elements // 2))
     except BaseException as e:
         buffer.finish(e)
 
@@ -139,6 +141,9 @@ class AheadStream(Unary):
         self.start()
         run = self.buffer.get()
         return None if run is None else self._run(*run)
+
+    def ready(self) -> bool:
+        return bool(self.buffer.ready)
 
     def start(self) -> None:
         if self.thread is None:

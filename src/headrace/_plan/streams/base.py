@@ -79,6 +79,10 @@ class Stream:
         """About `n` outputs, or None at the end."""
         raise NotImplementedError
 
+    def ready(self) -> bool:
+        """Whether there is more that need not be waited for; where nobody else computes it, there is."""
+        return True
+
     def start(self) -> None:
         """Begins to work ahead, where anything does."""
 
@@ -171,6 +175,9 @@ class Unary(Stream):
         super().__init__(position)
         self.parent = parent
 
+    def ready(self) -> bool:
+        return self.parent.ready()
+
     def start(self) -> None:
         self.parent.start()
 
@@ -187,10 +194,13 @@ class Feed:
         self.size = 0
         self._pieces: deque[tuple[Block, At, int]] = deque()
 
-    def fill(self, count: int, *, careful: bool) -> None:
-        """Pulls until `count` elements are there, or the stream has ended."""
+    def fill(self, count: int, *, careful: bool, enough: int | None = None) -> None:
+        """Pulls until `count` elements are there, or the stream has ended; where there is `enough`, waits for no more."""
         while self.size < count and not self.ended:
-            run = self.stream.pull(0 if careful else count - self.size)
+            wanted = count if enough is None or self.stream.ready() else enough
+            if self.size >= wanted:
+                return
+            run = self.stream.pull(0 if careful else wanted - self.size)
             if run is None:
                 self.ended = True
             elif len(run.block):

@@ -54,6 +54,9 @@ class IndexStream(Stream):
                 return self._run(Rows(full, owned=block.owned), lambda j: first + place(j))
         return self._run(block, lambda j: first + j)
 
+    def ready(self) -> bool:
+        return self._executor.inline or self._executor.ready()
+
     def _ask(self, n: int) -> None:
         """Submits chunks as long as the executor has room."""
         while self._next < self._length and (size := self._executor.wants(max(n, 1))):
