@@ -6,7 +6,6 @@ and much memory, and few pipelines need them.
 """
 
 import ast
-import contextlib
 import importlib
 import importlib.util
 import sys
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
+
+from headrace._signals import raised_by_signal
 
 FRAMEWORKS = {"flax", "jax", "keras", "lightning", "tensorflow", "torch", "torchvision", "transformers"}
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
@@ -49,9 +50,13 @@ def of_main_script() -> Imports:
 
 def _named_in_source(main: ModuleType) -> list[str]:
     """The modules that import statements of a script name, outside of functions."""
-    with contextlib.suppress(Exception), tokenize.open(str(main.__file__)) as f:  # a notebook has no file
-        return list(_named(ast.parse(f.read()), main.__package__ or None))
-    return []
+    try:
+        with tokenize.open(str(main.__file__)) as f:
+            return list(_named(ast.parse(f.read()), main.__package__ or None))
+    except Exception as e:  # a notebook has no file, and a file may be gone
+        if raised_by_signal(e):
+            raise
+        return []
 
 
 def _named(node: ast.AST, package: str | None) -> Iterator[str]:

@@ -6,7 +6,6 @@ user's own lines. Causes, contexts and the parts of groups travel in the same wa
 """
 
 import ast
-import contextlib
 import io
 import itertools
 import pickle
@@ -15,6 +14,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 from headrace._executors.ring import ClassPickler
+from headrace._signals import raised_by_signal
 from headrace.errors import FROM_WORKER, WorkerError, in_words, put_together, users_frames
 
 MOST_FRAMES = 100  # of one traceback: the first and the last of them
@@ -157,8 +157,11 @@ def _hear(told: Told) -> BaseException:
 
 def _group(told: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseException:
     kind, message, state = told
-    with contextlib.suppress(Exception):
+    try:
         return put_together(kind, (message, parts), state)
+    except Exception as e:  # its class is made in another way
+        if raised_by_signal(e):
+            raise
     group = ExceptionGroup(message, parts)
     group.__dict__.update(state)
     return group
@@ -167,8 +170,11 @@ def _group(told: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseExcep
 def _traceback(places: list[Place]) -> TracebackType | None:
     traceback = None
     for place in reversed(places):
-        with contextlib.suppress(ValueError, TypeError):  # a place that no code can be at
+        try:
             traceback = _at(place, traceback)
+        except (ValueError, TypeError) as e:  # a place that no code can be at
+            if raised_by_signal(e):
+                raise
     return traceback
 
 

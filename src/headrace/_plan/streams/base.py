@@ -195,7 +195,7 @@ class Feed:
         self._pieces: deque[tuple[Block, At, int]] = deque()
 
     def fill(self, count: int, *, careful: bool, enough: int | None = None) -> None:
-        """Pulls until `count` elements are there, or the stream has ended; where there is `enough`, waits for no more."""
+        """Pulls until `count` elements are there, or the stream has ended; waits for no more than `enough`."""
         while self.size < count and not self.ended:
             wanted = count if enough is None or self.stream.ready() else enough
             if self.size >= wanted:
