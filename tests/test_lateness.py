@@ -68,4 +68,4 @@ def test_where_records_become_slow_what_is_there_is_handed_over(name):
             longest_s, last = max(longest_s, now - last), now
             found += [output] if size == 1 else output.tolist()
     assert found == list(range(2020))
-    assert longest_s < 40 * 0.02  # in a run of 128 or more records
+    assert longest_s < 60 * 0.02  # a run has 128 records, or more

@@ -12,7 +12,7 @@ from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, kept_places, open_stream, stream_of
 
 LATE_S = 0.024  # a run that has taken so long is handed over as far as it is there
-PIECE_S = 0.0004  # so much of a run is made between two looks at the clock
+PIECE_S = 0.001  # so much of a run is made between two looks at the clock
 CHEAP_S = 2e-6  # where an element costs less, runs are made in one piece
 
 
