@@ -6,6 +6,7 @@ and much memory, and few pipelines need them.
 """
 
 import ast
+import functools
 import importlib
 import importlib.util
 import sys
@@ -39,7 +40,8 @@ def of_main_script() -> Imports:
     if main is None:
         return imports
     bound = (value.__name__ for value in list(vars(main).values()) if isinstance(value, ModuleType))
-    for name in dict.fromkeys([*_named_in_source(main), *bound]):
+    named = _named_in_source(getattr(main, "__file__", None), getattr(main, "__package__", None) or None)
+    for name in dict.fromkeys([*named, *bound]):
         module = sys.modules.get(name)
         if module is None or name == "__main__" or _top(name) in FRAMEWORKS | {"headrace"} or _is_standard(module):
             continue
@@ -48,11 +50,12 @@ def of_main_script() -> Imports:
     return imports
 
 
-def _named_in_source(main: ModuleType) -> list[str]:
+@functools.cache
+def _named_in_source(file: str | None, package: str | None) -> list[str]:
     """The modules that import statements of a script name, outside of functions."""
     try:
-        with tokenize.open(str(main.__file__)) as f:
-            return list(_named(ast.parse(f.read()), main.__package__ or None))
+        with tokenize.open(str(file)) as f:
+            return list(_named(ast.parse(f.read()), package))
     except Exception as e:  # a notebook has no file, and a file may be gone
         if raised_by_signal(e):
             raise
