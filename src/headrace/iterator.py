@@ -18,9 +18,11 @@ import numpy as np
 
 from headrace import _files, _state, _state_arrays
 from headrace._executors import context
+from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
 from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
+from headrace._plan.blocks import Block
 from headrace._plan.next_index import index_at, position_at
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
@@ -256,7 +258,7 @@ class _Walk:
         self._stream: Stream | None = None
         self._context: Context | None = None
         self._workers = Workers(op)
-        self._n, self._longest = 1, LONGEST_RUN
+        self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
         self._careful_outputs = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
         self._first_error: BaseException | None = None  # why outputs are made one at a time
@@ -339,14 +341,15 @@ class _Walk:
         begin = time.perf_counter()
         run = in_pipeline(stream.pull, self._n)
         if run is not None:
-            self._adapt(run.block.num_bytes, time.perf_counter() - begin)
+            self._adapt(run.block, time.perf_counter() - begin)
         return run
 
-    def _adapt(self, num_bytes: Callable[[], int], took_s: float) -> None:
+    def _adapt(self, block: Block, took_s: float) -> None:
         if took_s > 4 * RUN_S:
-            self._n = max(1, self._n // 2)
-        elif took_s < RUN_S and self._n < self._longest:
-            if 2 * num_bytes() <= RUN_BYTES:
+            self._n = max(1, min(self._n, len(block)) // 2)
+            self._growth.restart()
+        elif took_s < RUN_S and self._n < self._longest and self._growth.may_double():
+            if 2 * block.num_bytes() <= RUN_BYTES:
                 self._n *= 2
             else:
                 self._longest = self._n

@@ -52,6 +52,10 @@ class Executor(Protocol):
         """Takes a task that makes a block of about `size` elements."""
         ...
 
+    def ready(self) -> bool:
+        """Whether the next result need not be waited for; what is computed when it is asked for is ready."""
+        ...
+
     def next(self) -> Any:
         """The result of the oldest task, or its error."""
         ...

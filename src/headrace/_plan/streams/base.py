@@ -77,6 +77,10 @@ class Stream:
         """About `n` outputs, or None at the end."""
         raise NotImplementedError
 
+    def ready(self) -> bool:
+        """Whether there is more that need not be waited for; where nobody else computes it, there is."""
+        return True
+
     def start(self) -> None:
         """Begins to work ahead, where anything does."""
 
@@ -182,6 +186,9 @@ class Unary(Stream):
         super().__init__(position)
         self.parent = parent
 
+    def ready(self) -> bool:
+        return self.parent.ready()
+
     def start(self) -> None:
         self.parent.start()
 
@@ -198,10 +205,13 @@ class Feed:
         self.size = 0
         self._pieces: deque[tuple[Block, At, int]] = deque()
 
-    def fill(self, count: int, *, careful: bool) -> None:
-        """Pulls until `count` elements are there, or the stream has ended."""
+    def fill(self, count: int, *, careful: bool, enough: int | None = None) -> None:
+        """Pulls until `count` elements are there, or the stream has ended; waits for no more than `enough`."""
         while self.size < count and not self.ended:
-            run = self.stream.pull(0 if careful else count - self.size)
+            wanted = count if enough is None or self.stream.ready() else enough
+            if self.size >= wanted:
+                return
+            run = self.stream.pull(0 if careful else wanted - self.size)
             if run is None:
                 self.ended = True
             elif len(run.block):

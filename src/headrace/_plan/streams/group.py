@@ -38,7 +38,7 @@ class BatchStream(Unary):
 
     def pull(self, n: int) -> Run | None:
         op, size = self._op, self._op.batch_size
-        self._feed.fill(size * max(n, 1), careful=n == 0)
+        self._feed.fill(size * max(n, 1), careful=n == 0, enough=size)
         after = self._feed.positions()
         count = min(self._feed.size // size, max(n, 1))
         batches = [make_batch(op, self._feed.take(size)) for _ in range(count)]
