@@ -108,7 +108,7 @@ def _(op: Source) -> str:
 
 @_how.register
 def _(op: UserDataset) -> str:
-    return "the user's own, one call an element"
+    return getattr(type(op.dataset), "_how", "the user's own, one call an element")
 
 
 @_how.register

@@ -9,7 +9,7 @@ from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, PipelineError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
-from headrace.sources.tables import TableDataSource
+from headrace.sources.tables.base import TableDataSource
 
 
 def check_table(source: Any) -> None:
