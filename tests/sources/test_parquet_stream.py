@@ -146,6 +146,39 @@ def test_columns_of_numbers_stay_columns(tmp_path):
     assert max(blocks) > 10
 
 
+def test_files_with_and_without_nulls_are_read_in_turn(tmp_path):
+    paths = [write_parquet(tmp_path / name, pa.table({"i": [0, one, 2, 3]})) for name, one in (("a", 1), ("b", None))]
+    both = ParquetIterDataset(paths)
+    expected = [row for pair in zip(*map(ParquetDataSource, paths), strict=True) for row in pair]
+    assert_same(both, expected)
+    assert [batch["i"].dtype for batch in both.batch(4)] == [np.float64] * 2
+    assert_same(both.map(lambda row: row), expected)
+
+
+def test_an_iterator_around_that_of_parquet_is_asked_for_its_own_rows(tmp_path):
+    class Doubled(ParquetIterDataset):
+        def __iter__(self):
+            return Around(super().__iter__())
+
+    class Around:
+        def __init__(self, iterator):
+            self.iterator = iterator
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return 2 * next(self.iterator)["i"]
+
+        def __getattr__(self, name):
+            return getattr(self.iterator, name)
+
+    path = write_parquet(tmp_path / "t.parquet", pa.table({"i": range(40)}))
+    assert list(Doubled(path).map(lambda i: i)) == list(range(0, 80, 2))
+    assert [batch.tolist() for batch in Doubled(path).batch(20)] == [list(range(0, 40, 2)), list(range(40, 80, 2))]
+    assert_resumable(Doubled(path).batch(3))
+
+
 def test_batches_of_columns_can_be_changed_and_share_nothing(tmp_path):
     path = write_parquet(tmp_path / "t.parquet", numbers(90), row_group_size=45)
     iterator = iter(ParquetIterDataset(path).batch(10))

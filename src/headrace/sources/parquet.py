@@ -20,6 +20,7 @@ from headrace.iterator import DatasetIterator
 from headrace.sources import files
 from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.batches import TableBatches as TableBatches
+from headrace.sources.tables.batches import numbers_of
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.groups import shuffled_groups as shuffled_groups
 from headrace.sources.tables.kept import blaming, open_input
@@ -34,8 +35,8 @@ CYCLE_LENGTH = 16  # files that are open at a time
 class ParquetIterDataset(IterDataset[Row]):
     """The rows of a Parquet file, in order; of several files, one row of each in turn.
 
-    A number is a NumPy scalar, a list an array, a string `str`, and a struct a dict. In a file where they have nulls, a
-    column of ints is of floats with NaN, and one of anything but numbers and times has None.
+    A number is a NumPy scalar, a list an array, a string `str`, and a struct a dict. A column of ints that has nulls
+    anywhere in its file is one of floats; a null is NaN among numbers, NaT among times, and None among others.
 
     Args:
         path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. Each is compared with the
@@ -198,16 +199,8 @@ class ParquetIterator(DatasetIterator[Row]):
         return _state(self._group, self._row)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        try:
-            group, row = state["row_group"], state["index_within_row_group"]
-        except (KeyError, TypeError):
-            raise StateError(
-                "The state of a Parquet file has the fields `row_group` and `index_within_row_group`; got "
-                f"{state!r}. It is the state of another pipeline."
-            ) from None
-        if type(group) is not int or type(row) is not int:
-            raise StateError(f"The fields of the state of a Parquet file are ints; got {state!r}.")
-        self._group, self._row, self._columns, self._rows = group, row, None, iter(())
+        self._group, self._row = numbers_of(state, "a Parquet file", "row_group", "index_within_row_group")
+        self._columns, self._rows = None, iter(())
 
     def close(self) -> None:
         self._closed = True
