@@ -541,7 +541,7 @@ def test_a_state_of_another_loader_is_refused_by_field(changes, field):
         ({"next_index": 3}, "looks like the state of a dataset's iterator"),
         (None, "got NoneType"),
         (b'{"version": 2}', "is damaged"),
-        (b'{"parent": 3, "next_index_in_buffer": 0}', "is damaged"),
+        (b'{"parent": 3, "next_index_in_buffer": 0}', "written by Grain, and has that of a FlatMap"),
     ],
 )
 def test_what_is_no_state_is_told(state, says):

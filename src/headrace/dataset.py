@@ -167,6 +167,8 @@ class MapDataset(Dataset[T]):
         >>> list(MapDataset.range(10)[2:8:3])
         [2, 5]
         """
+        if not isinstance(sl, builtins.slice):
+            raise PipelineError(f"`slice` takes a slice, as in `ds.slice(slice(3))`; got {type(sl).__name__}: {sl!r}.")
         start, stop, step = sl.indices(len(self))
         return MapDataset._of(Slice(self._op, start, step, len(range(start, stop, step))))
 
@@ -246,7 +248,8 @@ class IterDataset(Dataset[T]):
             iterator = own(self)
             return iterator if hasattr(iterator, "get_state") else StreamIterator(self._op)
 
-        setattr(cls, "_own_iter", own)  # noqa: B010  (assigning it would redeclare the method to type checkers)
+        if "_own_iter" not in cls.__dict__:
+            setattr(cls, "_own_iter", own)  # noqa: B010  (assigning it would redeclare the method to type checkers)
         setattr(cls, "__iter__", iterate)  # noqa: B010
 
     # ---- several datasets

@@ -6,6 +6,7 @@ handing over an element costs some 20 ns; only `get_state()` asks how far the wa
 
 import abc
 import itertools
+import json
 import operator
 import sys
 import time
@@ -13,7 +14,9 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
-from headrace import _files, _state
+import numpy as np
+
+from headrace import _files, _state, _state_arrays
 from headrace._executors import context
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
@@ -21,6 +24,7 @@ from headrace._plan.next_index import index_at, position_at
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._signals import raised_by_signal, signal_handlers
+from headrace._stats import NoStats
 from headrace.errors import ClosedError, FilterError, StateError, users_frames
 
 T = TypeVar("T")
@@ -40,6 +44,8 @@ class DatasetIterator(abc.ABC, Generic[T]):
 
     _parents: "tuple[DatasetIterator, ...]" = ()
     _state_is_global: ClassVar[bool] = False  # whether all processes of a program have the same state
+    _stats: ClassVar[NoStats] = NoStats()
+    _closed = False
 
     def __init__(self, parents: Any = ()):
         self._parents = tuple(parents) if isinstance(parents, list | tuple) else (parents,)
@@ -96,8 +102,14 @@ class DatasetIterator(abc.ABC, Generic[T]):
 
     def close(self) -> None:
         """Gives back threads, processes and memory; the iterator cannot be used any more."""
+        self._closed = True
         for parent in self._parents:
             parent.close()
+
+    def _assert_not_closed(self) -> None:
+        """For the `__next__` of iterators of your own."""
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
 
     def __enter__(self):
         return self
@@ -125,8 +137,17 @@ class StreamIterator(DatasetIterator[T]):
         """Where the iterator is, as small JSON, with what tells whether it belongs to a pipeline."""
         return self._identity.added_to(self._position_state())
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Goes to where `get_state` was called.
+    def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
+        """The state as `size` bytes, for hosts that gather theirs; `set_state` takes it too.
+
+        Leaves of `get_state()` are ints, but how many there are may differ among hosts: of an interleave that has
+        fewer datasets open on one of them. Arrays are of one size.
+        """
+        state = self.get_state()
+        return _state_arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
+
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
+        """Goes to where `get_state` or `state_as_array` was called.
 
         A state of a pipeline with another order is an error that says what differs; with `strict=False`, a warning.
         """
@@ -145,6 +166,7 @@ class StreamIterator(DatasetIterator[T]):
         self._walk.start()
 
     def close(self) -> None:
+        self._closed = True
         self._walk.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:

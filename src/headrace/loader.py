@@ -4,7 +4,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from headrace import transforms
+import numpy as np
+
+from headrace import _state_arrays, transforms
 from headrace._loader import state as states
 from headrace._loader.chain import chain
 from headrace._loader.kinds import as_transforms, identity
@@ -121,9 +123,10 @@ class DataLoaderIterator(StreamIterator[T]):
         """Where the iterator is, as JSON in bytes; the same with any number of workers."""
         return states.encode(self._loader.identity, self._position_state())
 
-    def set_state(self, state: bytes, *, strict: bool = True) -> None:  # type: ignore[override]
-        """Goes to where `get_state` was called; with `strict=False`, a state of any loader is taken."""
-        self._go_to(state, validate=strict)
+    def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
+        """Goes to where `get_state` or `state_as_array` was called; with `strict=False`, of any loader."""
+        given: Any = _state_arrays.unpacked(state) if _state_arrays.is_array(state) else state
+        self._go_to(given, validate=strict)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:
         super().set_state(states.decode(state, self._loader, validate=validate))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import experimental
+from headrace._plan.streams.source import UserStream
 from headrace.errors import DataError, MissingDependency, PipelineError, StateError
 from headrace.sources.parquet import ParquetIterDataset
 from headrace.sources.remote import Address
@@ -204,17 +205,16 @@ def test_parquet_streams_resume_after_every_output(tmp_path, table):
     assert_same_with_workers(rows)
 
 
-def test_states_of_blocks_are_those_of_rows(tmp_path):
-    """A state names the row group and the row at every 16th output, and how many came since."""
+@pytest.mark.parametrize("n", [1, 7, 1000])
+def test_positions_in_blocks_are_those_in_rows(tmp_path, n):
+    """They name the row group and the row at every 16th output, and how many came since; however runs are cut."""
     path = write_parquet(tmp_path / "t.parquet", numbers(100), row_group_size=30)
-    iterator, rows = iter(ParquetIterDataset(path).map(lambda row: row)), iter(ParquetIterDataset(path))
-    states = [None]
-    for i, _ in enumerate(iterator):
-        next(rows)
-        states.append(rows.get_state())
-        found, since = iterator.get_state(), (i + 1) % 16
-        anchor = i + 1 - since
-        assert (found["state"], found["replay"]) == (states[anchor], since)
+    rows, stream, positions = iter(ParquetIterDataset(path)), UserStream(ParquetIterDataset(path)._op, None), []
+    while (run := stream.pull(n)) is not None:
+        positions += [run.at(j + 1) for j in range(len(run.block))]
+    states = [None, *(rows.get_state() for _ in rows)]
+    assert positions == [(states[i - i % 16], i % 16) for i in range(1, 101)]
+    stream.close()
 
 
 def test_rows_before_a_damaged_row_group_come_first(tmp_path):

@@ -12,7 +12,7 @@ from headrace._loader.kinds import ELEMENTWISE, PLACED, RANDOM, function_of
 from headrace._loader.order import Lent, Order
 from headrace._loader.records import with_records
 from headrace._ops.base import describe
-from headrace._ops.element import PlacedMap
+from headrace._ops.element import PlacedMap, RecordMap
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError
 from headrace.operations import Operation
@@ -32,6 +32,8 @@ def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_opt
     for run in _runs(operations):
         if isinstance(run, list):
             dataset = dataset._then(PlacedMap(dataset._op, _Steps(run, order)))
+        elif isinstance(run, transforms.Map):
+            dataset = dataset._then(RecordMap(dataset._op, run))
         else:
             dataset = dataset.apply(run)
     return dataset

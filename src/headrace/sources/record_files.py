@@ -193,23 +193,23 @@ class RecordFiles(abc.ABC):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: int) -> bytes:
-        place = operator.index(index)
+    def __getitem__(self, record_key: int) -> bytes:
+        place = operator.index(record_key)
         length = len(self)
         if not -length <= place < length:
-            raise IndexError(f"Index {index} is out of range for {length} records.")
+            raise IndexError(f"Index {record_key} is out of range for {length} records.")
         place %= length
         number = bisect.bisect_right(self._ends, place)
         (record,) = self._read(number, [self._place_in_file(number, place)])
         return record
 
-    def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
+    def __getitems__(self, record_keys: Sequence[int]) -> list[bytes]:
         """The records at these indices: each file is read once, in its own order."""
-        if not len(indices):
+        if not len(record_keys):
             return []
-        places = np.asarray(indices)
+        places = np.asarray(record_keys)
         if places.dtype.kind not in "iu":
-            raise TypeError(f"Indices must be ints; got {places.dtype}: {indices!r}.")
+            raise TypeError(f"Indices must be ints; got {places.dtype}: {record_keys!r}.")
         places = places.astype(np.int64)
         length = len(self)
         outside = places[(places < -length) | (places >= length)]

@@ -44,12 +44,17 @@ class SharedMemoryDataSource(Sequence):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"Index {index} is out of range for {len(self)} elements.")
-        start, end = self._ends[index % len(self)], self._ends[index % len(self) + 1]
+    @property
+    def format(self) -> str:
+        """How the elements are laid out in memory, in the words of `struct`: bytes of these lengths."""
+        return "".join(f"{size}s" for size in np.diff(self._ends).tolist())
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"Index {position} is out of range for {len(self)} elements.")
+        start, end = self._ends[position % len(self)], self._ends[position % len(self) + 1]
         return pickle.loads(memoryview(self._memory.buffer)[start:end])
 
     def close(self) -> None:

@@ -19,8 +19,6 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
-from headrace._ops.element import Filter, Map
-from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import Fetch, fetcher
 from headrace.options import ReadOptions
@@ -59,7 +57,7 @@ class Places:
 
 def has_places(op: Op) -> bool:
     """Whether the outputs of an operation stand each for an element of a source."""
-    while isinstance(op, Map | Filter | Seed | Options | Prefetch | MpPrefetch):
+    while op.is_transparent or (op.is_elementwise and op.state_fields is None and op.before is not None):
         op = op.parents[0]
     return isinstance(op, ToStream)
 
@@ -162,8 +160,19 @@ def open_stream(op: Op, position: Position, context: Context) -> Stream:
 
 @singledispatch
 def stream_of(op: Op, position: Position, context: Context) -> Stream:
-    """The stream of an operation, computed here; its parents are opened with `open_stream`."""
-    raise TypeError(f"{op.label()} is no stream.")
+    """The stream of an operation, computed here; its parents are opened with `open_stream`.
+
+    An operation that is not of this package has a method `open_stream(position, context)` instead.
+    """
+    own = getattr(op, "open_stream", None)
+    if own is None:
+        raise TypeError(f"{op.label()} is not a stream.")
+    return own(position, context)
+
+
+def start_at(op: Op, position: Position) -> tuple[Any, ...]:
+    """The numbers of an operation at a position, and the position of what it reads; `None` is the start."""
+    return position or (*op.first_numbers(), None)
 
 
 class Unary(Stream):

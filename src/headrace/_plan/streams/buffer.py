@@ -7,7 +7,17 @@ from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.blocks import Rows
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, kept_places, open_stream, stream_of
+from headrace._plan.streams.base import (
+    Context,
+    Position,
+    Run,
+    Stream,
+    Unary,
+    kept_places,
+    open_stream,
+    start_at,
+    stream_of,
+)
 
 
 class GapFound(Exception):
@@ -103,7 +113,7 @@ class LimitStream(Unary):
 
 @stream_of.register
 def _(op: Limit, position: Position, context: Context) -> Stream:
-    taken, inner = position or (0, None)
+    taken, inner = start_at(op, position)
     return LimitStream(op, taken, open_stream(op.parent, inner, context))
 
 
@@ -128,7 +138,7 @@ class SkipStream(Unary):
 
 @stream_of.register
 def _(op: Skip, position: Position, context: Context) -> Stream:
-    skipped, inner = position or (0, None)
+    skipped, inner = start_at(op, position)
     return SkipStream(op, skipped, open_stream(op.parent, inner, context))
 
 

@@ -11,8 +11,8 @@ from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, Plan, ScheduledMix
 from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, stream_of
-from headrace.errors import PipelineError
+from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
+from headrace.errors import PipelineError, StateError
 
 
 class NaryStream(Stream):
@@ -75,7 +75,7 @@ class ZipStream(NaryStream):
 
 @stream_of.register
 def _(op: Zip, position: Position, context: Context) -> Stream:
-    (positions,) = position or (None,)
+    (positions,) = start_at(op, position)
     return ZipStream(op, _open_parts(op.parts, positions, context))
 
 
@@ -151,7 +151,7 @@ class ScheduledMixStream(MixStream):
 
         def numbers(j: int) -> tuple[Any, ...]:
             if offset + j == BLOCK:
-                return count + j, plan.next_lags, ""
+                return count + j, plan.next_lags, 0
             return count + j, plan.lags, plan.digest
 
         return plan.which[offset : offset + n], numbers
@@ -160,7 +160,7 @@ class ScheduledMixStream(MixStream):
 @stream_of.register(Mix)
 @stream_of.register(ScheduledMix)
 def _(op: Any, position: Position, context: Context) -> Stream:
-    *numbers, positions = position or (*op.start, None)
+    *numbers, positions = start_at(op, position)
     kind: Any = FixedMixStream if isinstance(op, Mix) else ScheduledMixStream
     return kind(op, tuple(numbers), _open_parts(op.parts, positions, context))
 
@@ -173,7 +173,7 @@ class InterleaveStream(Stream):
 
     def __init__(self, op: Interleave, position: Position, context: Context):
         self._op, self._context = op, context
-        self._slot, self._next, slots = position or (0, 0, (None,) * op.cycle_length)
+        self._slot, self._next, slots = position or op.first_position(())
         super().__init__((self._slot, self._next, slots))
         self._slots = [None if slot is None else (slot[0], Feed(self._open(*slot))) for slot in slots]
         self._ahead: dict[int, Stream] = {}  # datasets that were opened before their turn
@@ -183,16 +183,25 @@ class InterleaveStream(Stream):
         self._context.enter(self._op, dataset, part)
         return open_stream(part, position, self._context)
 
-    def _open_next(self) -> tuple[int, Feed]:
+    def _open_next(self) -> tuple[int, Feed] | None:
+        """The next dataset in turn; `None` where no more come."""
+        self._skip_holes()
+        if self._next >= self._op.num_datasets:
+            return None
         dataset = self._next
         stream = self._ahead.pop(dataset, None) or self._open(dataset, None)
         self._next += 1
         return dataset, Feed(stream)
 
+    def _skip_holes(self) -> None:
+        while self._next < self._op.num_datasets and _part_or_hole(self._op, self._next) is None:
+            self._next += 1
+
     def _open_ahead(self) -> None:
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
-                with contextlib.suppress(Exception):  # it comes again when the dataset's turn comes
+                # A hole is passed over like an error, which comes again when the dataset's turn comes.
+                with contextlib.suppress(Exception):
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()
 
@@ -237,10 +246,10 @@ class InterleaveStream(Stream):
             here = self._slot
             self._slot = (here + 1) % len(self._slots)
             if self._slots[here] is None:
-                if self._next >= self._op.num_datasets:
+                self._slots[here] = self._open_next()
+                if self._slots[here] is None:
                     idle += 1
                     continue
-                self._slots[here] = self._open_next()
                 self._open_ahead()
             _, feed = self._slots[here]  # type: ignore[misc]
             feed.fill(1, careful=careful)
@@ -277,17 +286,29 @@ def _slot_position(slot: tuple[int, Feed] | None) -> Position:
 
 def interleaved_part(op: Interleave, number: int) -> Op:
     """The operation of one interleaved dataset, as a stream; those in use are made once."""
+    part = _part_or_hole(op, number)
+    if part is None:
+        raise StateError(f"The state has dataset {number} of {op.label()} open, and now there is none at that index.")
+    return part
+
+
+def _part_or_hole(op: Interleave, number: int) -> Op | None:
     if not isinstance(op.datasets, Op):
         return op.datasets[number]
-    if number not in op.made:
-        op.made[number] = _make_part(op, op.datasets, number)
+    if number in op.made:
+        return op.made[number]
+    part = _make_part(op, op.datasets, number)
+    if part is not None:
+        op.made[number] = part
         for old in list(op.made)[: -2 * op.cycle_length]:
             op.made.pop(old, None)
-    return op.made[number]
+    return part
 
 
-def _make_part(op: Interleave, datasets: Op, number: int) -> Op:
+def _make_part(op: Interleave, datasets: Op, number: int) -> Op | None:
     (dataset,) = fetcher(datasets)(range(number, number + 1)).rows()
+    if dataset is None:
+        return None
     part = getattr(dataset, "_stream_op", None)
     if part is None:
         raise PipelineError(

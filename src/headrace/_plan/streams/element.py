@@ -27,6 +27,7 @@ from headrace._plan.streams.base import (
     has_places,
     kept_places,
     open_stream,
+    start_at,
     stream_of,
 )
 from headrace.errors import FilterError, FilterWarning
@@ -109,7 +110,7 @@ class MapStep(Step):
 
     def __init__(self, op: Map, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
-        self._kernel = element_kernel(op, holes=False)
+        self._kernel = element_kernel(op)
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         return self._kernel(block, self._where(block, trace))
@@ -127,7 +128,7 @@ class CountedStep(Step):
 
     def __init__(self, op: MapWithIndex | RandomMap, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
-        self._kernel, self._count = element_kernel(op, holes=False), position[0]
+        self._kernel, self._count = element_kernel(op), position[0]
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         first, self._count = self._count, self._count + len(block)
@@ -235,7 +236,7 @@ def _(op: Op, position: Position, context: Context) -> Stream:
     while parent is None:
         number = 0
         if isinstance(op, COUNTED | FlatMap):
-            number, position = position or (0, None)
+            number, position = start_at(op, position)
         chain.append((op, number))
         op = op.parents[0]
         if isinstance(op, STEPS | Seed | Options):

@@ -14,7 +14,18 @@ from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
 from headrace._plan.blocks import Block, Columns, Rows, concat
 from headrace._plan.elements import add_note
 from headrace._plan.kernels import make_batch
-from headrace._plan.streams.base import Context, Feed, GroupStream, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._plan.streams.base import (
+    Context,
+    Feed,
+    GroupStream,
+    Position,
+    Run,
+    Stream,
+    Unary,
+    open_stream,
+    start_at,
+    stream_of,
+)
 from headrace.errors import StructureError
 
 
@@ -117,7 +128,7 @@ def _leading_length(op: Op, element: Any) -> int:
 
 @stream_of.register
 def _(op: Rebatch, position: Position, context: Context) -> Stream:
-    taken, inner = position or (0, None)
+    taken, inner = start_at(op, position)
     return RebatchStream(op, taken, open_stream(op.parent, inner, context))
 
 
@@ -159,7 +170,7 @@ class BufferShuffleStream(GroupStream):
 
 @stream_of.register
 def _(op: BufferShuffle, position: Position, context: Context) -> Stream:
-    group, taken, inner = position or (0, 0, None)
+    group, taken, inner = start_at(op, position)
     return BufferShuffleStream(op, group, taken, open_stream(op.parent, inner, context))
 
 
@@ -186,5 +197,5 @@ class PaddedBatchStream(GroupStream):
 
 @stream_of.register
 def _(op: PaddedBatch, position: Position, context: Context) -> Stream:
-    window, taken, inner = position or (0, 0, None)
+    window, taken, inner = start_at(op, position)
     return PaddedBatchStream(op, window, taken, open_stream(op.parent, inner, context))

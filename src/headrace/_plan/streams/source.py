@@ -26,7 +26,7 @@ class UserStream(Stream):
     EVERY = 16
 
     def __init__(self, op: UserDataset, position: Position):
-        super().__init__(position or (None, 0))
+        super().__init__(position or op.first_position(()))
         self._op, self._ended = op, False
         self._iterator = op.dataset._own_iter()
         self._has_states = hasattr(self._iterator, "get_state")
