@@ -182,7 +182,7 @@ class ParquetIterator(DatasetIterator[Row]):
         self._rows = _rows(columns, self._row)
         return next(self)
 
-    def _next_block(self, n: int) -> tuple[Block, Callable[[int], Any]] | None:
+    def __next_block__(self, n: int) -> tuple[Block, Callable[[int], Any]] | None:
         columns = self._read()
         if columns is None:
             return None

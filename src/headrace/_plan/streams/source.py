@@ -12,8 +12,8 @@ from headrace._plan.streams.base import Context, Position, Run, Stream, stream_o
 from headrace.errors import StateError
 
 Blocks = Callable[[Any, int], tuple[Block, Callable[[int], Any]] | None]
-"""A method `_next_block(self, n)` that an iterator of this library may have beside `__next__`: up to `n` elements at
-once, all of them where it has them as columns, and its state after the first `j` of those; or None at the end."""
+"""The method `__next_block__(self, n)` that an iterator of this library may have beside `__next__`: at least one and up to
+`n` elements at once, and its state after the first `j` of those; or None at the end."""
 
 
 class UserStream(Stream):
@@ -31,7 +31,7 @@ class UserStream(Stream):
         self._iterator = op.dataset._own_iter()
         self._has_states = hasattr(self._iterator, "get_state")
         # Asked of the class: whoever wraps an iterator and hands on its attributes has elements of his own.
-        self._next_block: Blocks | None = getattr(type(self._iterator), "_next_block", None)
+        self._next_block: Blocks | None = getattr(type(self._iterator), "__next_block__", None)
         state, since = self.position
         if state is not None:
             if not hasattr(self._iterator, "set_state"):
