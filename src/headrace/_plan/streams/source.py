@@ -12,8 +12,8 @@ from headrace._plan.streams.base import Context, Position, Run, Stream, stream_o
 from headrace.errors import StateError
 
 Blocks = Callable[[Any, int], tuple[Block, Callable[[int], Any]] | None]
-"""The method `__next_block__(self, n)` that an iterator of this library may have beside `__next__`: at least one and up to
-`n` elements at once, and its state after the first `j` of those; or None at the end."""
+"""The method `__next_block__(self, n)` that an iterator of this library may have beside `__next__`: at least one and up
+to `n` elements at once, and its state after the first `j` of those; or None at the end."""
 
 
 class UserStream(Stream):
