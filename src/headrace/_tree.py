@@ -158,7 +158,7 @@ def stack_columns(columns: Any) -> Any:
     if type(columns) is np.ndarray:
         return columns if columns.dtype.isbuiltin == 1 else _stack_column(columns)
     if type(columns) is dict:
-        return {key: stack_columns(column) for key, column in columns.items()}
+        return {key: stack_columns(columns[key]) for key in _sorted(columns)}
     return tree_map(lambda column: _stack_column(np.asarray(column)), columns)
 
 
@@ -284,10 +284,15 @@ def _same_keys(rows: Sequence[dict], where: str) -> list:
                 f"{sorted(map(str, first))}, element {i} {' and '.join(parts)}. "
                 "Give all elements the same keys in a `map` before the batch."
             )
+    return _sorted(first)
+
+
+def _sorted(keys: Iterable[Any]) -> list[Any]:
+    """Keys in order, as long as they have one."""
     try:
-        return sorted(first)
+        return sorted(keys)
     except TypeError:
-        return list(first)
+        return list(keys)
 
 
 def _same_lengths(rows: Sequence[Sequence], where: str) -> None:

@@ -69,7 +69,7 @@ class UserDataset(Op):
         return None, 0
 
     def how(self) -> str:
-        return "the user's own, one call an element"
+        return getattr(type(self.dataset), "_how", "the user's own, one call an element")
 
     def length(self) -> int:
         return len(self.dataset)

@@ -2,7 +2,6 @@
 
 import contextlib
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -227,7 +226,8 @@ class InterleaveStream(Stream):
         if not rounds:
             return None
         afters = [feed.positions() for feed in feeds]
-        rows = zip(*(feed.take(rounds).own_rows() for feed in feeds), strict=True)
+        places = np.arange(rounds * len(feeds)).reshape(rounds, len(feeds))
+        block = interleave([feed.take(rounds) for feed in feeds], list(places.T))
         numbers = [(i, dataset) for i, dataset, _ in order]
         self._slot = (numbers[-1][0] + 1) % width
 
@@ -238,7 +238,7 @@ class InterleaveStream(Stream):
                 slots[i] = (dataset, at(whole + (k < part)))
             return (numbers[part - 1][0] + 1) % width, following, tuple(slots)
 
-        return self._run(Rows(list(chain.from_iterable(rows)), owned=True), after)
+        return self._run(block, after)
 
     def _visit(self, *, careful: bool) -> Run | None:
         """Goes round the slots until one gives an element."""
