@@ -1,5 +1,6 @@
 """Bad input gets an error that says what, where and how to fix it."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -413,3 +414,24 @@ def test_every_extra_that_a_message_names_exists():
     named = {name for file in (root / "src").rglob("*.py") for name in re.findall(r'extra="(\w+)"', file.read_text())}
     assert named
     assert named <= extras.keys()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_children_before_one_that_fails_come_first(num_workers, shuffled):
+    def fails_at_22(x):
+        if x == 22:
+            raise ValueError("no 22")
+        return x
+
+    ds = MapDataset.range(5).to_iter_dataset()
+    ds = ds.window_shuffle(5, seed=1) if shuffled else ds
+    ds = ds.flat_map(lambda x: [10 * x + i for i in range(4)])
+    expected = list(itertools.takewhile(lambda x: x != 22, ds))
+    assert expected[-2:] == [20, 21]
+    ds = ds.map(fails_at_22).mp_prefetch(MultiprocessingOptions(num_workers=num_workers))
+    with iter(ds) as iterator:
+        assert [next(iterator) for _ in expected] == expected
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no 22"):
+                next(iterator)

@@ -1,7 +1,4 @@
-"""Where programs may give something else than in Grain, and why: the only differences that comparisons let pass.
-
-Rows of `PENDING` are no differences that are wanted. Each is to be deleted with the change that makes it go.
-"""
+"""Where programs may give something else than in Grain, and why: the only differences that comparisons let pass."""
 
 import re
 from dataclasses import dataclass
@@ -123,17 +120,8 @@ ALLOWED = (
         ),
     ),
 )
-PENDING = (
-    Row(
-        "children before one that fails, with workers",
-        "A worker answers with all children of an element or with the error; those before the error should come first.",
-        program=r"^workers\(.*FlatMapIterDataset",
-        says=r"^next .*: ours \w+: ",
-        example=f"workers(FlatMapIterDataset(M.source([26]){READ}, Children()).map(some_fail), 1)",
-    ),
-)
 
 
 def row_of(program: str, difference: str) -> Row | None:
     """The row that lets a difference pass."""
-    return next((row for row in ALLOWED + PENDING if row.covers(program, difference)), None)
+    return next((row for row in ALLOWED if row.covers(program, difference)), None)

@@ -11,6 +11,7 @@ from typing import Any
 from headrace._executors.freight import pack, unpack
 from headrace._executors.pool import Pool, Ticket
 from headrace._executors.ring import Sheet
+from headrace._executors.tracebacks import unpacked_error
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
 from headrace._plan.origins import index_in, show_elements, show_source_indices
@@ -82,6 +83,7 @@ class StageStream(Stream):
         # How much a chunk should hold, and how large a chunk of one is: as others like it found.
         self._chunk, self._unit_bytes = (1, 0.0) if plan.careful else plan.pool.chunks.get(place.family, (1, 0.0))
         self._ended = self._closed = False
+        self._error: BaseException | None = None
         self._watches: dict[int, Any] = {}
         with self._pool.locked():
             self._pool.num_stages += self._is_source
@@ -89,6 +91,8 @@ class StageStream(Stream):
     _is_source = True  # not fed by another stage
 
     def pull(self, n: int) -> Run | None:
+        if self._error is not None:
+            raise self._error
         with self._pool.locked():  # another thread may find that this stream's worker has died
             self._work_ahead()
             while self._tickets:
@@ -179,6 +183,13 @@ class StageStream(Stream):
             self._pool.cancel(self._tickets)
             self._tickets.clear()
 
+    def _opened(self, result: Any) -> tuple[Any, Any]:
+        """The outputs of a result and the positions after them; the next pull raises an error that came after them."""
+        packed, positions, counts, *error = result
+        self._watch(counts)
+        self._error = unpacked_error(error[0]) if error else None
+        return packed, positions
+
     def _watch(self, counts: list[tuple[int, int, int]]) -> None:
         """Tells whoever watches filters what they saw and kept."""
         for number, seen, kept in counts:
@@ -210,7 +221,7 @@ class IndexStageStream(StageStream):
         position = self._origin
         if first > self._first:
             position = later(self._stage, self._origin, first - self._first, first)
-        task = ("index", self._place.path, portable(position), stop, self._stage.counts)
+        task = ("index", self._place.path, portable(position), stop, self._stage.counts, self._plan.careful)
         return self._submit(lambda process: task, partial(self._describe, first, stop))
 
     def _describe(self, first: int, stop: int) -> str:
@@ -218,8 +229,7 @@ class IndexStageStream(StageStream):
         return f"{show_elements(self._stage.top, first, stop)}; source indices {indices})"
 
     def _finish(self, result: Any) -> Run | None:
-        packed, positions, counts = result
-        self._watch(counts)
+        packed, positions = self._opened(result)
         return self._run(unpack(packed), lambda j: positions[j - 1])
 
 
@@ -247,7 +257,7 @@ class BlockStageStream(StageStream):
             return None
         stage, block, first = self._stage, run.block, self._inputs
         position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
-        task = ("block", self._place.path, portable(position), depth(stage), partial(pack, block))
+        task = ("block", self._place.path, portable(position), depth(stage), partial(pack, block), self._plan.careful)
         self._inputs += len(block)
         self._runs.append(run)
         return self._submit(lambda process: task, partial(self._describe, run), chunk=len(block))
@@ -262,9 +272,8 @@ class BlockStageStream(StageStream):
         return f"{text} (from source indices {show_source_indices(base, first, max(stop, first + 1))})"
 
     def _finish(self, result: Any) -> Run | None:
-        packed, positions, counts = result
+        packed, positions = self._opened(result)
         at = self._runs.popleft().at
-        self._watch(counts)
         return self._run(unpack(packed), lambda j: rebased(self._stage, positions[j - 1], at))
 
     def start(self) -> None:
@@ -317,8 +326,7 @@ class LaneStream(StageStream):
             self._ended = True
             self._forget_tasks()
             return None
-        packed, positions, counts = result
-        self._watch(counts)
+        packed, positions = self._opened(result)
         run = self._run(unpack(packed), lambda j: positions[j - 1])
         if positions:
             self._known = self.position

@@ -228,29 +228,33 @@ class _Worker:
         made = in_pipeline(getattr(self, f"_{kind}"), op, writer, *rest)
         if made is None:
             return None
-        block, positions, counts = made
-        return pack(block, writer), positions, counts.by_number(op)
+        block, positions, counts, *error = made
+        for each in error:
+            self._missing.explain(each)
+        return pack(block, writer), positions, counts.by_number(op), *map(packed_error, error)
 
     # ---- the kinds of tasks
 
-    def _index(self, op: Op, writer: Writer, position: Any, stop: int, gapless: bool) -> "_Made":
+    def _index(self, op: Op, writer: Writer, position: Any, stop: int, gapless: bool, careful: bool) -> "_Made":
         """All outputs of a range of indices."""
         counts, batch = _Counts(), last_batch(op)
         if batch is not None:
             stacked_in[batch] = writer.empty
         try:
-            return *_everything(open_stream(op, position, self._context(counts, stop=stop, gapless=gapless))), counts
+            stream = open_stream(op, position, self._context(counts, stop=stop, gapless=gapless))
+            return _everything(stream, counts, careful=careful)
         finally:
             stacked_in.clear()
 
-    def _block(self, op: Op, writer: Writer, position: Any, depth: int, packed: Any) -> "_Made":
+    def _block(self, op: Op, writer: Writer, position: Any, depth: int, packed: Any, careful: bool) -> "_Made":
         """All outputs of a block of inputs, which the operation `depth` before this one has made."""
         counts, given = _Counts(), find(op, (0,) * depth)
 
         def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
             return _Given(unpack(packed)) if op is given else None
 
-        return *_everything(open_stream(op, position, self._context(counts, elsewhere=elsewhere))), counts
+        stream = open_stream(op, position, self._context(counts, elsewhere=elsewhere))
+        return _everything(stream, counts, careful=careful)
 
     def _lane(self, op: Op, writer: Writer, lane: int, number: int, position: Any, n: int) -> "_Made | None":
         """The next outputs of a stream; `position` is where to open it, if it is not open here yet."""
@@ -286,7 +290,7 @@ class _Worker:
         return thread_executor(self._threads, options.num_threads, options)
 
 
-_Made = tuple[Block, Any, "_Counts"]
+_Made = tuple[Any, ...]  # a block, the positions after its outputs, `_Counts`, and, if one came then, an error
 
 
 class _Counts:
@@ -333,19 +337,24 @@ class _Given(Stream):
         return None if block is None else self._run(block, lambda j: j)
 
 
-def _everything(stream: Stream) -> tuple[Block, Any]:
-    """All that a stream has, and the position after each output."""
+def _everything(stream: Stream, counts: "_Counts", *, careful: bool) -> _Made:
+    """All that a stream has, and the position after each output; carefully, an error and what came before it."""
     blocks: list[Block] = []
     positions: Any = None
+    errors: list[Exception] = []
     try:
-        while (run := stream.pull(FAR)) is not None:
+        while (run := stream.pull(0 if careful else FAR)) is not None:
             if len(run.block):
                 blocks.append(run.block)
                 found = _positions(run)
                 positions = found if positions is None else [*positions, *found]
+    except Exception as e:
+        if not (careful and blocks):
+            raise
+        errors.append(e)
     finally:
         stream.close()
-    return concat(blocks) if blocks else Rows([], owned=True), positions or []
+    return concat(blocks) if blocks else Rows([], owned=True), positions or [], counts, *errors
 
 
 def _positions(run: Run) -> Any:
