@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from headrace._plan.streams import GapFound
 from headrace.errors import HeadraceError
-from headrace.iterator import _Walk
+from headrace._walk import Walk
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,7 +29,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def no_mistake_is_hidden(monkeypatch):
     """After an error an iterator walks carefully, which would hide a mistake of the library's own: it only is slow."""
     hidden = []
-    be_careful = _Walk._be_careful
+    be_careful = Walk._be_careful
 
     def watched(walk, error):
         is_expected = isinstance(error, HeadraceError | GapFound | SystemExit) or hasattr(error, "__notes__")
@@ -37,7 +37,7 @@ def no_mistake_is_hidden(monkeypatch):
             hidden.append(error)
         be_careful(walk, error)
 
-    monkeypatch.setattr(_Walk, "_be_careful", watched)
+    monkeypatch.setattr(Walk, "_be_careful", watched)
     yield
     assert not hidden
 

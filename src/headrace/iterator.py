@@ -7,9 +7,7 @@ handing over an element costs some 20 ns; only `get_state()` asks how far the wa
 import abc
 import itertools
 import json
-import operator
 import sys
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -17,25 +15,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from headrace import _files, _state, _state_arrays
-from headrace._executors import context
-from headrace._executors.growth import Growth
-from headrace._executors.workers import Workers
-from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
-from headrace._plan.blocks import Block
 from headrace._plan.next_index import index_at, position_at
-from headrace._plan.stages import start_of
-from headrace._plan.streams import At, Context, Run, Stream, open_stream
-from headrace._signals import raised_by_signal, signal_handlers
 from headrace._stats import NoStats
-from headrace.errors import ClosedError, FilterError, StateError, users_frames
+from headrace._walk import Walk
+from headrace.errors import ClosedError, StateError
 
 T = TypeVar("T")
-
-LONGEST_RUN = 1 << 13
-CAREFUL_OUTPUTS = 64  # made one at a time after an error, at least
-RUN_S = 0.006  # runs double while they take less than this
-RUN_BYTES = 4 << 20  # and up to this size
 
 
 class _Checkpointable(Generic[T]):
@@ -143,7 +129,7 @@ class PipelineIterator(_Checkpointable[T]):
     __next__: Callable[[], T]  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __init__(self, op: Op):
-        self._walk = _Walk(op)
+        self._walk = Walk(op)
         self._identity = _state.Identity(op)
         self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
 
@@ -194,7 +180,7 @@ class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
     """What iterating a dataset of this package gives."""
 
 
-def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
+def _connect(walk: Walk, reconnect: "_Reconnect") -> Callable[[], Any]:
     """What hands over the elements of all runs.
 
     A chain whose source raises is at its end from then on. Then `reconnect` makes another one.
@@ -206,7 +192,7 @@ def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
 class _Reconnect(Iterator):
     """Gives an iterator a new chain in place of one that an error has ended; closes the walk when nobody has it."""
 
-    def __init__(self, walk: "_Walk", owner: PipelineIterator):
+    def __init__(self, walk: Walk, owner: PipelineIterator):
         self._walk, self._owner = walk, weakref.ref(owner)
 
     def __next__(self) -> Iterator[Any]:
@@ -218,243 +204,3 @@ class _Reconnect(Iterator):
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
         if not is_finalizing():  # or all is closed already, and modules may be gone
             self._walk.drop()
-
-
-class _Handover:
-    """A run that is being handed over, and the position to go on from once it has been emptied.
-
-    A signal handler or another thread may ask for the position at any moment. So each change is one assignment, or
-    one call that empties the list: `position()` never sees half of it.
-    """
-
-    __slots__ = ("_at", "_length", "_rows", "iterator", "rest")
-
-    def __init__(self, rows: list[Any], at: At | None, rest: Any = None):
-        self._rows, self._length, self._at, self.rest = rows, len(rows), at, rest
-        self.iterator = iter(rows)
-
-    def position(self) -> Any:
-        """The position after the last element that was taken."""
-        left = operator.length_hint(self.iterator)  # first: another thread may empty the run meanwhile
-        return self._at(self._length - left) if self._rows and self._at is not None else self.rest
-
-    def empty(self, rest: Any) -> None:
-        """Drops what is left; the position is `rest` from now on."""
-        self.rest = rest
-        self._rows.clear()
-
-
-class _Walk:
-    """Makes runs, one after the other, for a chain to hand over.
-
-    After an error the stream is opened again at the last position and walked one input at a time, so that what came
-    before the failing element still comes, and then the error, again and again. An exception that a signal handler
-    raised is none of the pipeline's: it goes straight to the user, and the next call goes on.
-    """
-
-    def __init__(self, op: Op):
-        self.op = op
-        self._run = _Handover([], None)
-        self._stream: Stream | None = None
-        self._context: Context | None = None
-        self._workers = Workers(op)
-        self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
-        self._careful_outputs = 0  # outputs still to be made one at a time
-        self._caution = 0  # how many there were after the last error
-        self._first_error: BaseException | None = None  # why outputs are made one at a time
-        self._error: tuple[BaseException, Any] | None = None  # that every call raises, and its traceback
-        self._handlers: frozenset[Any] = frozenset()
-        self._stream_is_careful = False
-        self._in_step = False  # whether what was pulled from the stream has been put in place
-        self._ended = self._closed = False
-
-    def __iter__(self) -> "_Walk":
-        return self
-
-    # ---- where it is
-
-    def position(self) -> Any:
-        """The position after the last element handed over."""
-        position = self._run.position()
-        return start_of(self.op) if position is None else position
-
-    def go_to(self, position: Any) -> None:
-        """Goes on from a position."""
-        self._discard_stream()
-        self._n, self._careful_outputs, self._caution = 1, 0, 0
-        self._first_error = self._error = None
-        self._ended = False
-        self._run.empty(position)
-
-    # ---- how it goes on
-
-    def __next__(self) -> Iterator[Any]:
-        while True:
-            try:
-                run = self._next_run()
-                if run is not None:
-                    return run
-            except BaseException as e:
-                e = self._handle(e)
-                if e is not None:
-                    raise e
-            self._raise_if_over()
-
-    def _raise_if_over(self) -> None:
-        if self._closed:
-            raise ClosedError("This iterator is closed; make a new one.")
-        if self._error is not None:
-            error, traceback = self._error
-            raise error.with_traceback(traceback)
-        if self._ended:
-            raise StopIteration
-
-    def _next_run(self) -> Iterator[Any] | None:
-        """Puts the next outputs in place to be handed over; `None` where there are none now."""
-        if operator.length_hint(self._run.iterator):
-            return self._run.iterator  # a new chain goes on with the run of the last one
-        if self._closed or self._ended or self._error is not None:
-            return None
-        if not self._in_step:
-            self._discard_stream()  # an interrupt came to it, and perhaps another one while that was handled
-        elif self._stream is not None:
-            self._run.empty(self._stream.position)
-            if self._stream_is_careful and not self._careful_outputs:
-                self._stop_being_careful()
-        stream, self._in_step = self._open(), False
-        run = self._pull(stream)
-        if run is None:
-            self._stay_here()
-            self._ended = True
-            self._workers.rest()
-            return None
-        rows = run.block.own_rows()
-        if rows:
-            self._careful_outputs = max(0, self._careful_outputs - len(rows))
-            self._run = _Handover(rows, run.at)
-        self._in_step = True
-        return self._run.iterator if rows else None
-
-    def _pull(self, stream: Stream) -> Run | None:
-        if self._careful_outputs:
-            return in_pipeline(stream.pull, 0)
-        begin = time.perf_counter()
-        run = in_pipeline(stream.pull, self._n)
-        if run is not None:
-            self._adapt(run.block, time.perf_counter() - begin)
-        return run
-
-    def _adapt(self, block: Block, took_s: float) -> None:
-        if took_s > 4 * RUN_S:
-            self._n = max(1, min(self._n, len(block)) // 2)
-            self._growth.restart()
-        elif took_s < RUN_S and self._n < self._longest and self._growth.may_double():
-            if 2 * block.num_bytes() <= RUN_BYTES:
-                self._n *= 2
-            else:
-                self._longest = self._n
-
-    # ---- how it goes on after an error
-
-    def _handle(self, error: BaseException) -> BaseException | None:
-        """Prepares to raise an error from now on, or to walk to its place with care; returns what a signal raised."""
-        by_signal = raised_by_signal(error, self._handlers)
-        if by_signal:
-            self._workers.close(wait=False)  # a message may have been half read
-        self._stay_here(wait=not by_signal)
-        if by_signal:
-            self._n = 1
-            return by_signal
-        if self._closed:  # by another thread, which is why
-            return None
-        if isinstance(error, FilterError) or self._careful_outputs:
-            # Whoever keeps the error keeps this iterator, by its traceback: not its workers as well.
-            self._workers.close(wait=False)
-            self._first_error = None
-            self._error = _no_stop(error), users_frames(error)
-        else:
-            self._be_careful(error)
-        return None
-
-    def _be_careful(self, error: BaseException) -> None:
-        # The next time longer: what fails may be far on in a window that is read again each time.
-        self._caution = max(self._n, 4 * self._caution, CAREFUL_OUTPUTS)
-        self._careful_outputs = self._caution
-        self._first_error = error
-
-    def _stop_being_careful(self) -> None:
-        """The error did not come again: goes on as usual."""
-        if self._first_error is not None and not isinstance(self._first_error, ClosedError):
-            import logging  # takes a while, and is hardly ever needed
-
-            logging.getLogger("headrace").warning(
-                "An error of %s did not come again when its elements were made once more, one at a time: going on.",
-                self.op.label(),
-                exc_info=self._first_error,
-            )
-        self._first_error = None
-        self._discard_stream()
-        self._n = 1
-
-    def _stay_here(self, *, wait: bool = True) -> None:
-        """Drops the stream; it is opened again at the last position."""
-        self._run.empty(self._run.position())
-        self._discard_stream(wait=wait)
-
-    def _open(self) -> Stream:
-        if self._stream is None:
-            self._stream_is_careful = self._careful_outputs > 0
-            self._handlers = signal_handlers()
-            self._workers.go_on()
-            self._context = context(self.op, self._workers, careful=self._stream_is_careful)
-            self._stream = open_stream(self.op, self._run.position(), self._context)
-            self._in_step = True
-        return self._stream
-
-    def start(self) -> None:
-        if self._closed:
-            raise ClosedError("This iterator is closed; make a new one.")
-        try:
-            stream = self._open()
-            stream.start()
-            self._stream = self._context.head_start(stream, self.op)  # type: ignore[union-attr]
-        except BaseException:
-            self._stay_here()
-            raise
-
-    def _discard_stream(self, *, wait: bool = True) -> None:
-        stream, self._stream = self._stream, None
-        context = self._context
-        if context is None:
-            return
-        self._workers.interrupt()
-        context.interrupt(wait=wait)
-        if stream is not None:
-            stream.close(wait=wait)
-        context.close(wait=wait)
-        self._context = None  # not before: an interrupt above leaves it to the next call
-
-    # ---- the end
-
-    def close(self) -> None:
-        self._closed = True
-        self._run.empty(self._run.position())
-        self._discard_stream()
-        self._workers.close()
-
-    def drop(self) -> None:
-        """Nobody has the iterator any more: gives all back without waiting for it."""
-        try:
-            self._discard_stream(wait=False)
-        finally:
-            if not self._ended:
-                self._workers.close(wait=False)
-
-
-def _no_stop(error: BaseException) -> BaseException:
-    """An error that does not look like the end of an iterator."""
-    if not isinstance(error, StopIteration):
-        return error
-    wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
-    wrapped.__cause__ = error
-    return wrapped.with_traceback(error.__traceback__)
