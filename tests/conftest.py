@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace._plan.streams import GapFound
-from headrace.errors import HeadraceError
 from headrace._walk import Walk
+from headrace.errors import HeadraceError
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
