@@ -443,3 +443,26 @@ def test_a_source_of_tensorflow_datasets_that_is_a_mock(caplog):
         assert [int(element["label"]) for element in ds] == labels
         assert [batch["image"].shape for batch in ds.batch(3)] == [(3, 28, 28, 1), (3, 28, 28, 1), (1, 28, 28, 1)]
     assert "read one by one" in caplog.text
+
+
+def test_messages_of_executions_are_grains():
+    pytest.importorskip("google.protobuf")
+    from google.protobuf import descriptor_pb2
+    from grain.proto import execution_summary_pb2 as theirs
+
+    from headrace.proto import execution_summary_pb2 as ours
+
+    described = []
+    for module in (ours, theirs):
+        described.append(descriptor_pb2.FileDescriptorProto())
+        module.DESCRIPTOR.CopyToProto(described[-1])
+    assert described[0] == described[1]
+    summary = ours.ExecutionSummary()
+    summary.nodes[3].name = "map"
+    summary.nodes[3].inputs.extend([1, 2])
+    text = ours.ExecutionSummaries(execution_summaries=[summary]).SerializeToString()
+    again = theirs.ExecutionSummaries.FromString(text)
+    assert (again.execution_summaries[0].nodes[3].name, list(again.execution_summaries[0].nodes[3].inputs)) == (
+        "map",
+        [1, 2],
+    )

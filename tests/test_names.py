@@ -74,7 +74,6 @@ DIFFERENCES = (
         "is missing",
         "Grain's workers call it to read a part each; ours share the work otherwise",
     ),
-    ("", "proto", "is missing", "it describes what Grain records of its own execution"),
     (
         "monitoring.",
         """annotations fast_monitoring monitoring_base record_autotune_node_throughput record_autotune_optimization_latency

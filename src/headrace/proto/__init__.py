@@ -1,0 +1,1 @@
+"""Messages in the form of Grain's, for programs that exchange them."""
