@@ -590,3 +590,14 @@ def test_node_types_registered_with_jax_are_batched():
     assert_equal(arrays[1], np.array([[2.0, 2.0], [3.0, 3.0]], np.float32))
     device = jax.device_put(arrays[1])
     assert float(device.sum()) == 10.0
+
+
+def test_workers_by_number_and_after_a_map_dataset():
+    ds = MapDataset.range(20).map(lambda x: x + 1)
+    for stream in (ds.mp_prefetch(2), ds.to_iter_dataset().mp_prefetch(0), ds.mp_prefetch(MultiprocessingOptions(1))):
+        assert isinstance(stream, IterDataset)
+        assert list(stream) == list(range(1, 21))
+    with pytest.raises(ValueError, match="num_workers must be an int of at least 0; got -1"):
+        ds.mp_prefetch(-1)
+    with pytest.raises(ValueError, match="takes MultiprocessingOptions; got 'two'"):
+        ds.mp_prefetch("two")  # type: ignore[arg-type]

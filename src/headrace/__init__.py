@@ -31,7 +31,7 @@ from headrace.records import Record as Record
 from headrace.records import RecordMetadata as RecordMetadata
 
 __version__ = "0.1.0"
-_LATER = ("packing", "text")
+_LATER = ("packing", "proto", "text")
 
 
 def __getattr__(name: str) -> _Any:

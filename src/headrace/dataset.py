@@ -224,6 +224,14 @@ class MapDataset(Dataset[T], _grain_marks.MapDataset):
         """
         return IterDataset._of(ToStream(self._op, read_options, allow_nones=allow_nones))
 
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | int | None = None,
+        worker_init_fn: Callable[[int, int], None] | None = None,
+    ) -> "IterDataset[T]":
+        """`to_iter_dataset().mp_prefetch(...)`."""
+        return self.to_iter_dataset().mp_prefetch(options, worker_init_fn)
+
 
 class IterDataset(Dataset[T], _grain_marks.IterDataset):
     """A dataset that is a stream.
@@ -407,21 +415,25 @@ class IterDataset(Dataset[T], _grain_marks.IterDataset):
 
     def mp_prefetch(
         self,
-        options: MultiprocessingOptions | None = None,
+        options: MultiprocessingOptions | int | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,
     ) -> "IterDataset[T]":
         """Computes what comes before it ahead, in worker processes; the stream and its states stay the same.
 
-        >>> list(MapDataset.range(4).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2)))
+        >>> list(MapDataset.range(4).to_iter_dataset().mp_prefetch(2))
         [0, 1, 2, 3]
 
         Args:
-            options: How many workers, and how much they may have ready; by default one a core, 10 at most.
+            options: How many workers, or options that also say how much they may have ready; by default one a core, 10
+                at most.
             worker_init_fn: Called in each worker at its start, with its index and the number of workers.
             sequential_slice: Kept for compatibility: the order is that of the dataset anyway.
         """
-        options = options or MultiprocessingOptions(num_workers=min(10, os.cpu_count() or 1))
+        if options is None:
+            options = min(10, os.cpu_count() or 1)
+        if isinstance(options, int):
+            options = MultiprocessingOptions(num_workers=options)
         return self._then(MpPrefetch(self._op, options, worker_init_fn))
 
     def prefetch(
