@@ -115,7 +115,7 @@ def shards(request, tmp_path):
 @pytest.fixture(params=["one by one", "all cores", "slow"])
 def read_by(request, monkeypatch):
     """The ways in which a file is read, each of which a machine or a file may never take."""
-    monkeypatch.setattr(array_record, "_num_cores", lambda: 1 if request.param == "one by one" else 2)
+    monkeypatch.setattr(array_record, "num_cores", lambda: 1 if request.param == "one by one" else 2)
     monkeypatch.setattr(array_record, "FEWEST_AT_ONCE", 2)
     monkeypatch.setattr(record_files, "SLOW_RECORD_S", -1 if request.param == "slow" else 1e9)
     monkeypatch.setattr(record_files, "SLOW_IN_A_ROW", 1)

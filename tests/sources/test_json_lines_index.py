@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import DataError
+from headrace.sources import sidecar
 from headrace.sources.json_lines import JsonLinesDataSource, TextLinesDataSource, index
 from tests.sources.test_json_lines import EXPECTED, as_lines, values, write, write_shards
 
@@ -27,13 +28,13 @@ def index_files(folder):
 def scans(monkeypatch):
     """The files that are scanned from now on."""
     found, scan = [], index.scan
-    monkeypatch.setattr(index, "scan", lambda path, version: found.append(path) or scan(path, version))
+    monkeypatch.setattr(index, "scan", lambda file, path: found.append(path) or scan(file, path))
     return found
 
 
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
 def test_an_index_is_made_once_for_json_and_text(shards, monkeypatch, mapped_bytes):
-    monkeypatch.setattr(index, "MAPPED_BYTES", mapped_bytes)
+    monkeypatch.setattr(sidecar, "MAPPED_BYTES", mapped_bytes)
     scanned = scans(monkeypatch)
     lengths = [len(kind(shards)) for kind in (JsonLinesDataSource, TextLinesDataSource, JsonLinesDataSource)]
     assert lengths == [271, 351, 271]
@@ -141,7 +142,7 @@ def test_a_source_travels_as_paths(tmp_path):
     assert pickle.loads(pickled)[5] == values(1, 5)[0]
     write(path, b"1\n")
     with pytest.raises(DataError, match="x has changed since its source was made"):
-        pickle.loads(pickled)
+        pickle.loads(pickled)[0]
 
 
 @pytest.mark.parametrize("opened", [False, True])

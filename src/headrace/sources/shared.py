@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace._shared import NamedMemory
 from headrace.errors import PipelineError
+from headrace.sources.indices import place_of
 
 MAGIC = 0x48EAD7ACE
 HEADER_BYTES = 16
@@ -47,10 +48,8 @@ class SharedMemoryDataSource(Sequence):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"Index {index} is out of range for {len(self)} elements.")
-        start, end = self._ends[index % len(self)], self._ends[index % len(self) + 1]
-        return pickle.loads(memoryview(self._memory.buffer)[start:end])
+        place = place_of(index, len(self), "elements")
+        return pickle.loads(memoryview(self._memory.buffer)[self._ends[place] : self._ends[place + 1]])
 
     def close(self) -> None:
         """Kept for compatibility: the memory goes with the object."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headrace.errors import DataError, PipelineError
+from headrace.sources.files import name_of
 from headrace.sources.opening.content import decompressed, is_idx, starts
-from headrace.sources.opening.folders import name_of
 from headrace.sources.tfrecord.framing import begins_record
 
 _SHARD = re.compile(r"-\d+-of-\d+$")  # after the suffix, as in `mnist-train.tfrecord-00000-of-00010`

@@ -1,7 +1,6 @@
 """What is kept open or decoded between reads, and files as pyarrow reads them."""
 
 import contextlib
-import io
 import os
 import re
 import shutil
@@ -45,7 +44,7 @@ def blaming(place: str, what: str) -> Iterator[None]:
 def open_input(path: str, pool: files.Pool, *, maps: bool = False) -> Any:
     """A file as pyarrow reads it; with `maps`, one on this machine is mapped into memory."""
     if files.is_remote(path):
-        return arrow().PythonFile(Seekable(pool.get(path)), mode="r")
+        return arrow().PythonFile(files.Seekable(pool.get(path)), mode="r")
     name = os.fsencode(path)  # of a string, pyarrow takes only one that is Unicode
     return arrow().memory_map(name) if maps else arrow().OSFile(name)
 
@@ -88,32 +87,6 @@ class Recent:
                 _, (_, dropped) = self._kept.popitem(last=False)
                 self._weight -= dropped
         return made, weight
-
-
-class Seekable(io.RawIOBase):
-    """A file that is read by offset, with a place in it."""
-
-    def __init__(self, file: files.File):
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._file.read(self._at, len(buffer))
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
 
 
 def codec_of(magic: bytes) -> str | None:
