@@ -123,13 +123,19 @@ class SqlDataSource(BlockSource[Row]):
         return len(self._keys)
 
     def __getitem__(self, index: int) -> Row:
-        return self.__getitems__([place_of(index, len(self), "rows")])[0]
+        key = self._keys[place_of(index, len(self), "rows")]
+        return self._rows([key.item() if isinstance(key, np.generic) else key])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """The rows at these indices, with one query for some hundreds of them."""
         keys = self._keys
         places = places_of(indices, len(keys), "rows")
-        wanted = keys[places].tolist() if isinstance(keys, np.ndarray) else [keys[place] for place in places.tolist()]
+        return self._rows(
+            keys[places].tolist() if isinstance(keys, np.ndarray) else [keys[place] for place in places.tolist()]
+        )
+
+    def _rows(self, wanted: list[Any]) -> list[Row]:
+        """The rows with these keys."""
         found: dict[Any, tuple] = {}
         names: Sequence[str] = ()
         for some in _pieces(list(dict.fromkeys(wanted)), KEYS_AT_ONCE):

@@ -16,7 +16,8 @@ from headrace.sources import files
 from headrace.sources.tables.values import arrow
 
 MAGIC_BYTES = 10
-_CODECS = {rb"\x1f\x8b\x08": "gzip", rb"\x28\xb5\x2f\xfd": "zstd", rb"BZh[1-9]1AY&SY": "bz2", rb"\x04\x22M\x18": "lz4"}
+_CODECS = {re.escape(files.GZIP): "gzip", re.escape(files.ZSTD): "zstd"}
+_CODECS |= {rb"BZh[1-9]1AY&SY": "bz2", rb"\x04\x22M\x18": "lz4"}
 
 
 def first_line(error: Exception) -> str:
