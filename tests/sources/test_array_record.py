@@ -20,7 +20,7 @@ from headrace import IterDataset, MapDataset, MultiprocessingOptions
 from headrace.errors import ClosedError, DataError, MissingDependency, PipelineError
 from headrace.sources import array_record, record_files
 from headrace.sources.array_record import ArrayRecordDataSource
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.testing import assert_block_law, assert_equal
 
 grain = pytest.importorskip("grain")
 writers = pytest.importorskip("array_record.python.array_record_module")
@@ -137,19 +137,6 @@ def test_array_records_come_in_the_order_asked_for(shards, size, read_by):
     assert source.__getitems__([]) == []
 
 
-def test_the_block_law_holds_for_array_records(shards):
-    assert_block_law(MapDataset.source(ArrayRecordDataSource(shards)).shuffle(seed=1).map(len))
-
-
-def test_array_record_pipelines_resume_at_every_element(shards):
-    assert_resumable(MapDataset.source(ArrayRecordDataSource(shards)).shuffle(seed=1).to_iter_dataset(), max_outputs=60)
-
-
-def test_array_records_are_the_same_with_workers(shards):
-    ds = MapDataset.source(ArrayRecordDataSource(shards)).shuffle(seed=1).to_iter_dataset()
-    assert_same_with_workers(ds.filter(lambda record: len(record) > 5).batch(8, batch_fn=list))
-
-
 def test_array_record_instructions_choose_records(shards):
     a, _, _, d = shards
     instruction = SimpleNamespace(filename=d, skip=2, take=3, examples_in_shard=300)
@@ -247,32 +234,6 @@ def test_an_empty_array_record_file_is_an_empty_source(tmp_path):
     assert list(source) == []
     with pytest.raises(IndexError):
         source[0]
-
-
-@pytest.mark.parametrize("index", [371, -372, 10**12])
-def test_an_array_record_index_out_of_range_is_an_error(shards, index):
-    source = ArrayRecordDataSource(shards)
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source[index]
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source.__getitems__([0, index])
-
-
-def test_array_record_indices_are_ints(shards):
-    source = ArrayRecordDataSource(shards)
-    assert source[np.int64(3)] == source[-368] == RECORDS[3]
-    with pytest.raises(TypeError):
-        source[1.0]  # type: ignore[index]
-    with pytest.raises(TypeError, match="Indices must be ints; got float64"):
-        source.__getitems__([1.0])  # type: ignore[list-item]
-
-
-def test_all_missing_array_record_files_are_named(shards, tmp_path):
-    missing = [str(tmp_path / name) for name in ("x", "y")]
-    with pytest.raises(FileNotFoundError, match="2 of 6 paths of ArrayRecord files match no file") as caught:
-        ArrayRecordDataSource([*shards, missing[0], f"{missing[1]}[0:5]"])
-    assert all(path in str(caught.value) for path in missing)
-    assert not any(path in str(caught.value) for path in shards)
 
 
 @pytest.mark.parametrize(
@@ -449,16 +410,6 @@ def test_slow_records_are_read_by_all_cores_until_they_are_fast_again():
     assert sum(pace.is_slow() for _ in range(160)) == 150
     pace.took(1e-5, 10)
     assert not any(pace.is_slow() for _ in range(100))
-
-
-def test_an_array_record_source_is_pickled_as_paths_and_lengths(shards):
-    source = ArrayRecordDataSource(shards)
-    source[0]
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 1000
-    copy = pickle.loads(pickled)
-    assert list(copy) == RECORDS
-    assert repr(copy) == repr(source)
 
 
 def test_many_files_far_away_are_opened_in_threads(shards, monkeypatch):

@@ -4,8 +4,6 @@ import os
 import pickle
 import shutil
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +16,8 @@ from headrace import MapDataset
 from headrace.errors import DataError, MissingDependency, PipelineError
 from headrace.sources import record_files
 from headrace.sources.bagz import BagzDataSource
-from headrace.testing import assert_block_law, assert_resumable
-from tests.sources.test_array_record import ODD_NAMES, assert_same_with_workers, named
+from headrace.testing import assert_block_law
+from tests.sources.test_array_record import ODD_NAMES, named
 
 bagz = pytest.importorskip("bagz")
 
@@ -84,13 +82,6 @@ def test_any_records_come_back_as_they_were_written(tmp_path_factory, shards, su
         assert_block_law(MapDataset.source(source))
 
 
-def test_bagz_pipelines_obey_the_laws(shards):
-    ds = MapDataset.source(BagzDataSource(shards)).shuffle(seed=1)
-    assert_block_law(ds)
-    assert_resumable(ds.to_iter_dataset(), max_outputs=60)
-    assert_same_with_workers(ds.to_iter_dataset().filter(lambda record: len(record) > 5).batch(8, batch_fn=list))
-
-
 def test_large_bagz_records_come_back(tmp_path, read_by):
     records = [b"", np.random.default_rng(0).bytes(11 << 20), b"x"]
     source = BagzDataSource(write_bagz(tmp_path / "x.bagz", records))
@@ -149,15 +140,6 @@ def test_an_empty_bagz_file_is_an_empty_source(tmp_path):
         assert list(source) == []
         with pytest.raises(IndexError):
             source[0]
-
-
-@pytest.mark.parametrize("index", [371, -372, 10**12])
-def test_a_bagz_index_out_of_range_is_an_error(shards, index):
-    source = BagzDataSource(shards)
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source[index]
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source.__getitems__([0, index])
 
 
 @pytest.mark.parametrize("change", [lambda data: b"hello " * 100, lambda data: data[:-5], lambda data: data[9:]])
@@ -221,33 +203,6 @@ def test_thousands_of_bagz_files_are_read_with_few_open(tmp_path, monkeypatch):
 
 def mapped_under(folder):
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
-
-
-def test_a_bagz_source_travels_as_paths_and_lengths(shards):
-    source = BagzDataSource(shards)
-    source[0]
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 1000
-    copy = pickle.loads(pickled)
-    assert list(copy) == RECORDS
-    assert repr(copy) == repr(source)
-    assert repr(source).startswith("BagzDataSource(num_files=4, num_records=371, hash_of_paths=")
-    assert repr(source) != repr(BagzDataSource(shards[::-1]))
-
-
-def test_threads_share_a_bagz_source(shards, monkeypatch, read_by):
-    monkeypatch.setattr(record_files, "MOST_OPEN", 2)
-    source = BagzDataSource(shards)
-    start = threading.Barrier(8)
-
-    def read(seed):
-        start.wait(10)
-        for i in range(20):
-            indices = np.random.default_rng([seed, i]).integers(0, len(source), 20).tolist()
-            assert source.__getitems__(indices) == [RECORDS[i] for i in indices]
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(read, range(8)))
 
 
 @pytest.fixture

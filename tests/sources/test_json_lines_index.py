@@ -3,11 +3,8 @@
 import os
 import pickle
 import stat
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from headrace.errors import DataError
@@ -166,18 +163,3 @@ def test_the_repr_tells_files_apart(shards, tmp_path):
     assert len(set(reprs)) == 6
     assert reprs[0].startswith("JsonLinesDataSource(num_files=4, num_lines=271, hash_of_paths=")
     assert reprs[0] == repr(JsonLinesDataSource(shards, index_dir=tmp_path))
-
-
-def test_threads_share_a_source(shards):
-    source = JsonLinesDataSource(shards)
-    start = threading.Barrier(8)
-
-    def read(seed):
-        start.wait(10)
-        indices = np.random.default_rng(seed).integers(0, 271, 500).tolist()
-        return source.__getitems__(indices) == [EXPECTED[i] for i in indices]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(read, range(8)))
-    source.close()
-    assert source[0] == EXPECTED[0]

@@ -22,6 +22,8 @@ def places_of(indices: Sequence[int] | np.ndarray, length: int, what: str) -> np
     if not len(indices):
         return np.empty(0, np.int64)
     places = np.asarray(indices)
+    if places.dtype.kind == "O":  # ints that no dtype has
+        return np.array([place_of(index, length, what) for index in indices], np.int64)
     if places.dtype.kind not in "iu":
         raise TypeError(f"Indices must be ints; got {places.dtype}: {indices!r}.")
     outside = (places < -length) | (places >= length)
