@@ -6,19 +6,11 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headrace._addresses import redacted
 
 T = TypeVar("T")
-
-
-class Holder(Protocol):
-    """What keeps files open that it does not read at the moment."""
-
-    def drop(self, path: str) -> None:
-        """Closes a file, if it is kept."""
-        ...
 
 
 class Kept:
@@ -36,7 +28,7 @@ class Kept:
     def _new_lock(self) -> None:
         self._lock = threading.Lock()  # a thread that is not in this process may have had the other one
 
-    def use(self, holder: Holder, path: str) -> None:
+    def use(self, holder: "Holder", path: str) -> None:
         """Tells that a holder keeps a file, which was used just now."""
         key, dropped = (id(holder), path), []
         with self._lock:
@@ -51,7 +43,7 @@ class Kept:
                 dropped.append(self._used.popitem(last=False))
         self._drop(dropped)
 
-    def forget(self, holder: Holder, paths: Sequence[str]) -> None:
+    def forget(self, holder: "Holder", paths: Sequence[str]) -> None:
         """Tells that a holder keeps these no longer."""
         with self._lock:
             for path in paths:
@@ -113,3 +105,40 @@ def most_descriptors() -> int:
 
 
 KEPT = Kept()
+
+
+class Holder:
+    """Keeps files open that nobody reads at the moment; the least recently used is closed first."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, Any] = OrderedDict()
+
+    def _hold(self, path: str, file: Any) -> Any:
+        """Keeps a file, as the one that was used last; of two that were opened at once, the first."""
+        with self._lock:
+            file = self._held.setdefault(path, file)
+            oldest = [next(iter(self._held))] if len(self._held) > self._most else []
+        for other in oldest:
+            self.drop(other)
+        KEPT.forget(self, oldest)
+        return file
+
+    def drop(self, path: str) -> None:
+        """Closes a file, if it is kept."""
+        with self._lock:
+            file = self._held.pop(path, None)
+        if file is not None:
+            self._close(file)
+
+    def close(self) -> None:
+        """Closes all; reading opens them again."""
+        with self._lock:
+            held, self._held = self._held, OrderedDict()
+        KEPT.forget(self, list(held))
+        for file in held.values():
+            self._close(file)
+
+    def _close(self, file: Any) -> None:
+        """Closes a file; by default, it is closed when the last one who reads it lets go."""

@@ -12,15 +12,13 @@ import io
 import mmap
 import os
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from headrace._addresses import digest, identity, redacted
 from headrace._threads import map_in_threads
 from headrace.errors import DataError, PipelineError
-from headrace.sources.descriptors import KEPT
+from headrace.sources.descriptors import KEPT, Holder
 
 LOOKING_THREADS = 16
 READING_THREADS = 16
@@ -237,7 +235,7 @@ class MappedFile:
         self._bytes.close()
 
 
-class Pool:
+class Pool(Holder):
     """Files that are open, the least recently used closed first; it travels to other processes without them.
 
     A file that is opened again must be the one that it was before.
@@ -249,18 +247,16 @@ class Pool:
     """
 
     def __init__(self, most_open: int = 256, *, versions: Mapping[str, Fingerprint] | None = None, maps: bool = False):
-        self._most_open = most_open
+        super().__init__(most_open)
         self._versions = dict(versions or {})
         self._maps = maps and sum(version.size for version in self._versions.values()) <= _memory_bytes() // 2
-        self._open: OrderedDict[str, File] = OrderedDict()
-        self._lock = threading.Lock()
 
     def get(self, path: str) -> File:
         """The file at a path; it stays usable for whoever got it, also after it has left the pool."""
         with self._lock:
-            file = self._open.get(path)
+            file = self._held.get(path)
             if file is not None:
-                self._open.move_to_end(path)
+                self._held.move_to_end(path)
         if file is None:
             file = self._opened(path)
         elif isinstance(file, LocalFile | MappedFile):
@@ -271,20 +267,9 @@ class Pool:
 
     def _opened(self, path: str) -> File:
         file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long: others go on
-        with self._lock:
-            if file.version != self._versions.setdefault(path, file.version):
-                raise changed(path)
-            file = self._open.setdefault(path, file)
-            oldest = [next(iter(self._open))] if len(self._open) > self._most_open else []
-        for other in oldest:
-            self.drop(other)
-        KEPT.forget(self, oldest)
-        return file
-
-    def drop(self, path: str) -> None:
-        """Closes a file when the last one who reads it lets go."""
-        with self._lock:
-            self._open.pop(path, None)
+        if file.version != self._versions.setdefault(path, file.version):
+            raise changed(path)
+        return self._hold(path, file)
 
     def read(self, wanted: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[list[bytes]]:
         """Pieces of several files, each a path and what its `read_many` is given; files far away are read at once."""
@@ -293,16 +278,8 @@ class Pool:
         read = lambda file: self.get(file[0]).read_many(file[1])  # noqa: E731
         return map_in_threads(read, wanted, READING_THREADS, "headrace-read")
 
-    def close(self) -> None:
-        """Closes all; reading opens them again."""
-        with self._lock:
-            paths = list(self._open)
-            self._open.clear()
-        KEPT.forget(self, paths)
-
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            return {"versions": dict(self._versions), "most_open": self._most_open, "maps": self._maps}
+        return {"versions": dict(self._versions), "most_open": self._most, "maps": self._maps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)

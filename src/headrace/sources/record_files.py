@@ -22,7 +22,7 @@ from headrace._threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.base import FileSource
-from headrace.sources.descriptors import KEPT, is_out_of_descriptors, out_of_descriptors
+from headrace.sources.descriptors import KEPT, Holder, is_out_of_descriptors, out_of_descriptors
 from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.mapped import MappedFiles
 
@@ -303,16 +303,11 @@ def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
 # ----------------------------------------------------------------------------------------------- readers
 
 
-class Readers:
-    """One reader for each file that is open; those that are idle are in order, the least recently used first.
-
-    All sources of the process share its descriptors: `KEPT` drops readers when there are too many in all.
-    """
+class Readers(Holder):
+    """One reader for each file that is open, which one thread has at a time."""
 
     def __init__(self):
-        self._most_idle = MOST_OPEN
-        self._idle: dict[str, Reader] = {}
-        self._lock = threading.Lock()
+        super().__init__(MOST_OPEN)
         self._in_use: dict[str, threading.Lock] = {}
 
     @contextlib.contextmanager
@@ -320,37 +315,18 @@ class Readers:
         """The reader of a file, for as long as the context lasts; after an error in it, it is not used again."""
         with self._in_use.setdefault(path, threading.Lock()):
             with self._lock:
-                reader = self._idle.pop(path, None)
+                reader = self._held.pop(path, None)
             reader = reader or KEPT.opened(path, open_file)
             try:
                 yield reader
             except BaseException:
                 reader.close()
                 raise
-            self._put_back(path, reader)
+            self._hold(path, reader)
+            KEPT.use(self, path)
 
-    def _put_back(self, path: str, reader: Reader) -> None:
-        with self._lock:
-            self._idle[path] = reader
-            oldest = next(iter(self._idle)) if len(self._idle) > self._most_idle else None
-        if oldest is not None:
-            self.drop(oldest)
-            KEPT.forget(self, [oldest])
-        KEPT.use(self, path)
-
-    def drop(self, path: str) -> None:
-        """Closes the reader of a file, unless it is in use."""
-        with self._lock:
-            reader = self._idle.pop(path, None)
-        if reader is not None:
-            reader.close()
-
-    def close(self) -> None:
-        with self._lock:
-            readers, self._idle = self._idle, {}
-        KEPT.forget(self, list(readers))
-        for reader in readers.values():
-            reader.close()
+    def _close(self, file: Reader) -> None:
+        file.close()
 
 
 class Pace:
