@@ -106,6 +106,20 @@ def _tfrecord(path: Path) -> None:
     path.write_bytes(b"".join(map(framed, _records())))
 
 
+def _examples(path: Path) -> None:
+    from headrace.sources.tf_example import encode_example
+    from headrace.sources.tfrecord.framing import framed
+
+    path.write_bytes(b"".join(framed(encode_example(one)) for one in _dicts()))
+
+
+def _example_source(path: Any) -> Any:
+    from headrace.sources import ExampleDataSource, Feature, TFRecordDataSource
+
+    features = {"id": np.int64, "x": Feature(np.float32, (4,)), "label": np.int64}
+    return ExampleDataSource(TFRecordDataSource(str(path)), features)
+
+
 def _gzipped(write: Write) -> Write:
     def write_gzipped(path: Path) -> None:
         import gzip
@@ -317,6 +331,7 @@ FORMS = {
     "jpeg": Form(_image, _images, "jpeg", ("PIL", "simplejpeg")),
 }
 MORE_FORMS = {
+    "examples": Form(_examples, _example_source, "a.tfrecord", (), _dicts),
     "text_lines": Form(_text_lines, _source("json_lines", "TextLinesDataSource"), "a.txt", (), _texts, True),
     "text_lines_stream": Form(_text_lines, _source("json_lines", "TextLinesIterDataset"), "a.txt", (), _texts, True),
     "sql": Form(
