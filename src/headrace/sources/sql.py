@@ -12,7 +12,7 @@ import pathlib
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,9 @@ class SqlDataSource(BlockSource[Row]):
         """The rows with these keys."""
         found: dict[Any, tuple] = {}
         names: Sequence[str] = ()
-        for some in _pieces(list(dict.fromkeys(wanted)), KEYS_AT_ONCE):
+        keys = list(dict.fromkeys(wanted))
+        for i in range(0, len(keys), KEYS_AT_ONCE):
+            some = keys[i : i + KEYS_AT_ONCE]
             names, rows = self._select(self._lookup(len(some)), some)
             place = names.index(_same_name(self._key, names))
             found |= {row[place]: row for row in rows}
@@ -262,7 +264,3 @@ def _same_name(name: str, names: Sequence[str]) -> str:
 
 def _name(function: Callable[[], Any]) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
-
-
-def _pieces(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (values[i : i + size] for i in range(0, len(values), size))
