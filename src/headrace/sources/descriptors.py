@@ -113,16 +113,16 @@ class Holder:
     def __init__(self, most: int):
         self._most = most
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, Any] = OrderedDict()
+        self._held: dict[str, Any] = {}
 
     def _hold(self, path: str, file: Any) -> Any:
         """Keeps a file, as the one that was used last; of two that were opened at once, the first."""
         with self._lock:
             file = self._held.setdefault(path, file)
-            oldest = [next(iter(self._held))] if len(self._held) > self._most else []
-        for other in oldest:
-            self.drop(other)
-        KEPT.forget(self, oldest)
+            oldest = next(iter(self._held)) if len(self._held) > self._most else None
+        if oldest is not None:
+            self.drop(oldest)
+            KEPT.forget(self, [oldest])
         return file
 
     def drop(self, path: str) -> None:
@@ -135,7 +135,7 @@ class Holder:
     def close(self) -> None:
         """Closes all; reading opens them again."""
         with self._lock:
-            held, self._held = self._held, OrderedDict()
+            held, self._held = self._held, {}
         KEPT.forget(self, list(held))
         for file in held.values():
             self._close(file)

@@ -254,9 +254,9 @@ class Pool(Holder):
     def get(self, path: str) -> File:
         """The file at a path; it stays usable for whoever got it, also after it has left the pool."""
         with self._lock:
-            file = self._held.get(path)
+            file = self._held.pop(path, None)
             if file is not None:
-                self._held.move_to_end(path)
+                self._held[path] = file  # as the last one
         if file is None:
             file = self._opened(path)
         elif isinstance(file, LocalFile | MappedFile):

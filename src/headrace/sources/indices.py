@@ -26,10 +26,11 @@ def places_of(indices: Sequence[int] | np.ndarray, length: int, what: str) -> np
         return np.array([place_of(index, length, what) for index in indices], np.int64)
     if places.dtype.kind not in "iu":
         raise TypeError(f"Indices must be ints; got {places.dtype}: {indices!r}.")
-    outside = (places < -length) | (places >= length)
-    if outside.any():
-        place_of(places[outside][0], length, what)
-    return places.astype(np.int64) % length
+    lowest = places.min()
+    if lowest < -length or places.max() >= length:
+        place_of(places[(places < -length) | (places >= length)][0], length, what)
+    places = places.astype(np.int64)
+    return places % length if lowest < 0 else places
 
 
 class Parts:
@@ -56,7 +57,8 @@ class Parts:
 
     def runs(self, places: np.ndarray) -> Iterator[tuple[int, slice, np.ndarray]]:
         """For each part that has some of these places, which ascend: its number, which of them, and where in it."""
-        numbers, inside = self.find_all(places)
-        cuts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
-        for a, b in itertools.pairwise([*cuts, len(places)]):
-            yield int(numbers[a]), slice(a, b), inside[a:b]
+        numbers = np.searchsorted(self.ends, places, side="right")
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for a, b in itertools.pairwise([0, *cuts, len(places)] if len(places) else ()):
+            number = int(numbers[a])
+            yield number, slice(a, b), places[a:b] - self._starts[number]

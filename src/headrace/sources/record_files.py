@@ -185,7 +185,7 @@ class RecordFiles(FileSource[bytes], abc.ABC):
         )
 
     def __getitem__(self, index: int) -> bytes:
-        number, place = self._parts.find(place_of(index, len(self), self._what))
+        number, place = self._parts.find(place_of(index, self._parts.length, self._what))
         return self._read(number, [place + self._ranges[number][0]])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
