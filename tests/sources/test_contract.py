@@ -210,7 +210,10 @@ def test_several_files_and_patterns_are_read_one_after_the_other(form, source, p
     form.write(path.with_name(f"b{form.name}"))
     for given in ([path, path.with_name(f"b{form.name}")], path.with_name("*")):
         for _ in range(2):  # without hidden files beside them, and with those
-            assert_equal(list(form.open(given)), elements + elements)
+            both = form.open(given)
+            assert_equal(list(both), elements + elements)
+            if hasattr(both, "__len__"):
+                assert_equal([both[i] for i in range(len(both))], elements + elements)
 
 
 @of_all
