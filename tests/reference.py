@@ -7,6 +7,7 @@ shared with `headrace._plan`; only the ciphers and the schedules of `_rng` and `
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, islice
 from typing import Any
 
@@ -55,8 +56,7 @@ def item(op: Op, i: int) -> Any:
             return (op.batch_fn or _tree.stack)(rows)
         case combine.Zip():
             epoch, place = divmod(i, op.length())
-            row = tuple(item(part, epoch * part.length() + place) for part in op.parts)
-            return None if any(x is None for x in row) else row
+            return tuple(item(part, epoch * part.length() + place) for part in op.parts)
         case combine.RouteOp():
             which, inner = op.route(np.array([i]))
             return item(op.parts[int(which[0])], int(inner[0]))
@@ -100,13 +100,15 @@ def stream(op: Op) -> Iterator[Any]:
         case source.UserDataset():
             yield from op.dataset
         case element.Map(batched=True):
-            yield from (_unstack(op.transform(_tree.stack([x]))) for x in stream(op.parent))
+            for x in stream(op.parent):
+                yield None if x is None else _unstack(op.transform(_tree.stack([x])))
         case element.Map():
-            yield from map(op.fn, stream(op.parent))
+            yield from (_unless_hole(op.fn, x) for x in stream(op.parent))
         case element.MapWithIndex():
-            yield from (op.fn(i, x) for i, x in enumerate(stream(op.parent)))
+            yield from (_unless_hole(partial(op.fn, i), x) for i, x in enumerate(stream(op.parent)))
         case element.RandomMap():
-            yield from (op.fn(x, rng_at(op.seed, i)) for i, x in enumerate(stream(op.parent)))
+            for i, x in enumerate(stream(op.parent)):
+                yield None if x is None else op.fn(x, rng_at(op.seed, i))
         case element.Filter():
             yield from filter(op.fn, stream(op.parent))
         case element.FlatMap():
@@ -257,13 +259,16 @@ def _row(sequences: list[Any], op: pack.Packer) -> dict[str, Any]:
             stop = start + len(x[key])
             row[key][start:stop], ids[start:stop], positions[start:stop] = x[key], number + 1, range(stop - start)
             start = stop
+        if key in getattr(op, "bos_features", ()):
+            row[key][(ids != 0) & (positions == 0)] = op.bos_token_id  # type: ignore[attr-defined]
         row |= {f"{key}_segment_ids": ids, f"{key}_positions": positions}
     return row
 
 
 def _interleave(op: combine.Interleave) -> Iterator[Any]:
     if isinstance(op.datasets, Op):
-        parts = [item(op.datasets, i)._stream_op for i in range(op.datasets.length())]
+        made = (item(op.datasets, i) for i in range(op.datasets.length()))
+        parts = [dataset._stream_op for dataset in made if dataset is not None]
     else:
         parts = list(op.datasets)
     waiting = map(stream, parts)

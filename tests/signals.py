@@ -261,6 +261,7 @@ def time_out(*_):
 
 def check_that_exceptions_reach_the_user_while_workers_start():
     chance = random.Random(5)
+    list(MapDataset.range(2).to_iter_dataset().mp_prefetch(TWO))  # Python's imports swallow what looks like an OSError
     for _ in range(20):
         iterator = iter(MapDataset.range(10**6).map(slowly).to_iter_dataset().mp_prefetch(TWO))
         with raises(TimeoutError), alarms(time_out, chance.uniform(0.0002, 0.05)):

@@ -1,6 +1,7 @@
 """Checkpoints through the real Orbax, and states that another number of shards goes on from."""
 
 import asyncio
+import copy
 import itertools
 import json
 
@@ -241,17 +242,32 @@ def test_wrong_arguments_of_an_elastic_iterator(make, says):
         make(headrace.MapDataset.range(10))
 
 
-@pytest.mark.parametrize("state", [{"next_index": 4}, {"global_next_index": 5}, {"global_next_index": "4"}, b"x"])
+@pytest.mark.parametrize("state", [{"next_index": 4}, {"global_next_index": True}, {"global_next_index": "4"}, b"x"])
 def test_a_state_that_does_not_fit_an_elastic_iterator(state):
     with pytest.raises(StateError, match="global_next_index"):
         ElasticIterator(headrace.MapDataset.range(10), 4, hp.NoSharding()).set_state(state)
 
 
 def test_iterators_are_not_copied_but_made_anew():
-    import copy
     import pickle
 
-    for make_one in (SOURCES["dataset"], SOURCES["loader"], SOURCES["elastic"]):
+    for make_one in (SOURCES["dataset"], SOURCES["loader"]):
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="keep its `get_state\\(\\)`"):
                 copied(make_one())
+
+
+def test_an_elastic_iterator_is_a_dataset():
+    from headrace.testing import assert_resumable
+
+    elastic = SOURCES["elastic"]()
+    assert isinstance(elastic, headrace.IterDataset)
+    assert not isinstance(elastic, headrace.DatasetIterator)
+    assert next(elastic).tolist() == [0, 2, 4, 6]
+    again = copy.deepcopy(elastic)
+    assert next(iter(elastic)).tolist() == next(again).tolist() == [8, 10, 12, 14]
+    assert elastic.get_state() == again.get_state() == {"global_next_index": 16}
+    mapped = elastic.map(lambda batch: batch.sum())
+    assert list(mapped) == list(mapped) == list(mapped.prefetch(2)) == [12, 44, 76, 108, 140]
+    assert_resumable(mapped)
+    assert next(elastic).tolist() == [16, 18, 20, 22]

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import pickle
 import weakref
 
@@ -227,3 +228,16 @@ def test_an_elastic_iterator_takes_a_long_chain():
     ds = chained(MapDataset.range(20), MAPS)
     iterator = ElasticIterator(ds, 4, ShardOptions(shard_index=0, shard_count=1))
     assert next(iter(iterator)).tolist() == list(range(DEPTH, DEPTH + 4))
+
+
+def test_states_of_many_operations_that_count_are_json():
+    ds = chained(MapDataset.range(20).to_iter_dataset(), ELEMENT)
+    with iter(ds) as iterator:
+        next(iterator), next(iterator)
+        state = json.loads(json.dumps(iterator.get_state()))
+        rest = list(iterator)
+    with iter(ds) as iterator:
+        iterator.set_state(state)
+        assert json.loads(json.dumps(iterator.get_state())) == state
+        assert list(iterator) == rest
+        assert rest

@@ -541,7 +541,7 @@ def test_a_state_of_another_loader_is_refused_by_field(changes, field):
         ({"next_index": 3}, "looks like the state of a dataset's iterator"),
         (None, "got NoneType"),
         (b'{"version": 2}', "is damaged"),
-        (b'{"parent": 3, "next_index_in_buffer": 0}', "is damaged"),
+        (b'{"parent": 3, "next_index_in_buffer": 0}', "written by Grain, and has that of a FlatMap"),
     ],
 )
 def test_what_is_no_state_is_told(state, says):
@@ -763,3 +763,39 @@ def test_an_operation_that_returns_nothing_is_told_so():
 
     with pytest.raises(PipelineError, match="Nothing returned a NoneType"):
         list(_loader(operations=[Nothing()]))
+
+
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_a_loader_is_checked_for_resuming_as_in_grain(worker_count):
+    sampler = headrace.IndexSampler(10, headrace.NoSharding(), shuffle=True, seed=1, num_epochs=1)
+    loader = headrace.DataLoader(
+        data_source=range(10), sampler=sampler, operations=[hp.Batch(2)], worker_count=worker_count
+    )
+    headrace.experimental.assert_equal_output_after_checkpoint(loader)
+    headrace.experimental.assert_equal_output_after_checkpoint(iter(loader))
+    theirs = grain.python.IndexSampler(10, grain.python.NoSharding(), shuffle=True, seed=1, num_epochs=1)
+    grain.experimental.assert_equal_output_after_checkpoint(
+        grain.python.DataLoader(data_source=range(10), sampler=theirs, operations=[grain.python.Batch(2)])
+    )
+
+
+def test_a_loader_that_does_not_resume_is_found_out():
+    class Once:
+        """A source that gives other records the second time."""
+
+        def __init__(self):
+            self.reads = 0
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return self.reads
+
+        def __repr__(self):
+            return "Once()"
+
+    sampler = headrace.SequentialSampler(4, headrace.NoSharding())
+    with pytest.raises(AssertionError, match="is not"):
+        headrace.testing.assert_resumable(headrace.DataLoader(data_source=Once(), sampler=sampler))

@@ -7,15 +7,17 @@ import subprocess
 import sys
 
 import grain
+import grain.experimental
 import grain.python
 import pytest
 
 import headrace
+from tests.surface import Differences, public_modules
 
 NAMES = {
     "": """DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
-        transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device text""",
+        transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device monitoring text""",
     "text": "Tokenize",
     "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave",
     "constants": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD RECORD_KEY SEED",
@@ -49,17 +51,40 @@ NAMES = {
         config experimental load BatchTransform FlatMapTransform GrainCheckpointHandler GrainCheckpointRestore
         GrainCheckpointSave DataLoaderIterator TfRandomMapTransform sharding""",
 }
-METHODS = {
-    "MapDataset": """source range mix select_from_datasets concatenate apply batch filter map map_with_index parents
-        random_map repeat seed shuffle slice to_iter_dataset""",
-    "IterDataset": """mix apply batch filter map map_with_index mp_prefetch parents prefetch random_map seed""",
-    "DatasetIterator": "close get_state load save set_state start_prefetch",
-    "DataLoader": "multiprocessing_options",
-    "DataLoaderIterator": "get_state load save set_state start_prefetch",
-}
 NEEDS_ORBAX = ("CheckpointHandler", "CheckpointRestore", "CheckpointSave")
-# What the wheel lets be given that is its own affair, or that a protocol's metaclass shows.
-NOT_COMPARED = {"_cur_batch", "args", "kwargs", "_"}
+
+# Every difference of the wheel's names and parameters from ours: where, the names, what it is, and the reason.
+DIFFERENCES = (
+    ("", "DataLoaderIterator", "state is None", "it may be left out"),
+    (
+        "IterDataset.",
+        "prefetch",
+        "multiprocessing_options is keyword-only",
+        "the first argument may also be a number of elements; options are taken in its place, or by their name",
+    ),
+    (
+        "experimental.",
+        "pick_performance_config",
+        "ram_budget_mb is None; max_workers is None; max_buffer_size is None",
+        "they may be left out",
+    ),
+    (
+        "experimental.",
+        "InterleaveIterDataset.set_slice ParquetIterDataset.set_slice",
+        "is missing",
+        "Grain's workers call it to read a part each; ours share the work otherwise",
+    ),
+    ("", "proto", "is missing", "it describes what Grain records of its own execution"),
+    (
+        "monitoring.",
+        """annotations fast_monitoring monitoring_base record_autotune_node_throughput record_autotune_optimization_latency
+        record_autotune_parameter record_autotune_usl_coeff record_bytes_read_and_latency record_framework_type
+        set_debug_server_ports""",
+        "is missing",
+        "what Grain records of itself, and how",
+    ),
+)
+LISTED = {f"{where}{name}: {said}" for where, names, said, _ in DIFFERENCES for name in names.split()}
 
 
 def namespace(package, name):
@@ -86,48 +111,93 @@ def test_no_public_name_appears_unseen(name):
     assert {each for groups in exported for each in groups if each} | {*later} <= set(NAMES[name].split())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "text"])
-def test_the_wheels_names_are_all_here(name):
-    theirs = namespace(grain, name)
-    missing = [
-        each
-        for each in dir(theirs)
-        if not each.startswith("_")
-        and not inspect.ismodule(getattr(theirs, each))
-        and not hasattr(namespace(headrace, name), each)
-    ]
-    assert missing == []
+@pytest.fixture(scope="module")
+def found():
+    pytest.importorskip("orbax.checkpoint")
+    return [f"{name}: {said}" for name, said in Differences().packages(grain, headrace).items()]
 
 
-def parameters(thing):
-    try:
-        return inspect.signature(thing).parameters
-    except (TypeError, ValueError):
-        return {}
+def test_the_wheels_names_and_parameters_are_ours(found):
+    assert set(found) - LISTED == set()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "text"])
-def test_the_wheels_arguments_are_accepted(name):
-    ours, theirs = namespace(headrace, name), namespace(grain, name)
-    for each in NAMES[name].split():
-        if not callable(getattr(theirs, each, None)):
-            continue
-        if isinstance(getattr(theirs, each), type) and issubclass(getattr(theirs, each), __import__("enum").Enum):
-            assert list(getattr(ours, each).__members__) == list(getattr(theirs, each).__members__)
-            continue
-        mine = parameters(getattr(ours, each))
-        if any(p.kind is p.VAR_KEYWORD for p in mine.values()):
-            continue
-        lacking = set(parameters(getattr(theirs, each))) - set(mine) - NOT_COMPARED
-        assert not lacking, f"{name}.{each} lacks {lacking}"
+def test_each_difference_that_is_listed_is_there(found):
+    assert LISTED - set(found) == set()
 
 
-@pytest.mark.parametrize("kind", METHODS)
-def test_methods_take_the_wheels_arguments(kind):
-    for each in METHODS[kind].split():
-        mine, theirs = getattr(getattr(headrace, kind), each), getattr(getattr(grain, kind), each)
-        lacking = set(parameters(theirs)) - set(parameters(mine)) - NOT_COMPARED
-        assert not lacking or each == "prefetch", f"{kind}.{each} lacks {lacking}"
+def test_every_public_module_of_the_wheel_is_compared():
+    assert set(public_modules(grain)) == {*NAMES, "python.experimental", "monitoring", "proto"} - {"text"}
+
+
+class Theirs:
+    def same(self, a, b=1, *, c=None): ...
+
+    def order(self, a, b): ...
+
+    def keyword(self, *, a): ...
+
+    def default(self, a=1): ...
+
+    def no_default(self, a): ...
+
+    def more(self, a): ...
+
+    def fewer(self, a, b): ...
+
+    @property
+    def size(self): ...
+
+    def missing(self): ...
+
+
+class Ours:
+    def same(self, a, b=1, d=2, *, c=None): ...
+
+    def order(self, b, a): ...
+
+    def keyword(self, a): ...
+
+    def default(self, a=2): ...
+
+    def no_default(self, a=1): ...
+
+    def more(self, a, b): ...
+
+    def fewer(self, a): ...
+
+    def size(self): ...
+
+
+def test_what_counts_as_a_difference():
+    seen = Differences()
+    for name in vars(Theirs):
+        if not name.startswith("_"):
+            seen.names(name, Theirs, Ours, name)
+    assert seen.found == {
+        "order": "takes self, b, a in this order",
+        "keyword": "a is positional or keyword",
+        "default": "a is 2",
+        "no_default": "a is 1",
+        "more": "needs b",
+        "fewer": "has no b",
+        "size": "is no property",
+        "missing": "is missing",
+    }
+
+
+def test_options_of_workers_by_place_and_by_name():
+    ds = headrace.MapDataset.range(6).to_iter_dataset()
+    options = headrace.MultiprocessingOptions(num_workers=1)
+    for prefetched in (ds.prefetch(options), ds.prefetch(multiprocessing_options=options)):
+        assert "mp_prefetch" in repr(prefetched)
+        assert list(prefetched) == list(range(6))
+
+
+def test_options_have_the_wheels_defaults():
+    ours, theirs = headrace.DatasetOptions(), grain.experimental.DatasetOptions()
+    for name in inspect.signature(grain.experimental.DatasetOptions).parameters:
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        assert getattr(mine, "name", mine) == getattr(other, "name", other)
 
 
 def test_the_two_namespaces_have_the_same_objects():

@@ -207,6 +207,65 @@ def test_concat_then_split_keeps_the_order_of_tokens_in_every_feature(seed):
     assert_rows(rows, list(reference.stream(ds._op)))
 
 
+@pytest.mark.parametrize("seed", range(200))
+def test_every_row_takes_of_each_feature_what_there_is_room_for(seed):
+    rng = np.random.default_rng(seed)
+    lengths = {key: int(rng.integers(2, 9)) for key in "xyz"[: rng.integers(1, 4)]}
+    most = {key: int(rng.integers(1, 2 * length + 1)) for key, length in lengths.items()}
+    elements = [
+        {key: rng.integers(1, 99, rng.integers(key == "x", most[key] + 1)) for key in lengths}
+        for _ in range(rng.integers(1, 20))
+    ]
+    bos = {**BOS, "bos_features": [key for key in lengths if rng.integers(2)]} if seed % 2 else {}
+    ds = ConcatThenSplitIterDataset(
+        stream(elements), length_struct=lengths, split_full_length_features=bool(rng.integers(2)), **bos
+    )
+    assert_rows(list(ds), list(reference.stream(ds._op)))
+
+
+UNEVEN = {  # lengths of the sequences, of the rows, options; the rows' tokens here and with the wheel
+    "a beginning where there are only zeros": (
+        [(2, 5)],
+        {"x": 3, "y": 3},
+        {"bos_features": ["x", "y"], "bos_token_id": 7},
+        [([7, 2, 0], [7, 102, 103]), ([0, 0, 0], [7, 105, 0])],
+        [([7, 2, 0], [7, 102, 103]), ([7, 0, 0], [7, 105, 0])],
+    ),
+    "a row that is not full though there is more": (
+        [(3, 1), (3, 9)],
+        {"x": 4, "y": 4},
+        {},
+        [([1, 2, 3, 4], [101, 102, 103, 104]), ([5, 6, 0, 0], [105, 106, 107, 108]), ([0] * 4, [109, 110, 0, 0])],
+        [([1, 2, 3, 4], [101, 102, 103, 104]), ([5, 0, 0, 0], [105, 106, 107, 108]), ([6, 0, 0, 0], [109, 110, 0, 0])],
+    ),
+    "tokens that come again and again": (
+        [(6, 7)],
+        {"x": 4, "y": 2},
+        {},
+        [([1, 2, 3, 4], [101, 102]), ([5, 6, 0, 0], [103, 104]), ([0] * 4, [105, 106]), ([0] * 4, [107, 0])],
+        [([1, 2, 3, 4], [101, 102]), ([0] * 4, [103, 104]), ([3, 4, 0, 0], [105, 106]), ([5, 6, 0, 0], [107, 0])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_where_the_wheel_is_wrong_about_features_of_uneven_lengths(name):
+    grain = pytest.importorskip("grain")
+    sizes, lengths, options, expected, wheels = UNEVEN[name]
+    firsts = np.cumsum([(1, 101), *sizes], axis=0)
+    elements = [
+        {"x": np.arange(x, x + a), "y": np.arange(y, y + b)} for (x, y), (a, b) in zip(firsts, sizes, strict=False)
+    ]
+
+    def rows(experimental, parent):
+        kind = {"bos_handling": experimental.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS} if options else {}
+        ds = experimental.ConcatThenSplitIterDataset(parent, length_struct=lengths, **options, **kind)
+        return [(row["x"].tolist(), row["y"].tolist()) for row in ds]
+
+    assert rows(hr.experimental, stream(elements)) == expected
+    assert rows(grain.experimental, grain.MapDataset.source(elements).to_iter_dataset()) == wheels
+
+
 def test_concat_then_split_sets_full_sequences_aside():
     ds = ConcatThenSplitIterDataset(
         stream(sequences(2, 4, 1, 4, 3, 4)), length_struct={"x": 4}, split_full_length_features=False
@@ -301,15 +360,13 @@ def test_states_are_small_and_say_which_sequence_is_open():
     next(iterator)
     state = iterator.get_state()
     assert len(json.dumps(state)) < 500
-    expected = {
-        "op": "concat_then_split",
+    assert state["next_index"] == 1
+    assert state["1 concat_then_split"] == {
         "lengths": {"x": 4},
-        "split_full_length_features": True,
+        "split_full_length_features": 1,
         "tokens_taken": [1],
         "taken_of_group": 0,
-        "parent": {"next_index": 1},
     }
-    assert {name: state[name] for name in expected} == expected
 
 
 def test_a_state_of_other_bins_is_refused():

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import venv
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +226,133 @@ def fork_sees(array, value):
         array[:] = -1
         os._exit(0 if right else 1)
     return os.waitpid(fork, 0)[1] == 0
+
+
+# ---- what workers import
+
+
+def test_workers_find_all_parts_of_a_namespace_package(tmp_path):
+    """A part beside an old `-nspkg.pth` in the site folder, and one in a folder that comes later."""
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    later = tmp_path / "later"
+    for folder, module in ((site, "one"), (later, "two")):
+        for package in ("old", "new"):
+            (folder / package).mkdir(parents=True)
+            (folder / package / f"{module}.py").write_text(f"def add(x):\n    return x + {len(package) * 10}\n")
+    (site / "a-nspkg.pth").write_text(OLD_STYLE.replace("\n", ""))
+    (site / "b.pth").write_text("\n".join([str(later), *filter(None, sys.path)]))
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import new.one, new.two, old.one, old.two
+        from headrace import MapDataset, MultiprocessingOptions
+
+        ds = MapDataset.range(3).map(old.one.add).map(old.two.add).map(new.one.add).map(new.two.add)
+        print(list(ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))
+        """)
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [environment / "bin" / "python", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[120, 121, 122]\n", done.stderr
+
+
+OLD_STYLE = """
+import sys, types, os;
+p = os.path.join(sys._getframe(1).f_locals['sitedir'], 'old');
+importlib = __import__('importlib.util');
+__import__('importlib.machinery');
+m = sys.modules.setdefault('old', importlib.util.module_from_spec(
+importlib.machinery.PathFinder.find_spec('old', [os.path.dirname(p)])));
+mp = m.__dict__.setdefault('__path__', []);
+(p not in mp) and mp.append(p)
+"""
+
+
+REGISTRY = """
+    functions, hooks = {}, []
+
+    def register(function):
+        functions[function.__name__] = function
+        return function
+"""
+PLUGINS = """
+    from registry import hooks, register
+
+    hooks.append("plugins")
+
+    @register
+    def double(x):
+        return 2 * x
+"""
+NEEDS_JAX = """
+    import jax
+    from registry import register
+
+    @register
+    def triple(x):
+        return 3 * x
+"""
+SCRIPT = """
+    import sys
+    import numpy as np
+    import jax
+    import missing_later, registry
+    from headrace import MapDataset, MultiprocessingOptions
+
+    IMPORTS
+
+    def looked_up(x):
+        return registry.functions[NAME](x), registry.hooks, "jax" in sys.modules
+
+    CALL
+    print(list(MapDataset.range(3).map(looked_up).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "name", "call", "expected"),
+    [
+        ("import plugins", "double", "", "[(0, ['plugins'], False), (2, ['plugins'], False), (4, ['plugins'], False)]"),
+        ("import needs_jax", "triple", "", "[(0, [], True), (3, [], True), (6, [], True)]"),
+        ("from package import more", "halve", "", "[(0, [], False), (0, [], False), (1, [], False)]"),
+        ("", "abs", "registry.register(abs)", "which does not run the main script"),
+        ("", "abs", "registry.register(abs)", "The worker could not import `missing_later`: ValueError: not twice"),
+        ("import needs_jax", "abs", "registry.register(abs)", "KeyError: 'abs'"),
+    ],
+)
+def test_what_modules_of_the_script_register_is_there_in_workers(tmp_path, imports, name, call, expected):
+    pytest.importorskip("jax")
+    (tmp_path / "package").mkdir()
+    once = f"import os\nif os.path.exists({str(tmp_path / 'once')!r}):\n    raise ValueError('not twice')\n"
+    files = {
+        "registry.py": REGISTRY,
+        "plugins.py": PLUGINS,
+        "needs_jax.py": NEEDS_JAX,
+        "missing_later.py": once + f"open({str(tmp_path / 'once')!r}, 'w').close()\n",
+        "package/__init__.py": "",
+        "package/more.py": "import registry\n\n@registry.register\ndef halve(x):\n    return x // 2\n",
+        "script.py": SCRIPT.replace("IMPORTS", imports).replace("NAME", repr(name)).replace("CALL", call),
+    }
+    for path, text in files.items():
+        (tmp_path / path).write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert expected in (done.stdout or done.stderr), done.stderr
+
+
+def test_a_notebook_has_no_source_but_its_modules_are_there(tmp_path):
+    (tmp_path / "registry.py").write_text(textwrap.dedent(REGISTRY))
+    (tmp_path / "plugins.py").write_text(textwrap.dedent(PLUGINS))
+    script = """
+        import plugins, registry
+        from headrace import MapDataset, MultiprocessingOptions
+
+        ds = MapDataset.range(3).map(lambda x: registry.functions["double"](x))
+        print(list(ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))))
+    """
+    done = run(script, cwd=tmp_path)
+    assert done.stdout == "[0, 2, 4]\n", done.stderr

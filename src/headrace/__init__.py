@@ -7,6 +7,7 @@ from headrace import checkpoint as checkpoint
 from headrace import constants as constants
 from headrace import device as device
 from headrace import experimental as experimental
+from headrace import monitoring as monitoring
 from headrace import multiprocessing as multiprocessing
 from headrace import python as python
 from headrace import samplers as samplers

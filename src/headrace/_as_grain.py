@@ -8,6 +8,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 ALIAS, PACKAGE = "grain", "headrace"
+PRIVATE = "grain._src"  # whose modules `_grain_src.py` makes up
 
 
 class as_grain:
@@ -27,6 +28,7 @@ class as_grain:
         self._hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_alias(name)}
         self._known = set(sys.modules)
         sys.meta_path.insert(0, self._finder)
+        importlib.import_module(ALIAS)  # Keras asks whether it is imported
 
     def __enter__(self) -> ModuleType:
         return importlib.import_module(PACKAGE)
@@ -36,6 +38,7 @@ class as_grain:
         sys.meta_path.remove(self._finder)
         for name in [name for name in sys.modules if _is_alias(name)]:
             del sys.modules[name]
+        vars(sys.modules[PACKAGE]).pop("_src", None)
         sys.modules.update(self._hidden)
 
 
@@ -46,19 +49,27 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self) if _is_alias(fullname) else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        name = PACKAGE + spec.name.removeprefix(ALIAS)
-        parent, _, last = name.rpartition(".")
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError:
-            module = getattr(sys.modules.get(parent), last, None)
+        if f"{spec.name}.".startswith(f"{PRIVATE}."):
+            private = importlib.import_module("headrace._grain_src")
+            module = private.module(spec.name[len(PRIVATE) + 1 :])
+        else:
+            module = _public(PACKAGE + spec.name.removeprefix(ALIAS))
         if not isinstance(module, ModuleType):
             raise ModuleNotFoundError(f"No module named {spec.name!r}: Headrace stands for it here.", name=spec.name)
         self._own_spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own_spec  # the import system has replaced it
+        if self._own_spec is not None:  # else it is made up
+            module.__spec__ = self._own_spec  # the import system has replaced it
+
+
+def _public(name: str) -> Any:
+    parent, _, last = name.rpartition(".")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return getattr(sys.modules.get(parent), last, None)
 
 
 def _is_alias(name: str) -> bool:
@@ -69,7 +80,7 @@ def _is_user(module: ModuleType) -> bool:
     """Whether a module has something of Headrace's, and is not part of it."""
     if module.__name__.startswith(PACKAGE):
         return False
-    return any(_home(value).startswith(PACKAGE) for value in list(getattr(module, "__dict__", {}).values()))
+    return any(_home(value).startswith((PACKAGE, PRIVATE)) for value in list(getattr(module, "__dict__", {}).values()))
 
 
 def _home(value: Any) -> str:

@@ -4,15 +4,19 @@ from typing import Any
 
 from headrace.errors import PipelineError
 
-_DEFAULTS: dict[str, Any] = {"py_debug_mode": False, "py_dataset_visualization_output_dir": None}
+_DEFAULTS: dict[str, Any] = {
+    "py_debug_mode": False,
+    "py_dataset_visualization_output_dir": None,
+    "py_traceback_filtering": "auto",
+}
 
 
 class Config:
     """Settings by name: kept for code that sets them; no setting changes a value that comes out.
 
     >>> config.update("py_debug_mode", True)
-    >>> config.get_or_default("py_debug_mode")
-    True
+    >>> config.py_debug_mode, config.get_or_default("py_traceback_filtering")
+    (True, 'auto')
     >>> config.update("py_debug_mode", False)
     """
 
@@ -28,6 +32,15 @@ class Config:
         """A setting's value."""
         self._check(name)
         return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting's value, as an attribute."""
+        if name in _DEFAULTS:
+            return self._values[name]
+        raise AttributeError(f"There is no setting {name!r}; there are {sorted(_DEFAULTS)}.")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_DEFAULTS})
 
     def _check(self, name: str) -> None:
         if name not in _DEFAULTS:

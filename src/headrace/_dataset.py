@@ -9,6 +9,7 @@ import numpy as np
 from headrace import transforms
 from headrace._executors import context
 from headrace._executors.workers import Workers
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
@@ -19,6 +20,7 @@ from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.explain import explain, show
 from headrace._plan.streams import Stream, open_stream
 from headrace._signals import raised_by_signal
+from headrace._stats import NoStats
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import DatasetOptions
@@ -34,6 +36,7 @@ class Dataset(Generic[T]):
     _kinds: ClassVar[dict[bool, "type[Dataset]"]] = {}  # by whether it is a stream
     _parents: "tuple[Dataset, ...]" = ()
     _operation: Op | None = None  # what a class that stands for one operation makes
+    _stats: ClassVar[NoStats] = NoStats()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -235,13 +238,13 @@ class Dataset(Generic[T]):
             dataset = _apply_one(dataset, transform)
         return dataset
 
-    def pipe(self, function: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """`function(self, *args, **kwargs)`, so that functions of datasets read in order.
+    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+        """`func(self, *args, **kwargs)`, so that functions of datasets read in order.
 
         >>> list(MapDataset.range(4).pipe(lambda ds, n: ds.take(n), 2))
         [0, 1]
         """
-        return function(self, *args, **kwargs)
+        return func(self, *args, **kwargs)
 
     def to_arrays(self) -> Any:
         """A whole finite dataset as one pytree of arrays with a leading axis.
@@ -287,7 +290,7 @@ def dataset_of(op: Op) -> Dataset:
 
 
 def _blocks(stream: Stream) -> Iterable[Block]:
-    while (run := stream.pull(4096)) is not None:
+    while (run := in_pipeline(stream.pull, 4096)) is not None:
         yield run.block
 
 

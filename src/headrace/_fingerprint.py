@@ -79,44 +79,51 @@ def _described(parts: dict[str, Op]) -> dict[str, Any]:
     found = {name: fingerprint(part) for name, part in parts.items()}
     if sum(map(len, found.values())) <= MOST_ENTRIES:
         return found
-    digests = {name: _number(repr(_of_indices(_entries(entries)))) for name, entries in found.items()}
-    return digests if len(digests) <= MOST_PARTS else {"all": _number(repr(digests))}
+    digests = {name: number_of(repr(_of_indices(_entries(entries)))) for name, entries in found.items()}
+    return digests if len(digests) <= MOST_PARTS else {"all": number_of(repr(digests))}
 
 
-def _numbers(identity: dict[str, Any]) -> Iterator[tuple[str, int | float]]:
+def _numbers(identity: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in identity.items():
         if isinstance(value, tuple) and len(value) <= MOST_SHOWN:
-            yield from ((f"{name}[{i}]", _number(each)) for i, each in enumerate(value))
+            yield from ((f"{name}[{i}]", number_of(each)) for i, each in enumerate(value))
         else:
-            yield name, _number(value)
+            yield name, number_of(value)
 
 
-def _number(value: Any) -> int | float:
-    """A value as a number that fits 32 bits, whatever gathers it; a float as it is."""
+def number_of(value: Any) -> int:
+    """A value as a number that fits 32 bits, whatever gathers it."""
     if value is None:
         return -1
-    if isinstance(value, float):
-        return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, int | np.integer) and 0 <= value < 1 << 31:  # bools too
         return int(value)
     data = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
     return zlib.crc32(data) % (1 << 31)
 
 
+def ints(value: Any) -> Any:
+    """An argument of an operation as ints."""
+    if isinstance(value, dict):
+        return {name: ints(each) for name, each in value.items()}
+    return [ints(each) for each in value] if isinstance(value, list | tuple) else number_of(value)
+
+
 # ------------------------------------------------------------------------------------------- comparing
 
 
-def differences(op: Op, saved: Any, state: Any) -> list[str]:
-    """How the pipeline that a state was saved with differs from this one, where that changes what comes.
+def differences(op: Op, saved: Any, position: Any) -> list[str]:
+    """How the pipeline that a state of this position was saved with differs from this one, where it changes what comes.
 
     What decides the meaning of an index counts, and whatever a group that is open is made from once more. What stands
     after that may be changed.
     """
     own, theirs = _entries(fingerprint(op)), _entries(saved)
-    num_open, base, state = _open(op, state)
+    num_open, base, position = _open(op, position)
     parts = _parts(base)
     if parts is not None and base.is_stream and not num_open:
-        return _differences_of_parts(base, parts, own, theirs, state)
+        return _differences_of_parts(base, parts, own, theirs, position)
     if not op.is_stream:
         counted, counted_there = len(own), len(theirs)
     else:
@@ -129,16 +136,22 @@ def differences(op: Op, saved: Any, state: Any) -> list[str]:
     return found
 
 
-def _open(op: Op, state: Any) -> tuple[int, Op, Any]:
-    """How many entries go up to the last operation that makes a part of a group once more; the base, and its state."""
+def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
+    """How many entries go up to the last operation that makes a part of a group once more; the base, its position."""
     num_open = 0
     while not isinstance(op, ToStream | UserDataset | Nary | Interleave) and op.is_stream:
         if op.state_fields is not None:
-            if not num_open and any(state.get(name) for name in REREAD):
+            if not num_open and is_reread(op, position[:-1]):
                 num_open = len(fingerprint(op))
-            state = state["parent"]
+            position = position[-1]
         op = op.parents[0]
-    return num_open, op, state
+    return num_open, op, position
+
+
+def is_reread(op: Op, numbers: tuple[Any, ...]) -> bool:
+    """Whether a stream that is restored with these numbers of an operation reads again what it has read before."""
+    assert op.state_fields is not None
+    return any(number and name in REREAD for name, number in zip(op.state_fields, numbers, strict=True))
 
 
 REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
@@ -148,10 +161,18 @@ REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
 def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
     """The entries of a fingerprint in order, each with its operation's name."""
     try:
-        numbered = [(int(key.split()[0]), key.split()[1], dict(entry)) for key, entry in fields.items()]
+        numbered = [(int(key.split()[0]), key.split()[1], _as_now(dict(entry))) for key, entry in fields.items()]
     except (AttributeError, IndexError, TypeError, ValueError) as e:
         raise StateError(f"The state's description of its pipeline is damaged: {fields!r:.200}.") from e
     return [(name, entry) for _, name, entry in sorted(numbered, key=lambda each: each[0])]
+
+
+def _as_now(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of an older state, which has the weights of a mix where there are now proportions."""
+    weights = {name: value for name, value in entry.items() if name.startswith("weight[")}
+    least = min(weights.values(), default=1)
+    proportions = {name.replace("weight", "proportion"): int(value * 100 / least) for name, value in weights.items()}
+    return {name: value for name, value in entry.items() if name not in weights} | proportions
 
 
 def _of_indices(entries: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
@@ -186,17 +207,17 @@ def _difference_of_dicts(where: str, theirs: dict[str, Any], mine: dict[str, Any
                 yield from (f"{where} {part!r}: {text}" for text in _difference(left, right))
 
 
-def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, state: Any) -> list[str]:
+def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, position: Any) -> list[str]:
     """Of several streams: parts of a mix may come and go, those that stay must be what they were."""
     if not theirs or theirs[0][0] != own[0][0]:
         return []
-    saved, mine, states = theirs[0][1].get("parts"), own[0][1]["parts"], _states_of_parts(op, state)
+    saved, mine, positions = theirs[0][1].get("parts"), own[0][1]["parts"], _positions_of_parts(op, parts, position)
     found = []
     for name in mine if isinstance(saved, dict) else ():
         if name not in saved:
             continue
         if isinstance(saved[name], dict) and isinstance(mine[name], dict):
-            inner = states.get(name)
+            inner = positions.get(name)
             texts = differences(parts[name], saved[name], inner) if inner is not None else _unopened(mine, saved, name)
             found += [f"part {name!r}: {text}" for text in texts]
         elif saved[name] != mine[name]:
@@ -209,11 +230,10 @@ def _unopened(mine: dict[str, Any], saved: dict[str, Any], name: str) -> list[st
     return [text for left, right in pairs for text in _difference(left, right)]
 
 
-def _states_of_parts(op: Op, state: Any) -> dict[str, Any]:
+def _positions_of_parts(op: Op, parts: dict[str, Op], position: Any) -> dict[str, Any]:
     if isinstance(op, Interleave):
-        return {str(slot["dataset"]): slot["state"] for slot in state["open"] if slot is not None}
-    parents = state["parents"]
-    return parents if isinstance(parents, dict) else _numbered(parents)
+        return {str(slot[0]): slot[1] for slot in position[-1] if slot is not None}
+    return dict(zip(parts, position[-1], strict=True))
 
 
 def _shown(value: Any) -> str:
@@ -229,10 +249,10 @@ def functions(op: Op) -> dict[str, int]:
     for i, each in enumerate(_chain(op)):
         function = getattr(each, "transform", None)
         if function is not None:
-            named[f"{i} {describe(function).split(' at ')[0]}"] = _code_number(function)
+            named[f"{i} {describe(function).split(' at ')[0]}"] = _codenumber_of(function)
     if len(named) <= MOST_FUNCTIONS:
         return named
-    return {"python": named["python"], "all functions": int(_number(repr(named)))}
+    return {"python": named["python"], "all functions": number_of(repr(named))}
 
 
 def changed_functions(op: Op, saved: Any) -> list[str]:
@@ -243,7 +263,7 @@ def changed_functions(op: Op, saved: Any) -> list[str]:
     return [name.split(" ", 1)[-1] for name in own if own[name] != saved[name]]
 
 
-def _code_number(function: Any) -> int:
+def _codenumber_of(function: Any) -> int:
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     if code is None and not isinstance(function, type):

@@ -12,7 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headrace.errors import PipelineError
+
 ROUNDS = 4
+_MOST_ROUNDS = 1024
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _SMALL_BITS = 16
@@ -60,6 +63,12 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int = ROUNDS) -
     >>> sorted(index_shuffle(i, max_index=9, seed=42) for i in range(10))
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
+    if not 0 <= index <= max_index:
+        raise PipelineError(f"index must lie between 0 and max_index={max_index}; got {index}.")
+    if not 0 <= seed < 1 << 32:
+        raise PipelineError(f"The seed of index_shuffle must be between 0 and 2**32 - 1; got {seed}.")
+    if rounds % 2 or not ROUNDS <= rounds <= _MOST_ROUNDS:
+        raise PipelineError(f"rounds must be an even number from {ROUNDS} to {_MOST_ROUNDS}; got {rounds}.")
     if max_index == 0:
         return 0
     word = _block_bits(max_index) // 2
@@ -196,9 +205,9 @@ class CounterRng:
         self._generator = np.random.Generator(self._bits)
         self.at = self._at_by_memory() if _memory_layout_is_known() else self._at_by_state
 
-    def _at_by_state(self, index: int) -> np.random.Generator:
+    def _at_by_state(self, index: int, op_seed: int = 0) -> np.random.Generator:
         state = self._bits.state
-        state["state"]["counter"] = np.array([0, 0, 0, index], np.uint64)
+        state["state"]["counter"] = np.array([0, 0, op_seed, index], np.uint64)
         state["buffer_pos"] = 4
         state["has_uint32"] = 0
         self._bits.state = state
@@ -307,11 +316,11 @@ class RngPool:
         self._lent: dict[int, CounterRng] = {}
         self._lock = threading.Lock()
 
-    def acquire_rng(self, index: int) -> np.random.Generator:
-        """A generator at `index`, not shared with anybody until it is released."""
+    def acquire_rng(self, index: int, *, op_seed: int = 0) -> np.random.Generator:
+        """A generator at `index`, not shared with anybody until it is released; another for each `op_seed`."""
         with self._lock:
             rng = self._free.pop() if self._free else CounterRng(self._seed)
-            generator = rng.at(index)
+            generator = rng._at_by_state(index, op_seed)
             self._lent[id(generator)] = rng
             return generator
 

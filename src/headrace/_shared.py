@@ -130,11 +130,7 @@ class NamedMemory:
 
     def unlink(self) -> None:
         """Removes the name; the memory goes with the last object on it."""
-        made = _made.pop(self.name, None)
-        if made is not None:
-            made.remove(self.name)
-        else:
-            _unlink(self.name)
+        remove(self.name)
 
     def __del__(self, getpid=os.getpid):
         if getattr(self, "created", False) and not self._kept and self._pid == getpid() and self.name in _made:
@@ -155,6 +151,17 @@ class _Made(NamedTuple):
 
 
 _made: dict[str, _Made] = {}
+
+
+def remove(name: str) -> None:
+    """Removes a name, if it is there."""
+    made = _made.pop(name, None)
+    if made is not None:
+        made.remove(name)
+    else:
+        _unlink(name)
+
+
 _swept_by = 0  # the process that has looked for what others left
 
 

@@ -1,30 +1,39 @@
 """States: positions as small JSON, and back.
 
-A random-access chain's state is `{"next_index": n}`. Any other names its operation, the arguments that its
-numbers depend on, the numbers, and the states of its parents. Operations whose position is their parent's
-leave no trace there. `pipeline` beside it says what the order depends on (`_fingerprint.py`), `functions` what is only
-warned of, and `checksum` tells whether the state is as it was given out.
+A random-access chain's state is `{"next_index": n}`. What comes after it and has numbers of its own adds an entry,
+numbered from there on, such as `"1 random_map": {"seed": 3, "count": 7}`: the arguments that the numbers depend on,
+and the numbers. Where a stream does not begin with a random-access chain, its entry is number 0, and has the states of
+its parts in it. Operations whose position is their parent's leave no trace. `pipeline` beside it says what the order
+depends on (`_fingerprint.py`), `functions` what is only warned of, and `checksum` tells whether the state is as it was
+given out.
+
+All leaves are ints, so that hosts can gather states; names are keys. Older states hold the same entries one inside the
+other, with `op` and `parent`, and other leaves.
 """
 
 import json
+import operator
 import sys
 import warnings
 import zlib
 from typing import Any
 
-import numpy as np
-
-from headrace._fingerprint import REREAD, changed_functions, differences, fingerprint, functions
+from headrace import _grain_states, _state_arrays
+from headrace._fingerprint import changed_functions, differences, fingerprint, functions, ints, is_reread
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
-from headrace._ops.schedule import BLOCK, ScheduledMix
+from headrace._ops.pack import ConcatThenSplit
+from headrace._ops.schedule import BLOCK, LAG_UNIT, ScheduledMix, plan_number
 from headrace._ops.source import UserDataset
+from headrace._plan.stages import start_of
 from headrace._plan.streams.combine import interleaved_part
 from headrace.errors import StateError, StateWarning
 
 Json = dict[str, Any]
 BESIDE = ("pipeline", "functions", "checksum")
+BASES = ToStream | UserDataset | Interleave | Mixing | Zip
+"""What a stream begins with; all other operations have one parent, which is a stream."""
 
 
 class Identity:
@@ -40,7 +49,7 @@ class Identity:
             self._known = {"pipeline": fingerprint(self._op), "functions": functions(self._op)}
         # Copied, since a state is the user's to change.
         state |= {name: json.loads(json.dumps(value)) for name, value in self._known.items()}
-        return state | {"checksum": _checksum(state)} if "op" in state else state
+        return state if state.keys() <= {"next_index", *BESIDE} else state | {"checksum": _checksum(state)}
 
 
 def _checksum(state: Json) -> int:
@@ -55,23 +64,26 @@ def _rounded(value: Any) -> Any:
         return {str(key): _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
-    if isinstance(value, np.generic):
+    if getattr(value, "shape", None) == ():
         value = value.item()
     return f"{value:.5g}" if isinstance(value, float) else value
 
 
 def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     """The position that a state of this pipeline stands for; not `strict`, differences are warned of."""
-    if not isinstance(state, dict):
-        raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
+    if _state_arrays.is_array(state):
+        state = json.loads(_state_arrays.unpacked(state))
+    _check_dict(state)
     bare = {name: value for name, value in state.items() if name not in BESIDE}
     try:
+        if _is_foreign(bare):
+            bare = _grain_states.translated(op, bare)
         if "checksum" in state and _checksum(state) != state["checksum"]:
             _refuse(
                 "The state is not as `get_state()` gave it out, by its checksum: it was changed since", strict=strict
             )
         position = decode(op, bare)
-        found = differences(op, state["pipeline"], bare) if "pipeline" in state else []
+        found = differences(op, state["pipeline"], position) if "pipeline" in state else []
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as e:
         if isinstance(e, StateError):
             raise
@@ -101,124 +113,172 @@ def _warn(text: str) -> None:
 
 def encode(op: Op, position: Any) -> Json:
     """A position as JSON."""
-    levels: list[Json] = []  # from the last operation on, each with the state of its parent to be put in
-    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+    if position is None:
+        position = start_of(op)
+    entries: list[tuple[str, Json]] = []  # from the last operation on
+    while not isinstance(op, BASES):
         if op.state_fields is not None:
-            levels.append(_encode_own(op, position))
+            entries.append((op.name, _encode_own(op, position)))
             position = position[-1]
         op = op.parents[0]
-    state = _encode_base(op, position)
-    for level in reversed(levels):
-        state = level | {"parent": state}
-    return state
+    state = {"next_index": position} if isinstance(op, ToStream) else {f"0 {op.name}": _encode_base(op, position)}
+    return state | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
 
 
 def _encode_own(op: Op, position: Any) -> Json:
+    """The arguments and the numbers of an operation."""
     assert op.state_fields is not None
-    state = {"op": op.name} | {name: _plain(getattr(op, name)) for name in op.state_params}
-    return state | dict(zip(op.state_fields, map(_plain, position), strict=False))
+    fields = {name: ints(getattr(op, name)) for name in op.state_params}
+    fields |= {name: _plain(value) for name, value in zip(op.state_fields, position, strict=False)}
+    if isinstance(op, ConcatThenSplit) and fields["tokens_taken"] == 0:
+        fields["tokens_taken"] = [0] * len(op.layout().leaves)
+    return fields
 
 
 def _encode_base(op: Op, position: Any) -> Json:
-    if isinstance(op, ToStream):
-        return {"next_index": position}
-    state = _encode_own(op, position)
     if isinstance(op, UserDataset):
-        return state
+        state, replay = position
+        return {"replay": replay} if state is None else {"state": state, "replay": replay}
+    if isinstance(op, ScheduledMix):
+        count, lags, plan, _ = position
+        fields = {"count": count, "lags": [round(lag / LAG_UNIT) for lag in lags], "plan": plan}
+    else:
+        fields = _encode_own(op, position)
     if isinstance(op, Interleave):
-        return state | {"open": [_encode_slot(op, slot) for slot in position[-1]]}
+        return fields | {"open": [_encode_slot(op, slot) for slot in position[-1]]}
     if isinstance(op, Mix):
-        state |= {"weights": _plain(op.weights)}
+        fields |= {"weights": ints(op.proportions)}
     parts = [encode(part, at) for part, at in zip(op.parents, position[-1], strict=True)]
     names = op.names if isinstance(op, Mixing) else None
-    return state | {"parents": dict(zip(names, parts, strict=True)) if names else parts}
+    return fields | {"parents": dict(zip(names, parts, strict=True)) if names else parts}
 
 
 def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
-    """The position that a state of this pipeline stands for; `None` is the start.
+    """The position that a state of this pipeline stands for.
 
     With `reread`, some of what comes from this position has been handed over already and is made once more.
     """
+    _check_dict(state)
+    entries = _entries(state)
     levels: list[tuple[Any, ...]] = []
-    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+    while not isinstance(op, BASES):
         if op.state_fields is not None:
-            _check(op, state)
-            levels.append(_numbers(op, state))
-            reread = reread or any(state.get(name) for name in REREAD)
-            state = state["parent"]
+            name, fields = entries.pop() if len(entries) > 1 else entries[0]
+            _check(op, name, fields)
+            levels.append(_numbers(op, fields))
+            reread = reread or is_reread(op, levels[-1])
         op = op.parents[0]
-    position = _decode_base(op, state, reread=reread)
+    name, fields = entries.pop()
+    if entries and name == op.name:
+        raise StateError(f"The state has `{name}` after what the stream begins with, {op.label()}.")
+    position = _decode_base(op, name, fields, reread=reread)
     for numbers in reversed(levels):
         position = (*numbers, position)
     return position
 
 
-def _decode_base(op: Op, state: Any, *, reread: bool) -> Any:
+def _is_foreign(state: Json) -> bool:
+    """Whether a state has nothing of the forms that are written here."""
+    return "op" not in state and "next_index" not in state and not any(map(_is_entry, state))
+
+
+def _is_entry(key: Any) -> bool:
+    return isinstance(key, str) and key.split(" ")[0].isdecimal() and " " in key
+
+
+def _entries(state: Json) -> list[tuple[Any, Json]]:
+    """What a state says of the operation that the stream begins with, and of those after it that have numbers."""
+    if "op" in state:  # an older one
+        entries = []
+        while isinstance(state, dict) and "parent" in state:
+            entries.append((state.get("op"), state))
+            state = state["parent"]
+        _check_dict(state)
+        return [*entries, (state.get("op", "to_iter_dataset" if "next_index" in state else None), state)][::-1]
+    numbered = sorted((int(key.split(" ")[0]), key.split(" ", 1)[1], key) for key in state if _is_entry(key))
+    entries: list[tuple[Any, Json]] = [(name, state[key]) for _, name, key in numbered]
+    others = {key: value for key, value in state.items() if not _is_entry(key)}
+    if others or not entries:
+        entries.insert(0, ("to_iter_dataset" if "next_index" in others else None, others))
+    return entries
+
+
+def _decode_base(op: Op, name: Any, fields: Any, *, reread: bool) -> Any:
     if isinstance(op, ToStream):
-        return _decode_index(op, state)
-    _check(op, state)
+        return _decode_index(op, name, fields)
+    _check(op, name, fields)
     if isinstance(op, UserDataset):
-        return state["state"], _count(op, "replay", state["replay"])
-    numbers = _numbers(op, state)
+        return _with_ints(fields.get("state")), _count(op, "replay", fields["replay"])
+    numbers = _numbers(op, fields)
     if isinstance(op, Interleave):
-        if len(state["open"]) != op.cycle_length:
-            raise StateError(f"The state has {len(state['open'])} datasets open; {op.label()} has {op.cycle_length}.")
-        slots = tuple(_decode_slot(op, slot, reread=reread) for slot in state["open"])
-        if state["next_dataset"] > op.num_datasets:
+        if len(fields["open"]) != op.cycle_length:
+            raise StateError(f"The state has {len(fields['open'])} datasets open; {op.label()} has {op.cycle_length}.")
+        slots = tuple(_decode_slot(op, slot, reread=reread) for slot in fields["open"])
+        if fields["next_dataset"] > op.num_datasets:
             raise StateError(
-                f"The state goes on with dataset {state['next_dataset']}; {op.label()} has {op.num_datasets}."
+                f"The state goes on with dataset {fields['next_dataset']}; {op.label()} has {op.num_datasets}."
             )
         return (*numbers, slots)
     if isinstance(op, Mixing):
-        return (*numbers, _decode_mixed(op, state, reread=reread))
-    if len(state["parents"]) != len(op.parents):
-        raise StateError(f"The state zips {len(state['parents'])} datasets; {op.label()} has {len(op.parents)}.")
-    pairs = zip(op.parents, state["parents"], strict=True)
+        return (*numbers, _decode_mixed(op, fields, reread=reread))
+    if len(fields["parents"]) != len(op.parents):
+        raise StateError(f"The state zips {len(fields['parents'])} datasets; {op.label()} has {len(op.parents)}.")
+    pairs = zip(op.parents, fields["parents"], strict=True)
     return (*numbers, tuple(decode(part, inner, reread=reread) for part, inner in pairs))
 
 
-def _numbers(op: Op, state: Json) -> tuple[Any, ...]:
+def _numbers(op: Op, fields: Json) -> tuple[Any, ...]:
     """The operation's own numbers in a state."""
     assert op.state_fields is not None
     if isinstance(op, ScheduledMix):
-        return _count(op, "count", state["count"]), tuple(map(float, state["lags"])), state["plan"]
-    return tuple(_counts(op, name, state[name]) for name in op.state_fields)
+        lags = tuple(lag if isinstance(lag, float) else operator.index(lag) * LAG_UNIT for lag in fields["lags"])
+        plan = plan_number(fields["plan"]) if isinstance(fields["plan"], str) else fields["plan"]
+        return _count(op, "count", fields["count"]), lags, _count(op, "plan", plan)
+    return tuple(_counts(op, name, fields[name]) for name in op.state_fields)
 
 
 def _counts(op: Op, name: str, value: Any) -> Any:
     """A field of a state that counts something, or several things."""
-    if name == "tokens_taken" and isinstance(value, list | tuple):
-        return [_count(op, name, each) for each in value]
+    if name == "tokens_taken" and isinstance(value, list | tuple) and isinstance(op, ConcatThenSplit):
+        counts = [_count(op, name, each) for each in value]
+        if len(counts) != len(op.layout().leaves):
+            raise StateError(f"The state of {op.label()} has {name} of {len(counts)} features.")
+        return counts if any(counts) else 0
     return _count(op, name, value)
 
 
 def _count(op: Op, name: str, value: Any) -> int:
     """A field of a state that counts something."""
-    if isinstance(value, np.integer):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= sys.maxsize:
-        raise StateError(f"The state of {op.label()} has {name}={value!r}, where there is a count of 0 or more.")
+    try:
+        count = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= sys.maxsize:
+        raise StateError(f"The state of {op.label()} has {name}={value!r:.100}, where there is a count of 0 or more.")
     most = _MOST.get((op.name, name))
-    if most is not None and value > (most := getattr(op, most)):
-        raise StateError(f"The state of {op.label()} has {name}={value}, and {most} is the most that there can be.")
-    return value
+    if most is not None and count > (most := getattr(op, most)):
+        raise StateError(f"The state of {op.label()} has {name}={count}, and {most} is the most that there can be.")
+    return count
 
 
 _MOST = {
     ("interleave", "slot"): "last_slot",
     ("window_shuffle", "taken_of_group"): "window_size",
     ("take", "taken"): "count",
+    ("first_fit_pack", "taken_of_group"): "num_packing_bins",
+    ("best_fit_pack", "taken_of_group"): "num_packing_bins",
 }
 """Fields that an argument of their operation bounds."""
 
 
-def _decode_index(op: ToStream, state: Any) -> int:
-    _check_dict(state)
-    index = state.get("next_index")
-    if isinstance(index, np.integer):
-        index = int(index)
-    if set(state) != {"next_index"} or not isinstance(index, int) or isinstance(index, bool):
-        found = f"of `{state['op']}`" if "op" in state else f"with the fields {sorted(state)}"
+def _decode_index(op: ToStream, name: Any, fields: Any) -> int:
+    index = fields.get("next_index") if isinstance(fields, dict) else None
+    try:
+        index = None if isinstance(index, bool) else operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        index = None
+    if name != op.name or set(fields) != {"next_index"} or index is None:
+        found = f"of `{name}`" if name not in (None, op.name) else f"with the fields {sorted(map(str, fields))}"
         raise StateError(
             f"This is the state of another pipeline: it is {found}, where {op.label()} has a state of the form "
             "{'next_index': n}."
@@ -236,43 +296,40 @@ def _check_dict(state: Any) -> None:
         raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
 
 
-def _check(op: Op, state: Any) -> None:
-    """Raises unless the state is one of this operation with these arguments."""
-    _check_dict(state)
-    found = state.get("op", "to_iter_dataset" if "next_index" in state else None)
+def _check(op: Op, found: Any, fields: Any) -> None:
+    """Raises unless an entry is one of this operation with these arguments."""
+    _check_dict(fields)
     if found != op.name:
         raise StateError(
             f"This is the state of another pipeline: it has `{found}` where the pipeline has {op.label()} "
             f"(pipeline at {op.site})."
         )
     for name in op.state_params:
-        here = _plain(getattr(op, name))
-        if state.get(name) != here:
+        here, saved = getattr(op, name), fields.get(name)
+        if saved != ints(here) and ints(saved) != ints(here):
             raise StateError(
-                f"This is the state of another pipeline: it was saved with {name}={state.get(name)!r}, and "
+                f"This is the state of another pipeline: it was saved with {name}={saved!r}, and "
                 f"{op.label()} (pipeline at {op.site}) has {name}={here!r}."
             )
     assert op.state_fields is not None
-    for name in (*op.state_fields, *_parent_fields(op)):
-        if name not in state:
-            raise StateError(f"The state of {op.label()} lacks its field {name!r}; it has {sorted(state)}.")
+    for name in (*(("replay",) if isinstance(op, UserDataset) else op.state_fields), *_part_fields(op)):
+        if name not in fields:
+            raise StateError(f"The state of {op.label()} lacks its field {name!r}; it has {sorted(map(str, fields))}.")
 
 
-def _parent_fields(op: Op) -> tuple[str, ...]:
-    """The field of a state that holds the states of the operation's parents."""
-    if isinstance(op, UserDataset):
-        return ()
-    return ("open",) if isinstance(op, Interleave) else ("parents",) if isinstance(op, Mixing | Zip) else ("parent",)
+def _part_fields(op: Op) -> tuple[str, ...]:
+    """The field of an entry that holds the states of several parts."""
+    return ("open",) if isinstance(op, Interleave) else ("parents",) if isinstance(op, Mixing | Zip) else ()
 
 
-def _decode_mixed(op: Mixing, state: Json, *, reread: bool) -> tuple[Any, ...]:
+def _decode_mixed(op: Mixing, fields: Json, *, reread: bool) -> tuple[Any, ...]:
     """Parts that the state does not know start at their beginning; parts that are gone are left out."""
-    parents: Any = state["parents"]
+    parents: Any = fields["parents"]
     known = list(parents) if isinstance(parents, dict) else len(parents)
     same_parts = known == (list(op.names) if op.names else len(op.parts))
     if isinstance(op, ScheduledMix):
-        _check_schedule(op, state, known, same_parts=same_parts)
-    elif reread and not (same_parts and state.get("weights") == _plain(op.weights)):  # type: ignore[attr-defined]
+        _check_schedule(op, fields, known, same_parts=same_parts)
+    elif reread and not (same_parts and _same_weights(op, fields.get("weights"))):
         raise StateError(
             f"The parts or weights of {op.label()} (pipeline at {op.site}) are not those of the state, and an "
             "operation after it is in the middle of a window or batch that they made. Change them at a state "
@@ -290,27 +347,36 @@ def _decode_mixed(op: Mixing, state: Json, *, reread: bool) -> tuple[Any, ...]:
     )
 
 
-def _check_schedule(op: ScheduledMix, state: Json, known: Any, *, same_parts: bool) -> None:
+def _same_weights(op: Any, saved: Any) -> bool:
+    """Whether a state has the weights of a mix: as proportions, or an older one as they were given."""
+    return saved in (ints(op.proportions), _plain(op.weights))
+
+
+def _check_schedule(op: ScheduledMix, fields: Json, known: Any, *, same_parts: bool) -> None:
     """Raises unless the block that the state is in is planned from the same weights."""
     if not same_parts:
         raise StateError(f"The state mixes the parts {known}, and {op.label()} has {op.names or len(op.parts)}.")
-    first = state["count"] // BLOCK * BLOCK
-    if state["plan"] and op.planned(first // BLOCK, state["lags"]).digest != state["plan"]:
+    count, lags, plan = _numbers(op, fields)
+    first = count // BLOCK * BLOCK
+    if plan and op.planned(first // BLOCK, lags).digest != plan:
         raise StateError(
             f"The schedule of {op.label()} (pipeline at {op.site}) is not that of the state, which has planned from "
             f"element {first} on. Give it the same weights there; it may differ after element {first + 2 * BLOCK}."
         )
 
 
-def _encode_slot(op: Interleave, slot: Any) -> Json | None:
+NOT_OPEN = {"dataset": -1}
+
+
+def _encode_slot(op: Interleave, slot: Any) -> Json:
     if slot is None:
-        return None
+        return dict(NOT_OPEN)
     number, position = slot
     return {"dataset": number, "state": encode(interleaved_part(op, number), position)}
 
 
 def _decode_slot(op: Interleave, slot: Any, *, reread: bool) -> Any:
-    if slot is None:
+    if slot is None or slot == NOT_OPEN:
         return None
     number = _count(op, "dataset", slot["dataset"])
     if number >= op.num_datasets:
@@ -319,6 +385,16 @@ def _decode_slot(op: Interleave, slot: Any, *, reread: bool) -> Any:
             f"{op.num_datasets} datasets."
         )
     return number, decode(interleaved_part(op, number), slot["state"], reread=reread)
+
+
+def _with_ints(state: Any) -> Any:
+    """A state of a user's own with plain ints, as it was before it was gathered."""
+    if isinstance(state, dict):
+        return {name: _with_ints(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [_with_ints(value) for value in state]
+    is_gathered = getattr(state, "shape", None) == () and state.dtype.kind in "iu"
+    return int(state) if is_gathered else state
 
 
 def _plain(value: Any) -> Any:

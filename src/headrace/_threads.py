@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace._grain_marks import in_pipeline
 from headrace.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Calla
     def run() -> None:
         _running[thread] = stop
         try:
-            target(*args)
+            in_pipeline(target, *args)
         finally:
             _running.pop(thread, None)
             _given_up.discard(thread)
@@ -109,7 +110,7 @@ class ThreadPool:
         if len(self.threads) < self._num_threads:
             # They have the queue alone: a pool that is dropped ends them.
             stop = partial(_stop, self._tasks, self._num_threads)
-            name = f"{self._name}-{len(self.threads)}"
+            name = f"{self._name}_{len(self.threads)}"  # as those of `concurrent.futures`
             self.threads.append(start_thread(_compute, self._tasks, name=name, stop=stop))
         return future
 

@@ -158,7 +158,7 @@ def stack_columns(columns: Any) -> Any:
     if type(columns) is np.ndarray:
         return columns if columns.dtype.isbuiltin == 1 else _stack_column(columns)
     if type(columns) is dict:
-        return {key: stack_columns(column) for key, column in columns.items()}
+        return {key: stack_columns(columns[key]) for key in _sorted(columns)}
     return tree_map(lambda column: _stack_column(np.asarray(column)), columns)
 
 
@@ -235,7 +235,7 @@ def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str) -> Any:
     if containers:
         a, b = _first_difference(rows, type)
         raise StructureError(
-            f"Cannot batch elements of different structure{_at(where)}: element {a} has "
+            f"A batch needs elements of the same structure{_at(where)}: element {a} has "
             f"{type(rows[a]).__name__}, element {b} has {type(rows[b]).__name__}. "
             "Give all elements one structure in a `map` before the batch, or batch with a `batch_fn`."
         )
@@ -249,7 +249,7 @@ def _stack_nodes(rows: Sequence[Any], where: str, empty: Empty | None) -> Any:
     try:
         columns = zip(*(spec.flatten_up_to(row) for row in rows), strict=True)
     except ValueError as e:
-        raise StructureError(f"Cannot batch elements of different structure{_at(where)}: {e}") from e
+        raise StructureError(f"A batch needs elements of the same structure{_at(where)}: {e}") from e
     names = [f"{where}{path}" for path, _ in named_leaves(rows[0])]
     stacked = [stack(column, name, empty) for column, name in zip(columns, names, strict=False)]
     return spec.unflatten(stacked if first else [])
@@ -265,7 +265,7 @@ def _stack_leaves(rows: Sequence[Any], where: str) -> np.ndarray:
 def _shapes_differ(rows: Sequence[np.ndarray], where: str) -> StructureError:
     a, b = _first_difference(rows, lambda row: row.shape)
     return StructureError(
-        f"Cannot batch elements of different shape{_at(where)}: element {a} of the batch has shape "
+        f"A batch needs elements of the same structure and shape{_at(where)}: element {a} of the batch has shape "
         f"{rows[a].shape}, element {b} has {rows[b].shape}. Give them one shape in a `map` before the batch, "
         "or use `padded_batch`, or a `batch_fn` of your own."
     )
@@ -280,21 +280,26 @@ def _same_keys(rows: Sequence[dict], where: str) -> list:
             parts = [f"lacks {sorted(map(str, missing))}"] if missing else []
             parts += [f"also has {sorted(map(str, extra))}"] if extra else []
             raise StructureError(
-                f"Cannot batch elements of different structure{_at(where)}: element 0 has the keys "
+                f"A batch needs elements of the same structure{_at(where)}: element 0 has the keys "
                 f"{sorted(map(str, first))}, element {i} {' and '.join(parts)}. "
                 "Give all elements the same keys in a `map` before the batch."
             )
+    return _sorted(first)
+
+
+def _sorted(keys: Iterable[Any]) -> list[Any]:
+    """Keys in order, as long as they have one."""
     try:
-        return sorted(first)
+        return sorted(keys)
     except TypeError:
-        return list(first)
+        return list(keys)
 
 
 def _same_lengths(rows: Sequence[Sequence], where: str) -> None:
     if len(set(map(len, rows))) > 1:
         a, b = _first_difference(rows, len)
         raise StructureError(
-            f"Cannot batch elements of different structure{_at(where)}: element {a} has {len(rows[a])} items, "
+            f"A batch needs elements of the same structure{_at(where)}: element {a} has {len(rows[a])} items, "
             f"element {b} has {len(rows[b])}. Convert lists of numbers to arrays in a `map` before the batch."
         )
 

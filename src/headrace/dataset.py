@@ -13,8 +13,9 @@ from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
-from headrace import transforms
+from headrace import _grain_marks, transforms
 from headrace._dataset import Dataset, map_ops, stream_ops
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
@@ -34,7 +35,7 @@ from headrace.sources.arrays import is_array_like
 T = TypeVar("T")
 
 
-class MapDataset(Dataset[T]):
+class MapDataset(Dataset[T], _grain_marks.MapDataset):
     """A dataset with a length and elements by index.
 
     For a dataset of your own, subclass it and define `__len__` and `__getitem__` (and `__getitems__`, if
@@ -138,7 +139,7 @@ class MapDataset(Dataset[T]):
         if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
             return self._pick(index)
         place = self._place(index)
-        (element,) = self._fetch(range(place, place + 1)).own_rows()
+        (element,) = in_pipeline(self._fetch, range(place, place + 1)).own_rows()
         return element
 
     def _place(self, index: Any) -> int:
@@ -167,6 +168,8 @@ class MapDataset(Dataset[T]):
         >>> list(MapDataset.range(10)[2:8:3])
         [2, 5]
         """
+        if not isinstance(sl, builtins.slice):
+            raise PipelineError(f"`slice` takes a slice, as in `ds.slice(slice(3))`; got {type(sl).__name__}: {sl!r}.")
         start, stop, step = sl.indices(len(self))
         return MapDataset._of(Slice(self._op, start, step, len(range(start, stop, step))))
 
@@ -222,7 +225,7 @@ class MapDataset(Dataset[T]):
         return IterDataset._of(ToStream(self._op, read_options, allow_nones=allow_nones))
 
 
-class IterDataset(Dataset[T]):
+class IterDataset(Dataset[T], _grain_marks.IterDataset):
     """A dataset that is a stream.
 
     For a dataset of your own, subclass it and define `__iter__`, which returns a `DatasetIterator`.
@@ -246,7 +249,8 @@ class IterDataset(Dataset[T]):
             iterator = own(self)
             return iterator if hasattr(iterator, "get_state") else StreamIterator(self._op)
 
-        setattr(cls, "_own_iter", own)  # noqa: B010  (assigning it would redeclare the method to type checkers)
+        if "_own_iter" not in cls.__dict__:
+            setattr(cls, "_own_iter", own)  # noqa: B010  (assigning it would redeclare the method to type checkers)
         setattr(cls, "__iter__", iterate)  # noqa: B010
 
     # ---- several datasets

@@ -20,12 +20,13 @@ Headrace's shows the login or the query of an address, or a password: neither in
 import importlib
 import os
 from collections.abc import Iterable
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from headrace._addresses import redacted
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
+FROM_WORKER = "__headrace_from_worker__"  # a global of frames that stand for those of a worker process
 
 
 class HeadraceError(Exception):
@@ -76,13 +77,6 @@ class WorkerError(HeadraceError, RuntimeError):
 
 class RingMemoryError(WorkerError, MemoryError):
     """There is too little memory for what workers hand over."""
-
-
-class RemoteTraceback(Exception):
-    """Where an error came from in a worker process; it is the cause of the error."""
-
-    def __str__(self) -> str:
-        return f'in a worker process:\n"""\n{redacted(self.args[0])}"""'
 
 
 class Quoted(Exception):
@@ -139,10 +133,13 @@ def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def users_frames(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames of this package that lead to the user's first; none of a worker's error."""
-    if isinstance(error.__cause__, RemoteTraceback) or isinstance(error, WorkerError):
-        return None
+    """The traceback without the frames of this package that lead to the user's first, or to a worker's."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while traceback is not None and _is_ours(traceback.tb_frame):
         traceback = traceback.tb_next
-    return traceback if traceback is not None else error.__traceback__
+    # What the package says of workers is said in full by the message.
+    return traceback if traceback is not None or isinstance(error, WorkerError) else error.__traceback__
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGE) and FROM_WORKER not in frame.f_globals

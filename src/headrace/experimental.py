@@ -14,6 +14,7 @@ from headrace._rng import index_shuffle as index_shuffle
 from headrace._spec import ShapeDtypeStruct as ShapeDtypeStruct
 from headrace._spec import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
 from headrace.dataset import IterDataset, MapDataset, as_stream
+from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions
@@ -104,6 +105,8 @@ class LimitIterDataset(IterDataset[_T]):
 
     def __init__(self, parent: Dataset[_T], count: int):
         super().__init__(parent)
+        if count == 0:
+            raise PipelineError("The count of a LimitIterDataset must be positive; got 0. `take(0)` is empty.")
         self._operation = as_stream(parent, "LimitIterDataset").take(count)._op
 
 

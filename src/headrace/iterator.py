@@ -6,21 +6,28 @@ handing over an element costs some 20 ns; only `get_state()` asks how far the wa
 
 import abc
 import itertools
+import json
 import operator
 import sys
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from headrace import _files, _state
+import numpy as np
+
+from headrace import _files, _state, _state_arrays
 from headrace._executors import context
+from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
+from headrace._plan.blocks import Block
 from headrace._plan.next_index import index_at, position_at
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._signals import raised_by_signal, signal_handlers
+from headrace._stats import NoStats
 from headrace.errors import ClosedError, FilterError, StateError, users_frames
 
 T = TypeVar("T")
@@ -31,7 +38,46 @@ RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
 
 
-class DatasetIterator(abc.ABC, Generic[T]):
+class _Checkpointable(Generic[T]):
+    """What the iterators of datasets and of loaders share, whose states are of different types."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def get_state(self) -> Any:
+        raise NotImplementedError
+
+    def start_prefetch(self) -> None:
+        """Begins to compute ahead, before the first element is asked for."""
+
+    def close(self) -> None:
+        """Gives back threads, processes and memory; the iterator cannot be used any more."""
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
+        text = _files.dump(self.get_state())
+
+        async def write() -> None:
+            _files.write(await directory.await_creation(), text)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Goes to the state that `save` wrote to a folder."""
+
+        async def read() -> None:
+            _files.restore(self, directory)
+
+        return read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DatasetIterator(_Checkpointable[T], abc.ABC):
     """What iterating a dataset gives; subclass it for an iterator of your own.
 
     A subclass defines `__next__`, `get_state` and `set_state`. Its parents' iterators are in `self._parents`,
@@ -40,17 +86,16 @@ class DatasetIterator(abc.ABC, Generic[T]):
 
     _parents: "tuple[DatasetIterator, ...]" = ()
     _state_is_global: ClassVar[bool] = False  # whether all processes of a program have the same state
+    _stats: ClassVar[NoStats] = NoStats()
+    _closed = False
 
     def __init__(self, parents: Any = ()):
         self._parents = tuple(parents) if isinstance(parents, list | tuple) else (parents,)
 
     @property
     def _parent(self) -> "DatasetIterator":
-        (parent,) = self._parents
-        return parent
-
-    def __iter__(self) -> "DatasetIterator[T]":
-        return self
+        assert len(self._parents) == 1  # programs that walk up a chain of iterators catch this
+        return self._parents[0]
 
     @abc.abstractmethod
     def __next__(self) -> T:
@@ -72,41 +117,22 @@ class DatasetIterator(abc.ABC, Generic[T]):
         """Goes on from an output by its number, where that says all about a position."""
         raise StateError(f"{type(self).__name__} has no next index. Use `set_state()`.")
 
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
-        text = _files.dump(self.get_state())
-
-        async def write() -> None:
-            _files.write(await directory.await_creation(), text)
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Goes to the state that `save` wrote to a folder."""
-
-        async def read() -> None:
-            _files.restore(self, directory)
-
-        return read()
-
     def start_prefetch(self) -> None:
-        """Begins to compute ahead, before the first element is asked for."""
         for parent in self._parents:
             parent.start_prefetch()
 
     def close(self) -> None:
-        """Gives back threads, processes and memory; the iterator cannot be used any more."""
+        self._closed = True
         for parent in self._parents:
             parent.close()
 
-    def __enter__(self):
-        return self
+    def _assert_not_closed(self) -> None:
+        """For the `__next__` of iterators of your own."""
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
-
-class StreamIterator(DatasetIterator[T]):
+class PipelineIterator(_Checkpointable[T]):
     """An iterator over a pipeline.
 
     `__next__` is that of an `itertools.chain`, so no line of Python runs between taking an element out of a run and
@@ -125,8 +151,17 @@ class StreamIterator(DatasetIterator[T]):
         """Where the iterator is, as small JSON, with what tells whether it belongs to a pipeline."""
         return self._identity.added_to(self._position_state())
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Goes to where `get_state` was called.
+    def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
+        """The state as `size` bytes, for hosts that gather theirs; `set_state` takes it too.
+
+        Leaves of `get_state()` are ints, but how many there are may differ among hosts: of an interleave that has
+        fewer datasets open on one of them. Arrays are of one size.
+        """
+        state = self.get_state()
+        return _state_arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
+
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
+        """Goes to where `get_state` or `state_as_array` was called.
 
         A state of a pipeline with another order is an error that says what differs; with `strict=False`, a warning.
         """
@@ -145,6 +180,7 @@ class StreamIterator(DatasetIterator[T]):
         self._walk.start()
 
     def close(self) -> None:
+        self._closed = True
         self._walk.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -152,6 +188,10 @@ class StreamIterator(DatasetIterator[T]):
 
     def __repr__(self) -> str:
         return f"<iterator of {self._walk.op.label()} at {self._position_state()}>"
+
+
+class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
+    """What iterating a dataset of this package gives."""
 
 
 def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
@@ -166,7 +206,7 @@ def _connect(walk: "_Walk", reconnect: "_Reconnect") -> Callable[[], Any]:
 class _Reconnect(Iterator):
     """Gives an iterator a new chain in place of one that an error has ended; closes the walk when nobody has it."""
 
-    def __init__(self, walk: "_Walk", owner: StreamIterator):
+    def __init__(self, walk: "_Walk", owner: PipelineIterator):
         self._walk, self._owner = walk, weakref.ref(owner)
 
     def __next__(self) -> Iterator[Any]:
@@ -218,7 +258,7 @@ class _Walk:
         self._stream: Stream | None = None
         self._context: Context | None = None
         self._workers = Workers(op)
-        self._n, self._longest = 1, LONGEST_RUN
+        self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
         self._careful_outputs = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
         self._first_error: BaseException | None = None  # why outputs are made one at a time
@@ -297,18 +337,19 @@ class _Walk:
 
     def _pull(self, stream: Stream) -> Run | None:
         if self._careful_outputs:
-            return stream.pull(0)
+            return in_pipeline(stream.pull, 0)
         begin = time.perf_counter()
-        run = stream.pull(self._n)
+        run = in_pipeline(stream.pull, self._n)
         if run is not None:
-            self._adapt(run.block.num_bytes, time.perf_counter() - begin)
+            self._adapt(run.block, time.perf_counter() - begin)
         return run
 
-    def _adapt(self, num_bytes: Callable[[], int], took_s: float) -> None:
+    def _adapt(self, block: Block, took_s: float) -> None:
         if took_s > 4 * RUN_S:
-            self._n = max(1, self._n // 2)
-        elif took_s < RUN_S and self._n < self._longest:
-            if 2 * num_bytes() <= RUN_BYTES:
+            self._n = max(1, min(self._n, len(block)) // 2)
+            self._growth.restart()
+        elif took_s < RUN_S and self._n < self._longest and self._growth.may_double():
+            if 2 * block.num_bytes() <= RUN_BYTES:
                 self._n *= 2
             else:
                 self._longest = self._n

@@ -4,14 +4,17 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from headrace import transforms
+import numpy as np
+
+from headrace import _grain_marks, _state_arrays, transforms
 from headrace._loader import state as states
 from headrace._loader.chain import chain
+from headrace._loader.in_order import InOrder, reads_in_order
 from headrace._loader.kinds import as_transforms, identity
 from headrace._loader.order import Order
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
-from headrace.iterator import StreamIterator
+from headrace.iterator import PipelineIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.samplers import IndexSampler
 from headrace.sharding import NoSharding, ShardOptions
@@ -19,7 +22,7 @@ from headrace.sharding import NoSharding, ShardOptions
 T = TypeVar("T")
 
 
-class DataLoader:
+class DataLoader(_grain_marks.DataLoader):
     """Reads the records that a sampler chooses and applies operations to them.
 
     >>> from headrace.transforms import Batch
@@ -28,7 +31,9 @@ class DataLoader:
     [array([0, 1, 2, 3]), array([4, 5])]
 
     Args:
-        data_source: Anything with `__len__` and `__getitem__`, or NumPy arrays.
+        data_source: Anything with `__len__` and `__getitem__`, or NumPy arrays. A stream whose `__getitem__` gives the
+            next element, whatever the index, is known by that or by `reads_in_order = True`: it is read in order, in
+            this process, and a state is restored before anything was read, by reading up to its place.
         sampler: Which records come when: an `IndexSampler`, a `SequentialSampler`, or one of your own.
         operations: Transforms and functions, applied one after the other.
         worker_count: Worker processes; 0 computes in this process, `None` takes one for each core. Batches are the
@@ -59,7 +64,9 @@ class DataLoader:
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
-        self._workers = MultiprocessingOptions(
+        self._data_source, self._sampler, self._operations = data_source, sampler, tuple(operations)  # Keras makes
+        self._shard_options, self._read_options = shard_options, read_options  # another loader of these
+        self._multiprocessing_options = MultiprocessingOptions(
             num_workers=(os.cpu_count() or 1) if worker_count is None else worker_count,
             per_worker_buffer_size=worker_buffer_size,
             enable_profiling=enable_profiling,
@@ -68,8 +75,17 @@ class DataLoader:
         if isinstance(data_source, MapDataset):  # its epochs are its own affair: a sampler's are all of the first
             records = data_source.repeat(1, reseed_each_epoch=False)
         self._num_records = len(records)
-        dataset = chain(records, self.order, self.operations, read_options)
-        self._dataset = dataset.mp_prefetch(self._workers) if self._workers.num_workers else dataset
+        records = self.order.read(records)
+        self._in_order = None
+        if reads_in_order(data_source):
+            self._in_order = InOrder(data_source, len(records), read_options)
+            records = self._in_order.records
+        self._dataset = chain(records, self.order, self.operations, read_options)
+        workers = self._multiprocessing_options
+        if workers.num_workers and self._in_order is not None:  # processes cannot share a stream
+            self._dataset = self._dataset.prefetch(workers.num_workers * workers.per_worker_buffer_size)
+        elif workers.num_workers:
+            self._dataset = self._dataset.mp_prefetch(workers)
         self.identity = states.Identity(
             sampler=states.describe(sampler),
             data_source=states.describe(data_source, self._num_records),
@@ -84,7 +100,7 @@ class DataLoader:
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
-        return self._workers
+        return self._multiprocessing_options
 
     def explain(self) -> str:
         """How the loader's pipeline will be computed, operation by operation."""
@@ -103,16 +119,21 @@ class DataLoader:
             )
 
     def __repr__(self) -> str:
-        named = {"worker_count": self._workers.num_workers, **vars(self.identity)}
+        named = {"worker_count": self._multiprocessing_options.num_workers, **vars(self.identity)}
         return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 
-class DataLoaderIterator(StreamIterator[T]):
-    """The outputs of a loader, from a state on; with `validate_state=False`, a state of any loader is taken."""
+class DataLoaderIterator(PipelineIterator[T]):
+    """The outputs of a loader, from a state on; with `validate_state=False`, a state of any loader is taken.
+
+    It is no `DatasetIterator`: programs tell by that whether a state is a dict, or bytes.
+    """
 
     def __init__(self, data_loader: DataLoader, state: bytes | None = None, validate_state: bool = True):
         data_loader._check_source()
         super().__init__(data_loader._dataset._op)
+        if data_loader._in_order is not None:
+            data_loader._in_order.begin(self)
         self._loader = data_loader
         if state is not None:
             self._go_to(state, validate=validate_state)
@@ -121,12 +142,16 @@ class DataLoaderIterator(StreamIterator[T]):
         """Where the iterator is, as JSON in bytes; the same with any number of workers."""
         return states.encode(self._loader.identity, self._position_state())
 
-    def set_state(self, state: bytes, *, strict: bool = True) -> None:  # type: ignore[override]
-        """Goes to where `get_state` was called; with `strict=False`, a state of any loader is taken."""
-        self._go_to(state, validate=strict)
+    def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
+        """Goes to where `get_state` or `state_as_array` was called; with `strict=False`, of any loader."""
+        given: Any = _state_arrays.unpacked(state) if _state_arrays.is_array(state) else state
+        self._go_to(given, validate=strict)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:
-        super().set_state(states.decode(state, self._loader, validate=validate))
+        position = states.decode(state, self._loader, validate=validate)
+        if self._loader._in_order is not None:
+            self._loader._in_order.check_is_new()
+        super().set_state(position)
 
     def __repr__(self) -> str:
         return f"<iterator of {self._loader!r}>"

@@ -1,16 +1,21 @@
 """Arrays in shared memory that has a name, for processes of the user's own."""
 
+import contextlib
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace._shared import NamedMemory
+from headrace._shared import NamedMemory, remove
 from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
+
+if TYPE_CHECKING:
+    from multiprocessing.shared_memory import SharedMemory
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,10 @@ class SharedMemoryArrayMetadata:
     name: str
     shape: Iterable[int]
     dtype: npt.DTypeLike
+
+    def close_and_unlink_shm(self) -> None:
+        """Removes the name, if it is still there; the memory goes with the last array on it."""
+        remove(self.name)
 
 
 class SharedMemoryArray(np.ndarray):
@@ -64,6 +73,13 @@ class SharedMemoryArray(np.ndarray):
             raise PipelineError("A SharedMemoryArray cannot hold Python objects; the metadata is of no such array.")
         return cls._on(NamedMemory(metadata.name), metadata.shape, metadata.dtype)
 
+    @classmethod
+    def from_shared_memory(cls, shm: "SharedMemory", shape: Any, dtype: npt.DTypeLike) -> "SharedMemoryArray":
+        """An array on memory of the standard library's kind, which stays the caller's to close and to unlink."""
+        if isinstance(shape, int):
+            shape = (shape,)
+        return cls.from_metadata(SharedMemoryArrayMetadata(shm.name, shape, dtype))
+
     @property
     def metadata(self) -> SharedMemoryArrayMetadata:
         """What another process needs to find the array."""
@@ -84,7 +100,12 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
-        """Kept for compatibility: removing a name is quick."""
+        """Kept for compatibility: `close_shm_async` needs no threads of its own to be asked for."""
+
+    @classmethod
+    def close_shm_async(cls, shm: "SharedMemory", unlink: bool) -> None:
+        """Closes memory of the standard library's kind in a thread, and removes its name where it is told to."""
+        threading.Thread(target=_close, args=(shm, unlink), name="headrace-close-shm").start()
 
     def reduce_by_value(self) -> Any:
         """How a worker hands the array over: its own goes with it."""
@@ -96,6 +117,15 @@ class SharedMemoryArray(np.ndarray):
         assert self._memory is not None
         metadata = SharedMemoryArrayMetadata(self._memory.name, self.shape, self.dtype)
         return SharedMemoryArray.from_metadata, (metadata,)
+
+
+def _close(shm: "SharedMemory", unlink: bool) -> None:
+    try:
+        shm.close()
+    finally:
+        if unlink:
+            with contextlib.suppress(FileNotFoundError):
+                shm.unlink()
 
 
 def _copied(values: np.ndarray) -> SharedMemoryArray:

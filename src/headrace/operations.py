@@ -92,6 +92,9 @@ class BatchOperation(Operation):
     def as_transform(self) -> Any:
         return transforms.Batch(self.batch_size, self.drop_remainder, self.batch_fn)
 
+    def disable_deprecation_message(self) -> None:
+        """Kept for compatibility: there is no such message."""
+
 
 def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] | None) -> Record:
     """Records as one, with the metadata of the last."""

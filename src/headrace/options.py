@@ -52,7 +52,7 @@ class ReadOptions:
 
     Args:
         num_threads: Threads that read ahead; 0 reads in the consumer's own thread.
-        prefetch_buffer_size: How many elements may be ready or under way.
+        prefetch_buffer_size: How many elements may be ready or under way; 0 reads in the consumer's own thread.
         prefetch_buffer_bytes: How many bytes may be.
     """
 
@@ -63,11 +63,6 @@ class ReadOptions:
     def __post_init__(self):
         check_counts(self, "num_threads", "prefetch_buffer_size", least=0, autotune=True)
         check_counts(self, "prefetch_buffer_bytes", least=1)
-        if self.num_threads not in (0, AUTOTUNE) and self.prefetch_buffer_size == 0:
-            raise PipelineError(
-                f"prefetch_buffer_size must be positive where there are threads to fill it; got 0 with "
-                f"num_threads={self.num_threads!r}. Give num_threads=0 to read in the consumer's thread."
-            )
 
 
 @dataclass(frozen=True)
@@ -140,9 +135,9 @@ class DatasetOptions:
         given = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(self._given))
         return f"DatasetOptions({given})"
 
-    def merge(self, other: "DatasetOptions") -> "DatasetOptions":
+    def merge(self, other: "DatasetOptions | None") -> "DatasetOptions":
         """These options, with what `other` gives where these do not."""
-        given = {name: getattr(other, name) for name in other._given}
+        given = {} if other is None else {name: getattr(other, name) for name in other._given}
         given |= {name: getattr(self, name) for name in self._given}
         return DatasetOptions(**given)
 

@@ -17,7 +17,7 @@ class RandomAccessDataSource(Protocol[T_co]):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> T_co: ...
+    def __getitem__(self, index: int) -> T_co: ...
 
 
 @runtime_checkable
@@ -50,6 +50,10 @@ class Executor(Protocol):
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
         """Takes a task that makes a block of about `size` elements."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether the next result need not be waited for; what is computed when it is asked for is ready."""
         ...
 
     def next(self) -> Any:

@@ -30,7 +30,7 @@ class BuiltInSampler:
     """What the samplers here share: a number of records and of epochs, a seed, shards."""
 
     def __init__(self, num_records: int, shard_options: ShardOptions, num_epochs: int | None, seed: int | None):
-        num_records = check_count("num_records", num_records, least=1)
+        num_records = check_count("Invalid number of records: num_records", num_records, least=1)
         if num_epochs is not None:
             num_epochs = check_count("num_epochs", num_epochs, least=1)
         if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):

@@ -8,6 +8,8 @@ import numpy as np
 from headrace import _tree
 from headrace._dataset import Dataset
 from headrace.dataset import MapDataset
+from headrace.iterator import DatasetIterator
+from headrace.loader import DataLoader
 from headrace.transforms import Map
 
 
@@ -30,12 +32,15 @@ def assert_equal(a: Any, b: Any) -> None:
         assert a == b or (a != a and b != b), f"{a!r} is not {b!r}"
 
 
-def assert_resumable(ds: Dataset, *, max_outputs: int = 100) -> None:
+def assert_resumable(ds: Dataset | DataLoader | DatasetIterator, *, max_outputs: int = 100) -> None:
     """Restores `ds` at every output and checks that the rest comes again, with the same states.
+
+    Takes whatever has iterators with states: datasets, loaders, and iterators themselves, from where they are.
 
     >>> assert_resumable(MapDataset.range(10).shuffle(seed=1).to_iter_dataset().window_shuffle(3, seed=2))
     """
-    iterator = iter(ds)
+    opened: Any = ds.__iter__  # of any kind
+    iterator = opened()
     states, elements = [iterator.get_state()], []
     for element in iterator:
         elements.append(_tree.copy_tree(element))
@@ -43,8 +48,8 @@ def assert_resumable(ds: Dataset, *, max_outputs: int = 100) -> None:
         if len(elements) == max_outputs:
             break
     for i, state in enumerate(states):
-        fresh = iter(ds)
-        fresh.set_state(json.loads(json.dumps(state)))
+        fresh = opened()
+        fresh.set_state(_saved_and_loaded(state))
         for j in range(i, len(elements)):
             assert_equal(next(fresh), elements[j])
             assert fresh.get_state() == states[j + 1], f"states differ after output {j + 1}"
@@ -53,6 +58,11 @@ def assert_resumable(ds: Dataset, *, max_outputs: int = 100) -> None:
 
 
 _END = object()
+
+
+def _saved_and_loaded(state: Any) -> Any:
+    """A state as it comes back from a checkpoint; a loader's is bytes already."""
+    return state if isinstance(state, bytes) else json.loads(json.dumps(state))
 
 
 def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> None:

@@ -12,7 +12,7 @@ import abc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -163,9 +163,5 @@ _OF_FUNCTION: dict[type, type] = {
 }
 
 
-@runtime_checkable
-class Transformation(Protocol):
-    """Any of the classes above."""
-
-
+Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
 Transformations: TypeAlias = Sequence[Transformation]

@@ -47,7 +47,7 @@ def test_a_stream_is_restored_by_its_position_alone():
     ds = from_generator(factory)
     iterator = iter(ds)
     assert [next(iterator)["i"] for _ in range(20)] == list(range(20))
-    assert iterator.get_state().items() >= {"op": "user_dataset", "state": None, "replay": 20}.items()
+    assert iterator.get_state()["0 user_dataset"] == {"replay": 20}
     assert len(calls) == 1
     iterator.set_state(iterator.get_state())
     assert next(iterator)["i"] == 20

@@ -44,7 +44,7 @@ _DEFAULTS = ReadOptions()
 
 def _executor(threads: Threads, options: ReadOptions | None) -> Executor:
     given = options or ReadOptions(num_threads=AUTOTUNE)
-    if given.num_threads == 0:
+    if given.num_threads == 0 or given.prefetch_buffer_size == 0:
         return InlineExecutor()
     if given.num_threads is AUTOTUNE:
         return ChoosingExecutor(threads, lambda: thread_executor(threads, _DEFAULTS.num_threads, given))

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from headrace._executors.growth import Growth
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._ops.group import Batch
@@ -97,8 +98,8 @@ class _FilledOnce(_Buffer):
 
 
 def _work(stream: Stream, buffer: _Buffer) -> None:
-    """Pulls until the end, or until there is no room; runs double as they do for a consumer, up to half the buffer."""
-    n = 1
+    """Pulls until the end, or until there is no room; runs become longer as they do for a consumer."""
+    n, growth = 1, Growth()
     try:
         while room := buffer.room():
             run = stream.pull(min(n, room))
@@ -106,7 +107,8 @@ def _work(stream: Stream, buffer: _Buffer) -> None:
                 break
             if len(run.block):
                 buffer.put(run)
-            n = min(2 * n, max(1, buffer.max_elements // 2))
+            if growth.may_double():
+                n = min(2 * n, max(1, buffer.max_elements // 2))
         buffer.finish("end")
     except BaseException as e:
         buffer.finish(e)
@@ -172,6 +174,9 @@ class AheadStream(Unary):
         self.start()
         run = self.buffer.get()
         return None if run is None else self._run(*run)
+
+    def ready(self) -> bool:
+        return bool(self.buffer.ready)
 
     def start(self) -> None:
         if self.thread is None:

@@ -47,6 +47,9 @@ class ChoosingExecutor:
         self._tasks.append((self._current, size))
         self._current.submit(task, size)
 
+    def ready(self) -> bool:
+        return self._tasks[0][0].ready() if self._tasks else self._current.ready()
+
     def next(self) -> Any:
         executor, size = self._tasks.popleft()
         begin = time.perf_counter()

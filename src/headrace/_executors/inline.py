@@ -19,6 +19,9 @@ class InlineExecutor:
     def submit(self, task: Callable[[], Any], size: int) -> None:
         self._tasks.append(task)
 
+    def ready(self) -> bool:
+        return True
+
     def next(self) -> Any:
         return self._tasks.popleft()()
 

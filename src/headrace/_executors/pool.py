@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from headrace import _as_grain
+from headrace._executors import imports
 from headrace._executors.parcel import Parcel
 from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
 from headrace._executors.ring import Sheet, Slot, Slots, Writer, read
+from headrace._executors.tracebacks import unpacked_error
 from headrace._executors.wire import ANSWER, FAILURE, NO_START, READY, SKIPPED, TASK
-from headrace.errors import ClosedError, RemoteTraceback, WorkerError
+from headrace.errors import ClosedError, WorkerError
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
 GRACE_DROPPED_S = 0.1  # the same, where nobody asked to wait
@@ -95,6 +97,7 @@ class Pool:
             "argv": sys.argv,
             "pythonpath": os.environ.get("PYTHONPATH"),
             "as_grain": _as_grain.in_force(),
+            "imports": imports.of_main_script(),
         }
         self.world = Writer(self._control, start=8).dump(world)
         _pools.add(self)
@@ -278,7 +281,7 @@ class Pool:
             return
         if kind == NO_START:
             self.close(wait=False)
-            raise _remote_error(message[ANSWER.size :])
+            raise unpacked_error(message[ANSWER.size :])
         ticket = process.tickets.popleft()
         assert ticket.number == number
         ticket.took_s = took_s
@@ -292,7 +295,7 @@ class Pool:
         assert ticket.slot is not None
         assert isinstance(ticket.answer, Sheet)
         slot, ticket.slot = ticket.slot, None
-        return _remote_error(self.slots.read_copy(slot, ticket.answer))
+        return unpacked_error(self.slots.read_copy(slot, ticket.answer))
 
     # ---- death
 
@@ -402,13 +405,6 @@ def _message(ticket: Ticket, task: tuple[Any, ...]) -> bytes:
     writer = Writer(ticket.slot)
     sheet = writer.dump(tuple(part(writer) if callable(part) else part for part in task))
     return TASK.pack(ticket.number, ticket.slot.number, *sheet)
-
-
-def _remote_error(packed: bytes) -> BaseException:
-    error, text = pickle.loads(packed)
-    if text:
-        error.__cause__ = RemoteTraceback(text)
-    return error
 
 
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()

@@ -104,6 +104,9 @@ class StageStream(Stream):
                     return run
             return None
 
+    def ready(self) -> bool:
+        return bool(self._tickets) and self._pool.ready(self._tickets[0])
+
     def start(self) -> None:
         with self._pool.locked():
             if self._pool.num_open < 2 * self._pool.num_workers:  # or the first that is asked for would have to wait
@@ -370,6 +373,9 @@ class PrefetchedStream(Stream):
             self._stream = self._open(self.position, gaps=True)
             run = self._stream.pull(n)
         return None if run is None else self._run(*run)
+
+    def ready(self) -> bool:
+        return self._stream.ready()
 
     def start(self) -> None:
         self._started = True

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace._executors.growth import Growth
 from headrace._threads import ThreadPool, join_threads
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ThreadExecutor:
         self._buffer_size, self._buffer_bytes = max(buffer_size, 1), buffer_bytes
         self._pending: deque[tuple[Future[_Done], int]] = deque()
         self._elements = 0
-        self._chunk = 1
+        self._chunk, self._growth = 1, Growth()
         self._element_bytes: float | None = None  # known once a result has been seen
         self._closed = False
         threads.num_users += 1
@@ -86,6 +87,9 @@ class ThreadExecutor:
         self._pending.append((self._threads.pool(self._num_threads).submit(_timed, task), size))
         self._elements += size
 
+    def ready(self) -> bool:
+        return bool(self._pending) and self._pending[0][0].done()
+
     def next(self) -> Any:
         future, size = self._pending[0]
         done = future.result()
@@ -99,9 +103,11 @@ class ThreadExecutor:
         """Chunks grow while they are cheap, up to a fair share of the buffer for each thread."""
         largest = max(1, self._buffer_size // (2 * self._num_threads))
         if took_s < CHUNK_S and size >= self._chunk:
-            self._chunk = min(self._chunk * 2, largest)
+            if self._growth.may_double():
+                self._chunk = min(self._chunk * 2, largest)
         elif took_s > 4 * CHUNK_S:
             self._chunk = max(1, self._chunk // 2)
+            self._growth.restart()
 
     def close(self, *, wait: bool = True) -> None:
         """Gives up what is not under way yet; the threads are the iterator's, and end with it."""

@@ -7,7 +7,7 @@ ends when the consumer closes the connection, and when the consumer is gone, who
 import atexit
 import contextlib
 import ctypes
-import io
+import importlib
 import os
 import pickle
 import select
@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -25,10 +24,12 @@ import numpy as np
 from headrace import _as_grain
 from headrace._executors import thread_executor, workers
 from headrace._executors.freight import pack, unpack
+from headrace._executors.imports import Missing
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.parcel import find_culprit, open_parcel
-from headrace._executors.ring import ClassPickler, Sheet, Slot, Writer, read
+from headrace._executors.ring import Sheet, Slot, Writer, read
 from headrace._executors.threads import Threads
+from headrace._executors.tracebacks import packed_error
 from headrace._executors.wire import (
     ANSWER,
     FAILURE,
@@ -40,13 +41,14 @@ from headrace._executors.wire import (
     STARTED_AS_WORKER,
     TASK,
 )
+from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import fetcher, stacked_in
 from headrace._plan.origins import last_own
 from headrace._plan.stages import Path, all_operations, find, last_batch, portable
-from headrace._plan.streams import Context, GapFound, Run, Stream, open_stream
-from headrace.errors import WorkerError, put_together, users_frames
+from headrace._plan.streams import Context, Run, Stream, open_stream
+from headrace.errors import WorkerError
 from headrace.options import AUTOTUNE, ReadOptions
 
 PR_SET_PDEATHSIG = 1
@@ -60,20 +62,31 @@ def main() -> None:
     _end_with(parent, by_signal=bool(kill_with_parent))
     connection = socket.socket(fileno=connection_fd)
     index, count, plan, world = pickle.loads(_receive(connection) or _leave())
-    _enter(read(Slot(ring_fd).bytes(world.total), world))
+    known = read(Slot(ring_fd).bytes(world.total), world)
+    _enter(known)
     workers.is_worker = True
+    missing = Missing(known["imports"])
     try:
-        trees, init = open_parcel(parcel_fd, plan)
+        trees, init = _open(parcel_fd, plan, missing)
         if init is not None:
             _begin(init, index, count)
-        worker = _Worker(trees, ring_fd)
+        worker = _Worker(trees, ring_fd, missing)
     except BaseException as e:
-        _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + _packed_error(e, MESSAGE_BYTES // 2))
+        _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + packed_error(e, MESSAGE_BYTES // 2))
         _leave()
     _send(connection, ANSWER.pack(0, READY, 0, 0, 0.0))
     while message := _receive(connection):
         _send(connection, worker.answer(message))
     _leave()
+
+
+def _open(fd: int, plan: Sheet, missing: Missing) -> Any:
+    try:
+        return open_parcel(fd, plan)
+    except LookupError:
+        if not missing.import_rest():
+            raise
+    return open_parcel(fd, plan)
 
 
 def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
@@ -87,6 +100,7 @@ def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
 def _enter(world: dict[str, Any]) -> None:
     """Makes the process see what its consumer sees."""
     sys.path[:], sys.argv[:] = world["path"], world["argv"]
+    importlib.invalidate_caches()  # or a namespace package stays as it was found while the process started
     os.environ.pop("PYTHONPATH", None)
     if world["pythonpath"] is not None:
         os.environ["PYTHONPATH"] = world["pythonpath"]
@@ -145,8 +159,8 @@ def _watch(parent: int) -> None:
 class _Worker:
     """Computes tasks."""
 
-    def __init__(self, trees: list[Op], ring_fd: int):
-        self._trees, self._ring_fd = trees, ring_fd
+    def __init__(self, trees: list[Op], ring_fd: int, missing: Missing):
+        self._trees, self._ring_fd, self._missing = trees, ring_fd, missing
         self._slots: dict[int, Slot] = {}
         self._found: dict[Path, Op] = {}
         self._fetchers: dict[int, tuple[Op, Any]] = {}
@@ -166,7 +180,7 @@ class _Worker:
             task = pickle.loads(message[TASK.size :]) if inline else read(slot.bytes(total).copy(), Sheet(total, start))
             if number < self._cancelled_below[0] and task[0] != "drop":
                 return ANSWER.pack(number, SKIPPED, 0, 0, 0.0)
-            made = self._compute(task, writer)
+            made = self._compute_with_all_there(task, writer)
             try:
                 sheet = writer.dump(made)
             except WorkerError:
@@ -174,7 +188,8 @@ class _Worker:
             except Exception as e:
                 raise _cannot_be_sent(self._find(task[1]), made, e) from e
         except BaseException as e:
-            kind, sheet = FAILURE, Writer(slot).dump(_packed_error(e))
+            self._missing.explain(e)
+            kind, sheet = FAILURE, Writer(slot).dump(packed_error(e))
         return ANSWER.pack(number, kind, *sheet, time.perf_counter() - begin)
 
     def _slot(self, number: int) -> Slot:
@@ -196,11 +211,21 @@ class _Worker:
             self._fetchers[id(op)] = op, fetcher(op)
         return self._fetchers[id(op)][1]
 
+    def _compute_with_all_there(self, task: tuple[Any, ...], writer: Writer) -> Any:
+        """What is computed, with all modules there that a function may miss."""
+        try:
+            return self._compute(task, writer)
+        except LookupError:
+            # A stream that failed is opened again by the consumer, who knows where.
+            if not self._missing.import_rest() or task[0] == "lane":
+                raise
+        return self._compute(task, writer)
+
     def _compute(self, task: tuple[Any, ...], writer: Writer) -> Any:
         """A block to pickle, the position after each output, and what filters saw; `None` at the end of a stream."""
         kind, path, *rest = task
         op = self._find(path)
-        made = getattr(self, f"_{kind}")(op, writer, *rest)
+        made = in_pipeline(getattr(self, f"_{kind}"), op, writer, *rest)
         if made is None:
             return None
         block, positions, counts = made
@@ -343,48 +368,6 @@ def _cannot_be_sent(op: Op, made: Any, error: Exception) -> WorkerError:
         f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after "
         "`mp_prefetch`."
     )
-
-
-def _packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
-    """An error and its traceback; where it cannot be sent, what it says."""
-    if isinstance(error, GapFound):
-        return pickle.dumps((error, ""))
-    text = "".join(traceback.format_exception(type(error), error, users_frames(error)))[-most_bytes // 4 :]
-    if not isinstance(error, Exception):  # sys.exit() and the like: must not end the consumer
-        error = WorkerError(f"A function raised {type(error).__name__}({error}) in a worker.").with_traceback(None)
-    plain = WorkerError(f"{type(error).__name__}: {str(error)[:1000]}")
-    for sent in (error, _TakenApart(error), plain):
-        with contextlib.suppress(Exception):
-            packed = _dumps((sent, text))
-            if len(packed) <= most_bytes and isinstance(pickle.loads(packed)[0], BaseException):
-                return packed
-    return _dumps((WorkerError("An error that cannot be sent."), text))
-
-
-class _TakenApart:
-    """An error that its class does not make again from its arguments, or that holds what cannot be sent."""
-
-    def __init__(self, error: BaseException):
-        state = {name: value for name, value in error.__dict__.items() if _can_be_sent(value)}
-        args = tuple(arg if _can_be_sent(arg) else repr(arg) for arg in error.args)
-        self._parts = type(error), args, state
-
-    def __reduce__(self) -> Any:
-        return put_together, self._parts
-
-
-def _can_be_sent(value: Any) -> bool:
-    try:
-        pickle.loads(_dumps(value))
-    except Exception:
-        return False
-    return True
-
-
-def _dumps(value: Any) -> bytes:
-    stream = io.BytesIO()
-    ClassPickler(stream).dump(value)
-    return stream.getvalue()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from headrace._loader.kinds import ELEMENTWISE, PLACED, RANDOM, function_of
 from headrace._loader.order import Lent, Order
 from headrace._loader.records import with_records
 from headrace._ops.base import describe
-from headrace._ops.element import PlacedMap
+from headrace._ops.element import PlacedMap, RecordMap
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError
 from headrace.operations import Operation
@@ -20,18 +20,20 @@ from headrace.options import ReadOptions
 
 
 def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_options: ReadOptions | None) -> Any:
-    """The dataset of a loader: records in order, and then its operations."""
+    """The dataset of a loader: its operations on records that are in order."""
     if any(isinstance(op, RANDOM) for op in operations) and not order.has_rng:
         raise PipelineError(
             "A random operation needs random numbers, and the sampler has no seed: IndexSampler(..., seed=42)."
         )
-    ordered: Any = order.read(records).to_iter_dataset(read_options, allow_nones=True)
+    ordered: Any = records.to_iter_dataset(read_options, allow_nones=True)
     if any(isinstance(op, Operation) for op in operations) or _need_records(operations):
         return with_records(ordered, order, operations)
     dataset = ordered
     for run in _runs(operations):
         if isinstance(run, list):
             dataset = dataset._then(PlacedMap(dataset._op, _Steps(run, order)))
+        elif isinstance(run, transforms.Map):
+            dataset = dataset._then(RecordMap(dataset._op, run))
         else:
             dataset = dataset.apply(run)
     return dataset

@@ -115,14 +115,14 @@ class _Operated(IterDataset):
 
     def __init__(self, parent: Dataset, operation: Operation):
         super().__init__(parent)
-        self._operation = operation
+        self._user_operation = operation
 
     @property
     def _label(self) -> str:
-        return describe(self._operation)
+        return describe(self._user_operation)
 
     def __iter__(self) -> Any:
-        return _OperatedIterator(iter(self._parent), self._operation)  # type: ignore[arg-type]
+        return _OperatedIterator(iter(self._parent), self._user_operation)  # type: ignore[arg-type]
 
 
 class _OperatedIterator(DatasetIterator):

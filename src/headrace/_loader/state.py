@@ -101,7 +101,7 @@ def decode(state: Any, loader: Loader, *, validate: bool = True) -> dict[str, An
         if fields.get("version") == 2:
             return _from_grain(fields, loader, validate=validate)
         if "next_index_in_buffer" in fields or "iterators_in_use_states" in fields:
-            return _from_grains_flat_map(fields, loader.operations)
+            return fields  # the state of a dataset, with a flat map among the operations
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         if isinstance(e, StateError):
             raise
@@ -161,19 +161,6 @@ def _is_repr_of(thing: Any, text: str) -> bool:
     if isinstance(thing, Dataset):
         return "MapDataset" in text
     return told_apart(_ADDRESS.sub("", text)) in (told_apart(_ADDRESS.sub("", repr(thing))), str(type(thing)))
-
-
-def _from_grains_flat_map(fields: dict[str, Any], operations: Sequence[Any]) -> dict[str, Any]:
-    """The position in what Grain's loader writes with a flat map among its operations."""
-    workers = fields.get("iterators_in_use_states")
-    if workers is not None:
-        if len(workers) > 1:
-            _check_element_by_element(len(workers), operations)
-        (fields,) = workers
-    if fields.keys() == {"next_index"}:
-        return fields
-    parent = _from_grains_flat_map(fields["parent"], operations)
-    return {"op": "flat_map", "taken_of_group": fields["next_index_in_buffer"], "parent": parent}
 
 
 def _check_element_by_element(worker_count: int, operations: Sequence[Any]) -> None:

@@ -4,8 +4,10 @@ An operation is a frozen dataclass that points at its parents. It belongs to a r
 length, and an output index says which parent indices it needs) until a `ToStream`, and to a stream after it.
 
 A stream operation's *position* is what is needed to go on from an output: its own numbers, named in
-`state_fields`, and its parents' positions. Where `state_fields` is `None`, the operation is transparent: its
-position is its parent's. `state_params` names the arguments that a position's numbers depend on.
+`state_fields`, and its parents' positions. Where `state_fields` is `None`, its position is its parent's.
+`state_params` names the arguments that a position's numbers depend on.
+
+What the planner needs to know of an operation stands in its class: see `Op`. The planner never asks for its type.
 """
 
 import dataclasses
@@ -92,18 +94,70 @@ def _work_out(op: "Op", name: str) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Op:
-    """One operation on elements."""
+    """One operation on elements.
+
+    Attributes:
+        name: What people call it.
+        state_fields: The names of the numbers in a position that are its own.
+        state_params: The arguments that these numbers depend on.
+        order_params: `state_params` where they are not all, see `identity`.
+        is_elementwise: Whether an output of a stream is made from one element, whatever came before it. Any worker
+            computes it; all other operations on streams belong to the consumer.
+        counts_elements: Whether an elementwise operation needs to know how many elements came before.
+        keeps_count: Whether there is one output for each element, or each group.
+        is_transparent: Whether elements and positions are those of its parent.
+        only_reorders: Whether each output is an element as it came, so that a map may as well run before it.
+        maps_move_into_parts: Whether a map of its outputs is the same as one of each part.
+        hides_seeds: Whether seeds before it are not for what follows.
+        is_no_step: Whether it does not count in the distance to a seed.
+        stays_here: Whether only the consumer's own process can compute it.
+        site: The file and line of the user's code that built it.
+    """
 
     name: ClassVar[str]
     state_fields: ClassVar[tuple[str, ...] | None] = None
     state_params: ClassVar[tuple[str, ...]] = ()
-    order_params: ClassVar[tuple[str, ...] | None] = None  # `state_params` where they are not all, see `identity`
-    stays_here: ClassVar[bool] = False  # whether only the consumer's own process can compute it
+    order_params: ClassVar[tuple[str, ...] | None] = None
+    is_elementwise: ClassVar[bool] = False
+    counts_elements: ClassVar[bool] = False
+    keeps_count: ClassVar[bool] = True
+    is_transparent: ClassVar[bool] = False
+    only_reorders: ClassVar[bool] = False
+    maps_move_into_parts: ClassVar[bool] = False
+    hides_seeds: ClassVar[bool] = False
+    is_no_step: ClassVar[bool] = False
+    stays_here: ClassVar[bool] = False
     site: str = field(default_factory=call_site, kw_only=True)
 
     @property
     def parents(self) -> "tuple[Op, ...]":
         return ()
+
+    @property
+    def before(self) -> "Op | None":
+        """The operation before it on the same stream; none where the stream begins, or parts come together."""
+        return None
+
+    @property
+    def group_size(self) -> int | None:
+        """How many consecutive elements make one output, where it is always so many."""
+        return None
+
+    def first_numbers(self) -> tuple[Any, ...]:
+        """Its own numbers before the first output."""
+        return (0,) * len(self.state_fields or ())
+
+    def first_position(self, parts: "tuple[Any, ...]") -> Any:
+        """The position before the first output where the stream begins with this operation, from those of its parts."""
+        return (*self.first_numbers(), parts)
+
+    def advanced(self, numbers: tuple[Any, ...], inputs: int) -> tuple[Any, ...]:
+        """Its own numbers so many inputs later; only for an elementwise operation that has some."""
+        return (numbers[0] + inputs,)
+
+    def with_parts(self, parts: "tuple[Op, ...]") -> "Op":
+        """The same operation on other parts, where it joins several."""
+        return self
 
     @property
     @from_parents
@@ -133,6 +187,11 @@ class Op:
             params = None if self.state_fields is None else self.state_params
         return None if params is None else {name: getattr(self, name) for name in params}
 
+    @property
+    def gathers_columns(self) -> bool:
+        """Whether elements at any indices are gathered from columns at once; random access only."""
+        return False
+
     def spec(self) -> Any:
         """The shapes and dtypes of elements, without reading any."""
         raise SpecError(f"The element spec of {self.label()} cannot be known without reading data.")
@@ -147,6 +206,10 @@ class Op:
                 value = getattr(self, f.name)
                 if value is not f.default:
                     yield f.name, value
+
+    def how(self) -> str:
+        """How it is computed, in a few words for people."""
+        return "stream" if self.is_stream else "rows"
 
     def label(self) -> str:
         """The operation with its arguments, as it is shown to people."""
@@ -166,6 +229,10 @@ class Unary(Op):
     @property
     def parents(self) -> tuple[Op, ...]:
         return (self.parent,)
+
+    @property
+    def before(self) -> Op | None:
+        return self.parent if self.parent.is_stream else None
 
     @from_parents
     def length(self) -> int:
@@ -271,21 +338,32 @@ def mapped_spec(transform: Any, label: str, parent: Op) -> Any:
 
 
 def default_seed(parents: tuple[Op, ...]) -> int | None:
-    """The seed that an operation on `parents` derives from the `seed` calls before it, or None."""
+    """The seed that an operation on `parents` derives from the `seed` calls before it, or None.
+
+    Those behind an `interleave` count only where there are no others: Grain does not see them.
+    """
+    pairs = _seeds_before(parents, hidden=False) or _seeds_before(parents, hidden=True)
+    return derive_seed(pairs) if pairs else None
+
+
+def _seeds_before(parents: tuple[Op, ...], *, hidden: bool) -> list[tuple[int, int]]:
+    """Seeds and their distances, breadth first."""
     pairs = []
     level = list(parents)
     distance = 1
     while level:
         above: list[Op] = []
         for op in level:
+            while op.is_no_step:
+                (op,) = op.parents
             seed = getattr(op, "seeds_what_follows", None)
-            if seed is None:
-                above.extend(op.parents)
-            else:
+            if seed is not None:
                 pairs.append((seed, distance))
+            elif hidden or not op.hides_seeds:
+                above.extend(op.parents)
         level = above
         distance += 1
-    return derive_seed(pairs) if pairs else None
+    return pairs
 
 
 def resolve_seed(seed: int | None, parents: tuple[Op, ...], *, op: str, bits: int | None = 32) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from headrace._ops.base import ENDLESS, Unary, describe, from_parents
 from headrace._ops.order import IndexOp
 from headrace.errors import PipelineError
-from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts
+from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,6 +27,15 @@ class ToStream(Unary):
     def is_stream(self) -> bool:
         return True
 
+    def first_position(self, parts: tuple[Any, ...]) -> int:
+        return 0
+
+    def how(self) -> str:
+        threads = self.read_options.num_threads if self.read_options is not None else AUTOTUNE
+        if threads is AUTOTUNE:
+            return "in index order; threads where a trial shows that they pay"
+        return f"in index order, {threads} threads" if threads else "in index order, no threads"
+
     @property
     @from_parents
     def endless(self) -> bool:
@@ -39,6 +48,7 @@ class Limit(Unary):
 
     name = "take"
     state_fields = ("taken",)
+    only_reorders = True
     order_params = ("count",)
     count: int
 
@@ -68,10 +78,14 @@ class Prefetch(Unary):
     """The same elements, computed ahead in a thread."""
 
     name = "prefetch"
+    is_transparent = only_reorders = True
     buffer_size: int | AutotuneParameter
 
     def __post_init__(self):
         check_counts(self, "buffer_size", least=0, autotune=True)
+
+    def how(self) -> str:
+        return f"a thread works ahead, {self.buffer_size} elements"
 
 
 class Home:
@@ -90,6 +104,8 @@ class MpPrefetch(Unary):
     """The same elements, computed ahead in worker processes."""
 
     name = "mp_prefetch"
+    is_transparent = only_reorders = True
+    is_no_step = True  # as Grain without workers: seeds must not depend on their number
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
     home: Home = field(default_factory=Home, repr=False)
@@ -102,6 +118,10 @@ class MpPrefetch(Unary):
                 f"worker_init_fn must be a function of a worker's index and their number; got "
                 f"{describe(self.worker_init_fn)}."
             )
+
+    def how(self) -> str:
+        number = self.options.num_workers
+        return f"{number} worker processes work ahead" if number else "nothing at run time"
 
     def label(self) -> str:
         return f"mp_prefetch(num_workers={self.options.num_workers})"
@@ -142,6 +162,13 @@ class Cache(IndexOp):
     def __post_init__(self):
         if self.parent.endless:
             raise PipelineError("`cache` of an endless dataset never fits: put it before `repeat`.")
+
+    @property
+    def gathers_columns(self) -> bool:
+        return False
+
+    def how(self) -> str:
+        return "kept in memory"
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
         return idx % self.parent.length()

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,12 @@ class Nary(Op):
     def parents(self) -> tuple[Op, ...]:
         return self.parts
 
+    def with_parts(self, parts: tuple[Op, ...]) -> Op:
+        return replace(self, parts=parts)
+
+    def how(self) -> str:
+        return "ordering point: takes parts in turn" if self.is_stream else "routes indices to parts"
+
     @from_parents
     def spec(self) -> Any:
         return self.parts[0].spec()
@@ -48,12 +54,8 @@ class RouteOp(Nary):
 class Mixing(Nary):
     """Elements of several parts in proportion to weights; a stream of it ends where a part that is due has."""
 
+    maps_move_into_parts = True
     names: tuple[str, ...] | None
-
-    @property
-    def start(self) -> tuple[Any, ...]:
-        """The numbers of the position before the first output."""
-        return (0,)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,6 +81,16 @@ class Mix(RouteOp, Mixing):
                     f"Weights of a `mix` must be positive; weight {i} is {weight!r}. Leave out a dataset that "
                     "is not wanted."
                 )
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        empty = [] if self.is_stream else [i for i, part in enumerate(self.parts) if not part.length()]
+        if empty:
+            part = self.parts[empty[0]]
+            raise PipelineError(
+                f"`mix` needs datasets that have elements; dataset {empty[0]}, {part.label()} (pipeline at "
+                f"{part.site}), is empty. Leave it out."
+            )
 
     def _in_order(self, weights: Sequence[float] | Mapping[str, float] | None) -> tuple[float, ...]:
         """The weights of the parts, in their order."""
@@ -91,8 +103,7 @@ class Mix(RouteOp, Mixing):
         return tuple(weights[name] for name in self.names)
 
     def identity(self) -> dict[str, Any]:
-        assert isinstance(self.weights, tuple)
-        return {"weight": tuple(map(float, self.weights))}
+        return {"proportion": self.proportions}
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:
@@ -188,6 +199,8 @@ class Select(RouteOp):
             raise PipelineError(
                 f"The selection map names dataset {part} at index {i}; there are {len(self.parts)} datasets."
             )
+        if not self.parts[part].length():
+            raise PipelineError(f"The selection map names dataset {part} at index {i}, which is empty.")
         return part, index + later * self.parts[part].length()
 
 
@@ -233,6 +246,8 @@ class Interleave(Op):
     name = "interleave"
     state_fields = ("slot", "next_dataset")
     state_params = ("cycle_length",)
+    maps_move_into_parts = True
+    hides_seeds = True
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
     made: dict[int, Op] = field(default_factory=dict, repr=False)  # datasets that are open, by number
@@ -249,6 +264,15 @@ class Interleave(Op):
     @property
     def is_stream(self) -> bool:
         return True
+
+    def first_position(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        return 0, 0, (None,) * self.cycle_length
+
+    def with_parts(self, parts: tuple[Op, ...]) -> Op:
+        return replace(self, datasets=parts, made={})
+
+    def how(self) -> str:
+        return "ordering point: takes datasets in turn"
 
     @property
     def last_slot(self) -> int:

@@ -1,8 +1,11 @@
-"""Operations that turn one element into one element, or decide whether it stays."""
+"""Operations that turn one element into one element, or decide whether it stays.
+
+Maps leave `None` as it is, whether it stands for a hole or is an element of a stream.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace._ops.base import (
     ENDLESS,
@@ -22,6 +25,8 @@ class Map(Unary):
     """`transform(element)`; with `batched`, a function of columns that works row by row."""
 
     name = "map"
+    is_elementwise = True
+    skips_none: ClassVar[bool] = True
     transform: Any
     batched: bool = False
 
@@ -45,13 +50,27 @@ class Map(Unary):
         rows_fn = None if self.batched else getattr(self.transform, "map_rows", None)
         return rows_fn if rows_fn is not None and self.fn == getattr(self.transform, "map", None) else None
 
+    def how(self) -> str:
+        if self.batched:
+            return "columns, one call a block"
+        if self.batch_fn is not None:
+            return "one call a block of columns, or an element"
+        return "one call an element" if self.rows_fn is None else "one call a block"
+
     @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PlacedMap(Map):
+class RecordMap(Map):
+    """A `DataLoader`'s map: a record whose data is `None` is a record like others."""
+
+    skips_none = False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlacedMap(RecordMap):
     """`transform(place, element)` in a stream, the place being the index in the random-access chain it comes from.
 
     Only maps and filters may stand between the two: what a filter drops does not change the places of the rest.
@@ -78,6 +97,7 @@ class MapWithIndex(Unary):
 
     name = "map_with_index"
     state_fields = ("count",)
+    is_elementwise = counts_elements = True
     transform: Any
 
     def __post_init__(self):
@@ -90,6 +110,9 @@ class MapWithIndex(Unary):
     def identity(self) -> None:
         return None
 
+    def how(self) -> str:
+        return "one call an element"
+
     @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
@@ -101,6 +124,7 @@ class RandomMap(Unary):
 
     name = "random_map"
     state_fields = ("count",)
+    is_elementwise = counts_elements = True
     state_params = ("seed",)
     transform: Any
     seed: int | None = None
@@ -113,6 +137,10 @@ class RandomMap(Unary):
     def fn(self) -> Callable[[Any, Any], Any]:
         return method_or_function(self.transform, "random_map", op="random_map")
 
+    def how(self) -> str:
+        counts = "; ordering point: counts elements" if self.is_stream else ""
+        return f"one call an element, generator moved by counter{counts}"
+
     @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
@@ -123,6 +151,7 @@ class Filter(Unary):
     """Elements for which `transform(element)` is true; the others are holes, which a stream closes."""
 
     name = "filter"
+    is_elementwise, keeps_count = True, False
     transform: Any
 
     def __post_init__(self):
@@ -139,6 +168,9 @@ class Filter(Unary):
     def has_holes(self) -> bool:
         return True
 
+    def how(self) -> str:
+        return "one call an element, gaps closed" if self.is_stream else "one call an element, gaps left"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlatMap(Unary):
@@ -146,6 +178,8 @@ class FlatMap(Unary):
 
     name = "flat_map"
     state_fields = ("taken_of_group",)
+    is_elementwise = counts_elements = True  # among an element's children, the position is the one before the element
+    keeps_count = False
     order_params = ("max_fan_out",)
     transform: Any
     max_fan_out: int | None = None
@@ -180,6 +214,12 @@ class FlatMap(Unary):
     @mapped
     def spec(self) -> Any:
         return mapped_spec(self.transform, self.label(), self.parent)
+
+    def advanced(self, numbers: tuple[Any, ...], inputs: int) -> tuple[Any, ...]:
+        return (0,)
+
+    def how(self) -> str:
+        return "one call an element"
 
     def children(self, element: Any) -> list[Any]:
         """What an element is split into, checked against the fan-out."""

@@ -48,6 +48,17 @@ class Batch(Unary):
     def has_holes(self) -> bool:
         return False
 
+    @property
+    def group_size(self) -> int:
+        return self.batch_size
+
+    def how(self) -> str:
+        if self.is_stream:
+            return "ordering point: stacks elements as they come"
+        if self.batch_fn is not None:
+            return "one call a batch"
+        return "one gather a batch, indices of many batches at once" if self.parent.gathers_columns else "stacks rows"
+
     def bounds(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first parent index of each batch, and the one after its last."""
         n = self.parent.length()
@@ -72,8 +83,15 @@ class Batch(Unary):
         return _with_leading(self.parent.spec(), size)
 
 
+class Grouped(Unary):
+    """An operation that reads a group of elements before it gives an output."""
+
+    def how(self) -> str:
+        return "ordering point: one group at a time"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Rebatch(Unary):
+class Rebatch(Grouped):
     """Batches cut anew along their leading axis."""
 
     name = "rebatch"
@@ -92,7 +110,7 @@ class Rebatch(Unary):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BufferShuffle(Unary):
+class BufferShuffle(Grouped):
     """A shuffle through a sliding buffer: every element moves by less than `buffer_size`.
 
     Element `i` comes out in the order of `i + buffer_size * u(i)`, with `u(i)` in [0, 1) drawn by counter
@@ -101,6 +119,7 @@ class BufferShuffle(Unary):
     """
 
     name = "shuffle"
+    only_reorders = True
     state_fields = ("group", "taken_of_group")
     state_params = ("buffer_size", "seed")
     buffer_size: int
@@ -118,7 +137,7 @@ class BufferShuffle(Unary):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PaddedBatch(Unary):
+class PaddedBatch(Grouped):
     """Batches of elements of different lengths, padded; elements of like length together.
 
     Elements are sorted into buckets by length within a window of the stream. A bucket that is full becomes a
@@ -176,7 +195,7 @@ class PaddedBatch(Unary):
         try:
             columns = zip(*(spec.flatten_up_to(element) for element in elements), strict=True)
         except ValueError as e:
-            raise StructureError(f"Cannot batch elements of different structure: {e}") from e
+            raise StructureError(f"A batch needs elements of the same structure: {e}") from e
         values = _tree.broadcast(self._pad_values(elements[0]), elements[0]) if leaves else []
         return spec.unflatten([_pad_leaf(column, value, length) for column, value in zip(columns, values, strict=True)])
 

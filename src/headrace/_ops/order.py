@@ -30,6 +30,16 @@ class IndexOp(Unary):
         """The parent indices of output indices."""
         raise NotImplementedError
 
+    @property
+    @from_parents
+    def gathers_columns(self) -> bool:
+        return self.parent.gathers_columns
+
+    def how(self) -> str:
+        if self.is_transparent:
+            return "nothing at run time"
+        return "epoch after epoch" if self.is_stream else "index program: blocks planned ahead"
+
 
 def by_epoch(idx: np.ndarray, n: int, rewrite: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
     """Indices that are rewritten within their epoch: `rewrite` gets those of one, counted from its start."""
@@ -75,12 +85,16 @@ class WindowShuffle(IndexOp):
     name = "window_shuffle"
     state_fields = ("window", "taken_of_group")
     state_params = ("window_size", "seed")
+    only_reorders = True
     window_size: int
     seed: int | None = None
 
     def __post_init__(self):
         check_counts(self, "window_size", least=1)
         object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="window_shuffle"))
+
+    def how(self) -> str:
+        return "ordering point: one window at a time" if self.is_stream else super().how()
 
     def window_seed(self, window: int) -> int:
         """The seed of one window's order; windows are numbered through all epochs."""
@@ -177,6 +191,9 @@ class Slice(IndexOp):
     step: int
     count: int
 
+    def how(self) -> str:
+        return "index program: stays a range"
+
     def length(self) -> int:
         return self.count
 
@@ -217,6 +234,7 @@ class Repeat(IndexOp):
 
     name = "repeat"
     state_fields = ("epoch",)
+    only_reorders = True
     order_params = ("reseed_each_epoch",)  # more epochs go on where fewer ended
     num_epochs: int | None = None
     reseed_each_epoch: bool = field(default=True, kw_only=True)
@@ -252,6 +270,7 @@ class Seed(IndexOp):
     """Nothing to elements; random operations after it derive their seeds from it."""
 
     name = "seed"
+    is_transparent = only_reorders = True
     seed: int
 
     def __post_init__(self):
@@ -270,6 +289,7 @@ class Options(IndexOp):
     """Nothing to elements; the options hold for the whole pipeline."""
 
     name = "options"
+    is_transparent = only_reorders = True
     options: DatasetOptions
 
     def indices(self, idx: np.ndarray) -> np.ndarray:

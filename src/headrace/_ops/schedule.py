@@ -111,7 +111,10 @@ class WeightSchedule:
 
 
 Lags = tuple[float, ...]
-"""Of each part, by how much its share is ahead of its count; their sum is 0."""
+"""Of each part, by how much its share is ahead of its count; their sum is 0, but for what is rounded."""
+
+LAG_UNIT = 2.0**-30
+"""Lags are multiples of it, so that states can hold them as ints."""
 
 
 class Plan(NamedTuple):
@@ -123,14 +126,14 @@ class Plan(NamedTuple):
     which: np.ndarray
     lags: Lags
     next_lags: Lags
-    digest: str  # of the weights that it was made from
+    digest: int  # of the weights that it was made from; 0 is none
     error: PipelineError | None
 
 
 def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) -> Plan:
     """The parts of `BLOCK` elements, from the weights of these and of those after them."""
     known = min(len(weights), BLOCK)
-    digest = hashlib.sha1(weights.tobytes(), usedforsecurity=False).hexdigest()[:16]
+    digest = plan_number(hashlib.sha1(weights.tobytes(), usedforsecurity=False).hexdigest())
     if len(weights) <= BLOCK:  # the schedule fails after these: as if the last weights stayed
         weights = np.concatenate([weights, np.repeat(weights[-1:], BLOCK + 1 - len(weights), axis=0)])
     num_parts = len(lags)
@@ -145,7 +148,13 @@ def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) ->
     which = _soonest_first(np.concatenate(may), np.concatenate(must), np.concatenate(part))
     after = ahead[BLOCK - 1] - np.bincount(which, minlength=num_parts)
     after -= after.sum() / num_parts  # or what is rounded would add up
-    return Plan(which[:known], lags, tuple(after.tolist()), digest, error)
+    next_lags = tuple((np.round(after / LAG_UNIT) * LAG_UNIT).tolist())
+    return Plan(which[:known], lags, next_lags, digest, error)
+
+
+def plan_number(digest: str) -> int:
+    """A hexadecimal digest as an int that fits 32 bits; none is 0."""
+    return int(digest[:8], 16) >> 1 or 1 if digest else 0
 
 
 def _when(ahead: np.ndarray, goals: np.ndarray, last: float) -> np.ndarray:
@@ -194,9 +203,8 @@ class ScheduledMix(Mixing):
     def _parts(self) -> Sequence[str] | int:
         return self.names or len(self.parts)
 
-    @property
-    def start(self) -> tuple[Any, ...]:
-        return 0, (0.0,) * len(self.parts), ""
+    def first_numbers(self) -> tuple[Any, ...]:
+        return 0, (0.0,) * len(self.parts), 0
 
     def planned(self, block: int, lags: Lags) -> Plan:
         """A block of elements; many parts are looked at further ahead."""

@@ -13,6 +13,7 @@ class Source(Op):
     """Items of a source by index; an index past the length is an item of a later epoch."""
 
     name = "source"
+    reads_many = True  # until the source's `__getitems__` turns out not to work
     source: Any
 
     @cached_property
@@ -21,6 +22,17 @@ class Source(Op):
 
     def length(self) -> int:
         return self._length
+
+    @property
+    def gathers_columns(self) -> bool:
+        return hasattr(self.source, "__getcolumns__")
+
+    def how(self) -> str:
+        if isinstance(getattr(self.source, "range", None), range):
+            return "ints"
+        if self.gathers_columns:
+            return "columns, gathered by index"
+        return "rows, asked for in blocks" if hasattr(self.source, "__getitems__") else "rows, one call an element"
 
     def identity(self) -> dict[str, Any]:
         return {"length": self.length()}
@@ -40,6 +52,7 @@ class UserDataset(Op):
     """A dataset of the user's own class: random access or a stream, as its class says."""
 
     name = "user_dataset"
+    reads_many = True
     state_fields = ("state", "replay")
     dataset: Any
     stream: bool
@@ -51,6 +64,12 @@ class UserDataset(Op):
     @property
     def is_stream(self) -> bool:
         return self.stream
+
+    def first_position(self, parts: tuple[Any, ...]) -> tuple[None, int]:
+        return None, 0
+
+    def how(self) -> str:
+        return getattr(type(self.dataset), "_how", "the user's own, one call an element")
 
     def length(self) -> int:
         return len(self.dataset)

@@ -20,21 +20,21 @@ from headrace.errors import PipelineError
 Kernel = Callable[[Block, Any], Block]
 
 
-def element_kernel(op: Op, *, holes: bool) -> Kernel:
+def element_kernel(op: Op) -> Kernel:
     """What an element operation does to a block whose elements have these indices or counts.
 
-    With `holes`, `None` is an index without an element, and no function sees it.
+    `None` stays as it is: no function sees it, but for those of a `DataLoader`.
     """
     if isinstance(op, Map) and not isinstance(op, PlacedMap):
-        return _map_kernel(op, holes=holes)
+        return _map_kernel(op)
     if isinstance(op, MapWithIndex | PlacedMap):
-        return _map_with_index_kernel(op, holes=holes)
+        return _map_with_index_kernel(op)
     assert isinstance(op, RandomMap)
-    return _random_map_kernel(op, holes=holes)
+    return _random_map_kernel(op)
 
 
-def _map_kernel(op: Map, *, holes: bool) -> Kernel:
-    batch_fn, rows_fn = op.batch_fn, op.rows_fn
+def _map_kernel(op: Map) -> Kernel:
+    batch_fn, rows_fn, holes = op.batch_fn, op.rows_fn, op.skips_none
     fn: Any = None if op.batched else op.fn
 
     def kernel(block: Block, idx: Any) -> Block:
@@ -109,8 +109,8 @@ def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: 
     return Rows([None if x is None else next(feed) for x in rows], owned=True)
 
 
-def _map_with_index_kernel(op: MapWithIndex | PlacedMap, *, holes: bool) -> Kernel:
-    fn = op.fn
+def _map_with_index_kernel(op: MapWithIndex | PlacedMap) -> Kernel:
+    fn, holes = op.fn, isinstance(op, MapWithIndex)
 
     def kernel(block: Block, idx: Any) -> Block:
         numbers = ints(idx)
@@ -125,7 +125,7 @@ def _map_with_index_kernel(op: MapWithIndex | PlacedMap, *, holes: bool) -> Kern
     return kernel
 
 
-def _random_map_kernel(op: RandomMap, *, holes: bool) -> Kernel:
+def _random_map_kernel(op: RandomMap) -> Kernel:
     fn = op.fn
     free: list[CounterRng] = []  # one for each thread that is at work
 
@@ -136,7 +136,7 @@ def _random_map_kernel(op: RandomMap, *, holes: bool) -> Kernel:
         at = rng.at
         try:
             pairs = zip(feed, numbers, strict=True)
-            out = [None if holes and x is None else fn(x, at(i)) for x, i in pairs]
+            out = [None if x is None else fn(x, at(i)) for x, i in pairs]
         except Exception as e:
             blame(e, op, feed, numbers)
             raise

@@ -1,17 +1,12 @@
 """Pipelines for people to read: as they were written, and as they will be computed."""
 
 import dataclasses
-from functools import singledispatch
 from typing import Any
 
 from headrace._ops.base import Op, Unary
-from headrace._ops.buffer import Cache, MpPrefetch, Prefetch, ToStream
+from headrace._ops.buffer import MpPrefetch, ToStream
 from headrace._ops.combine import Interleave, Nary
-from headrace._ops.element import Filter, Map, RandomMap
-from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
-from headrace._ops.order import IndexOp, Options, Seed, Slice, WindowShuffle
 from headrace._ops.source import Source, UserDataset
-from headrace._plan.program import split_index_program
 from headrace._plan.stages import all_operations, is_lane, ready_for_workers, stages_up_to
 from headrace.options import AUTOTUNE
 from headrace.sources import RangeDataSource
@@ -35,7 +30,7 @@ def explain(op: Op) -> str:
 def _how_and_where(op: Op, place: str) -> str:
     if isinstance(op, ToStream) and place and not (op.read_options and op.read_options.num_threads is not AUTOTUNE):
         return f"{place}in index order, no threads"
-    return place + _how(op)
+    return place + op.how()
 
 
 def _as_computed(op: Op, places: dict[Op, str]) -> Op:
@@ -90,107 +85,3 @@ def _source_label(op: Op) -> str:
     if isinstance(op, UserDataset):
         return f"{op.label()}()"
     return f"MapDataset.{op.label()}"
-
-
-@singledispatch
-def _how(op: Op) -> str:
-    return "stream" if op.is_stream else "rows"
-
-
-@_how.register
-def _(op: Source) -> str:
-    if isinstance(op.source, RangeDataSource):
-        return "ints"
-    if hasattr(op.source, "__getcolumns__"):
-        return "columns, gathered by index"
-    return "rows, asked for in blocks" if hasattr(op.source, "__getitems__") else "rows, one call an element"
-
-
-@_how.register
-def _(op: UserDataset) -> str:
-    return "the user's own, one call an element"
-
-
-@_how.register
-def _(op: Map) -> str:
-    if op.batched:
-        return "columns, one call a block"
-    if op.batch_fn is not None:
-        return "one call a block of columns, or an element"
-    return "one call an element" if op.rows_fn is None else "one call a block"
-
-
-@_how.register
-def _(op: RandomMap) -> str:
-    return "one call an element, generator moved by counter" + (
-        "; ordering point: counts elements" if op.is_stream else ""
-    )
-
-
-@_how.register
-def _(op: Filter) -> str:
-    return "one call an element, gaps closed" if op.is_stream else "one call an element, gaps left"
-
-
-@_how.register
-def _(op: IndexOp) -> str:
-    if isinstance(op, Seed | Options):
-        return "nothing at run time"
-    if op.is_stream:
-        return "epoch after epoch"
-    return "index program: stays a range" if isinstance(op, Slice) else "index program: blocks planned ahead"
-
-
-@_how.register
-def _(op: WindowShuffle) -> str:
-    return "ordering point: one window at a time" if op.is_stream else "index program: blocks planned ahead"
-
-
-@_how.register
-def _(op: Cache) -> str:
-    return "kept in memory"
-
-
-@_how.register
-def _(op: Batch) -> str:
-    if op.is_stream:
-        return "ordering point: stacks elements as they come"
-    _, below = split_index_program(op.parent)
-    if op.batch_fn is None and isinstance(below, Source) and hasattr(below.source, "__getcolumns__"):
-        return "one gather a batch, indices of many batches at once"
-    return "one call a batch" if op.batch_fn is not None else "stacks rows"
-
-
-@_how.register(Rebatch)
-@_how.register(PaddedBatch)
-@_how.register(BufferShuffle)
-def _(op: Op) -> str:
-    return "ordering point: one group at a time"
-
-
-@_how.register
-def _(op: Nary) -> str:
-    return "ordering point: takes parts in turn" if op.is_stream else "routes indices to parts"
-
-
-@_how.register
-def _(op: Interleave) -> str:
-    return "ordering point: takes datasets in turn"
-
-
-@_how.register
-def _(op: ToStream) -> str:
-    options = op.read_options
-    if options is None or options.num_threads is AUTOTUNE:
-        return "in index order; threads where a trial shows that they pay"
-    return f"in index order, {options.num_threads} threads" if options.num_threads else "in index order, no threads"
-
-
-@_how.register
-def _(op: Prefetch) -> str:
-    return f"a thread works ahead, {op.buffer_size} elements"
-
-
-@_how.register
-def _(op: MpPrefetch) -> str:
-    return f"{op.options.num_workers} worker processes work ahead" if op.options.num_workers else "nothing at run time"

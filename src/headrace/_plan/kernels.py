@@ -4,8 +4,7 @@ The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `ind
 asked for with it. User functions get Python ints and elements that are theirs to change.
 """
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, singledispatch
 from itertools import chain
 from typing import Any, NamedTuple
@@ -20,11 +19,12 @@ from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
-from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array, by_part, interleave
+from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
+from headrace._plan.reading import reader, user_reader
 from headrace.errors import PipelineError
-from headrace.sources import ArrayDataSource, RangeDataSource
+from headrace.sources import ArrayDataSource
 
 Fetch = Callable[[Indices], Block]
 STACK_AT_ONCE = 32  # batches of this size are stacked as soon as their rows are there, while those are in the cache
@@ -43,7 +43,7 @@ class Gather:
     """A source behind an index program; `read` gets indices of the source's first epoch."""
 
     def __init__(self, program: Program, source: Source):
-        self.program, self.read, self.source = program, _reader(source), source.source
+        self.program, self.read, self.source = program, reader(source), source.source
 
     def __call__(self, idx: Indices) -> Block:
         return self.read(self.program(idx))
@@ -54,75 +54,13 @@ def _(op: Source) -> Fetch:
     return Gather(*split_index_program(op))  # type: ignore[arg-type]
 
 
-def _reader(op: Source) -> Fetch:
-    source = op.source
-    if isinstance(source, RangeDataSource):
-        return lambda idx: Ints(_nth(source.range, idx))
-    if hasattr(source, "__getcolumns__"):
-        return lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx))
-    if hasattr(source, "__getitems__"):
-        return lambda idx: _read_many(op, source, ints(idx))
-    if type(source) in (list, tuple):
-        return lambda idx: Rows(_items(source, idx), owned=False)
-    return lambda idx: _read_each(op, source.__getitem__, ints(idx))
-
-
-def _items(items: list[Any] | tuple[Any, ...], idx: Indices) -> list[Any]:
-    """The items at these places of a list."""
-    if isinstance(idx, range) and idx.step > 0:
-        return list(items[idx.start : idx.stop : idx.step])
-    if len(idx) == 1:
-        return [items[idx[0]]]
-    return list(operator.itemgetter(*ints(idx))(items)) if len(idx) else []
-
-
-def _nth(values: range, idx: Indices) -> Indices:
-    """The numbers at these places of a range."""
-    if isinstance(idx, range):
-        first, last = values[idx[0]], values[idx[-1]]
-        step = idx.step * values.step
-        return range(first, last + (1 if step > 0 else -1), step)
-    if values.start == 0 and values.step == 1:
-        return idx
-    return idx * values.step + values.start
-
-
-def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) -> Rows:
-    feed = iter(indices)
-    try:
-        return Rows([getitem(i) for i in feed], owned=False)
-    except Exception as e:
-        blame(e, op, feed, indices)
-        raise
-
-
-def _read_many(op: Op, source: Any, indices: Sequence[int]) -> Rows:
-    try:
-        items = list(source.__getitems__(list(indices)))
-    except Exception as e:
-        blame(e, op, iter(indices[1:]), indices)
-        raise
-    if len(items) != len(indices):
-        raise PipelineError(
-            f"`__getitems__` of {type(source).__name__} gave {len(items)} items for {len(indices)} indices."
-        )
-    return Rows(items, owned=False)
-
-
 @fetcher.register
 def _(op: UserDataset) -> Fetch:
     if not op.parents:  # a source of its own: it need not know of epochs
-        read = _user_reader(op)
+        read = user_reader(op)
         program = Program([], modulo=op.length())
         return lambda idx: read(program(idx))
-    return _user_reader(op)
-
-
-def _user_reader(op: UserDataset) -> Fetch:
-    dataset = op.dataset
-    if hasattr(dataset, "__getitems__"):
-        return lambda idx: _read_many(op, dataset, ints(idx))
-    return lambda idx: _read_each(op, dataset.__getitem__, ints(idx))
+    return user_reader(op)
 
 
 @fetcher.register
@@ -164,13 +102,9 @@ def _(op: Zip) -> Fetch:
 
     def fetch(idx: Indices) -> Block:
         rows = [part(_same_epoch(idx, length, n)).own_rows() for part, n in zip(parts, lengths, strict=True)]
-        return Rows([None if _is_hole(row) else row for row in zip(*rows, strict=True)], owned=True)
+        return Rows(list(zip(*rows, strict=True)), owned=True)
 
     return fetch
-
-
-def _is_hole(row: tuple) -> bool:
-    return any(part is None for part in row)
 
 
 def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
@@ -233,7 +167,7 @@ def _(op: Any) -> Fetch:
         elif isinstance(op, Filter):
             layers[-1].kernels.append(_filter_kernel(op))
         elif isinstance(op, Map | MapWithIndex | RandomMap):
-            layers[-1].kernels.append(element_kernel(op, holes=True))
+            layers[-1].kernels.append(element_kernel(op))
             together = together or (isinstance(op, Map) and op.rows_fn is not None)
         else:
             break

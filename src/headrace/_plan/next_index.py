@@ -9,9 +9,7 @@ from typing import Any
 from headrace._ops.base import Op
 from headrace._ops.buffer import Limit, ToStream
 from headrace._ops.combine import Interleave
-from headrace._ops.element import Map
 from headrace._ops.group import Batch
-from headrace._plan.stages import COUNTED, TRANSPARENT
 from headrace._plan.streams.base import Position
 from headrace._plan.streams.combine import interleaved_part
 from headrace.errors import StateError
@@ -28,7 +26,7 @@ def index_at(op: Op, position: Position) -> int:
             position = opened[1] if opened is not None else None
             if position is None:
                 return 0
-        elif isinstance(each, COUNTED | Limit):
+        elif each.state_fields is not None:
             position = position[-1]
     return _up(chain, base, position)[0]
 
@@ -56,10 +54,10 @@ def _up(chain: list[Op], base: ToStream, count: int) -> tuple[int, Position]:
     for each in reversed(chain):
         if isinstance(each, Batch):
             count = count // each.batch_size if each.drop_remainder else -(-count // each.batch_size)
-        elif isinstance(each, COUNTED | Limit):
-            position = (count, position)
         elif isinstance(each, Interleave):
             position = (1 % each.cycle_length, 1, ((0, position), *(None,) * (each.cycle_length - 1)))
+        elif each.state_fields is not None:
+            position = (count, position)
     return count, position
 
 
@@ -68,13 +66,13 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
     chain: list[Op] = []
     last = op
     while not isinstance(op, ToStream):
-        is_one = isinstance(op, Interleave) and op.num_datasets == 1
-        if not (is_one or isinstance(op, Map | COUNTED | Batch | Limit | TRANSPARENT)):
+        is_one = isinstance(op, Interleave) and op.num_datasets == 1 and not op.has_holes
+        if not (is_one or op.is_transparent or (op.is_elementwise and op.keeps_count) or isinstance(op, Batch | Limit)):
             raise _refusal(last, op)
         chain.append(op)
         op = interleaved_part(op, 0) if isinstance(op, Interleave) else op.parents[0]
     closes_holes = op.parent.has_holes and not op.allow_nones
-    if closes_holes and not all(isinstance(each, Map | TRANSPARENT) for each in chain):
+    if closes_holes and any(each.state_fields is not None or each.group_size is not None for each in chain):
         raise _refusal(last, op)
     return chain, op
 

@@ -10,7 +10,6 @@ from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import by_part
-from headrace._plan.stages import TRANSPARENT
 from headrace._plan.streams.base import Position
 
 MOST_SHOWN = 20
@@ -18,7 +17,7 @@ MOST_SHOWN = 20
 
 def last_own(op: Op) -> Op:
     """The last operation that does something to elements."""
-    while isinstance(op, TRANSPARENT | ToStream):
+    while op.is_transparent or isinstance(op, ToStream):
         op = op.parents[0]
     return op
 

@@ -18,20 +18,16 @@ from itertools import takewhile
 from typing import Any
 
 from headrace._ops.base import Op
-from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, ToStream
+from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Mixing, Zip
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
-from headrace._ops.group import Batch, BufferShuffle
-from headrace._ops.order import Options, Repeat, Seed, WindowShuffle
+from headrace._ops.element import Map
+from headrace._ops.group import Batch
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.base import Position
 from headrace._plan.streams.combine import interleaved_part
 from headrace.options import AUTOTUNE
 
 Path = tuple[int, ...]
-TRANSPARENT = Seed | Options | Prefetch | MpPrefetch
-COUNTED = MapWithIndex | RandomMap
-ELEMENT = Map | Filter | FlatMap | COUNTED
 MOST_BLOCK_STAGES = 32  # one on the other; what comes after them is the consumer's, who has to hand all on
 
 
@@ -70,7 +66,7 @@ def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:
     for op in chain:
         if type(op) is Map:
             moved.append(op)
-        elif isinstance(op, WindowShuffle | BufferShuffle | Repeat | Limit | TRANSPARENT):
+        elif op.only_reorders:
             later.append(op)
         else:
             moved += [*later, op]
@@ -91,27 +87,24 @@ class _ThenMap:
 def ready_for_workers(op: Op, *, as_written: bool) -> Op:
     """What comes before an `mp_prefetch`, rewritten; `as_written`, operations stay where they are."""
     chain: list[Op] = []
-    while op.is_stream and not isinstance(op, ToStream | UserDataset | Mixing | Zip | Interleave):
+    while op.before is not None:
         chain.append(op)
-        op = op.parents[0]
+        op = op.before
     chain.reverse()
     if as_written:
         return _put_on(_several_ready(op, [], as_written=True), chain)
     chain = maps_move_below_what_only_changes_the_order(chain)
-    maps = list(takewhile(lambda each: type(each) is Map, chain)) if isinstance(op, Mixing | Interleave) else []
+    maps = list(takewhile(lambda each: type(each) is Map, chain)) if op.maps_move_into_parts else []
     return _put_on(_several_ready(op, maps, as_written=False), chain[len(maps) :])
 
 
 def _several_ready(op: Op, maps: list[Op], *, as_written: bool) -> Op:
     """What a chain begins with, and in each of its parts these maps; what has no parts stays as it is."""
-    if not op.is_stream or not isinstance(op, Mixing | Zip | Interleave):
-        return op
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
         return dataclasses.replace(op, datasets=_put_on(op.datasets, map(_behind_datasets, maps)), made={})
-    parts = tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents)
-    if isinstance(op, Interleave):
-        return dataclasses.replace(op, datasets=parts, made={})
-    return dataclasses.replace(op, parts=parts)
+    if not op.is_stream or not op.parents or not op.parents[0].is_stream:
+        return op
+    return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
 
 
 def _behind_datasets(op: Any) -> Op:
@@ -171,19 +164,23 @@ def stage_at(op: Op, *, gaps: bool) -> Stage | None:
 def stages_up_to(op: Op, *, gaps: bool) -> list[tuple[Op, Stage | None]]:
     """For an operation and those before it on its stream, the first one first, the stage that ends with each."""
     chain = [op]
-    while isinstance(op, ELEMENT | Batch | TRANSPARENT):
-        op = op.parents[0]
+    while _may_be_in_a_stage(op) and op.before is not None:
+        op = op.before
         chain.append(op)
     stage, blocks = _first_stage(chain.pop(), gaps=gaps), 0
     found = [(op, stage)]
     for op in reversed(chain):
         longer = None if stage is None else _extended(stage, op)
-        if longer is None and isinstance(op, ELEMENT) and blocks < MOST_BLOCK_STAGES:
+        if longer is None and op.is_elementwise and blocks < MOST_BLOCK_STAGES:
             longer = _extended(BlockStage(op.parents[0], op.parents[0]), op)
             blocks += 1
         stage = longer
         found.append((op, stage))
     return found
+
+
+def _may_be_in_a_stage(op: Op) -> bool:
+    return op.is_elementwise or op.is_transparent or op.group_size is not None
 
 
 def _first_stage(op: Op, *, gaps: bool) -> Stage | None:
@@ -193,34 +190,31 @@ def _first_stage(op: Op, *, gaps: bool) -> Stage | None:
 
 
 def _extended(stage: Stage, op: Op) -> Stage | None:
-    if isinstance(stage, LaneStage):
+    """A stage with one more operation, unless that needs to know more than a chunk says."""
+    needs_count = op.counts_elements or op.group_size is not None
+    if isinstance(stage, LaneStage) or not _may_be_in_a_stage(op) or (needs_count and not stage.aligned):
         return None
-    if isinstance(op, Map | TRANSPARENT):
-        return dataclasses.replace(stage, top=op)
-    if isinstance(op, Filter):
-        return dataclasses.replace(stage, top=op, aligned=False)
-    if not stage.aligned:
+    if op.group_size is not None and not isinstance(stage, IndexStage):
         return None
-    if isinstance(op, FlatMap):  # among an element's children, its position is the one before the element
-        return dataclasses.replace(stage, top=op, aligned=False, counts=True)
-    if isinstance(op, COUNTED):
-        return dataclasses.replace(stage, top=op, counts=True)
-    assert isinstance(op, Batch)
-    if not isinstance(stage, IndexStage):
-        return None
-    return dataclasses.replace(stage, top=op, inputs=stage.inputs * op.batch_size, counts=True)
+    return dataclasses.replace(
+        stage,
+        top=op,
+        aligned=stage.aligned and op.keeps_count,
+        inputs=stage.inputs * (op.group_size or 1),
+        counts=stage.counts or needs_count,
+    )
 
 
 def is_lane(op: Op) -> bool:
     """Whether a part of several is best computed by one worker as a whole: there is no random access in it."""
-    while len(op.parents) == 1 and not isinstance(op, ToStream | UserDataset):
+    while op.before is not None or (isinstance(op, Interleave | Mixing | Zip) and len(op.parents) == 1):
         op = op.parents[0]
     return isinstance(op, UserDataset)
 
 
 def last_batch(op: Op) -> Batch | None:
     """The batch that is the last step, so that it can be stacked where it is wanted; none where threads read it."""
-    while isinstance(op, TRANSPARENT | ToStream):
+    while op.is_transparent or isinstance(op, ToStream):
         if isinstance(op, ToStream) and op.read_options and op.read_options.num_threads not in (0, AUTOTUNE):
             return None
         op = op.parents[0]
@@ -283,27 +277,16 @@ def all_operations(op: Op) -> list[Op]:
 
 def start_of(op: Op) -> Position:
     """The position before the first output."""
-    numbers: list[tuple[int, ...]] = []
-    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+    numbers: list[tuple[Any, ...]] = []
+    while op.before is not None:
         if op.state_fields is not None:
-            numbers.append((0,) * len(op.state_fields))
-        op = op.parents[0]
-    position = _first_start(op)
-    for number in reversed(numbers):
-        position = (*number, position)
+            numbers.append(op.first_numbers())
+        op = op.before
+    parts = tuple(start_of(part) for part in op.parents if part.is_stream and not isinstance(op, UserDataset))
+    position = op.first_position(parts)
+    for own in reversed(numbers):
+        position = (*own, position)
     return position
-
-
-def _first_start(op: Op) -> Position:
-    if isinstance(op, ToStream):
-        return 0
-    if isinstance(op, UserDataset):
-        return None, 0
-    if isinstance(op, Interleave):
-        return 0, 0, (None,) * op.cycle_length
-    assert isinstance(op, Mixing | Zip)
-    parts = tuple(map(start_of, op.parts))
-    return (*op.start, parts) if isinstance(op, Mixing) else (parts,)
 
 
 class Folded:
@@ -338,39 +321,36 @@ def portable(position: Position) -> Any:
 
 def base_position(stage: Stage, position: Position) -> Position:
     """The position of a stage's base in a position of its top."""
-    return _rebuilt(stage, position, lambda base: base, taken=True)[1]
+    for op in _chain(stage):
+        if op.state_fields is not None:
+            position = position[-1]
+    return position
 
 
 def later(stage: Stage, position: Position, inputs: int, base: Position) -> Position:
     """The position `inputs` inputs after another one, where the base's is `base`."""
-    return _rebuilt(stage, position, lambda _: base, inputs=inputs)[0]
+    return _rebuilt(stage, position, lambda _: base, inputs=inputs)
 
 
 def rebased(stage: Stage, position: Position, at: Callable[[Any], Position]) -> Position:
     """A position with that of its base replaced."""
-    return _rebuilt(stage, position, at, taken=True)[0]
+    return _rebuilt(stage, position, at, inputs=0)
 
 
-def _rebuilt(
-    stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0, taken: bool = False
-) -> tuple[Position, Position]:
-    """A position with its counts moved on and its base's replaced, and that of its base."""
-    numbers = []
-    for op in _chain(stage):
-        if isinstance(op, FlatMap | COUNTED):
-            number, position = position
-            numbers.append((op, number))
+def _rebuilt(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int) -> Position:
+    """A position with its numbers so many inputs later, and its base's replaced."""
+    chain, numbers = _chain(stage), []
+    for op in chain:
+        if op.state_fields is not None:
+            *own, position = position
+            numbers.append(tuple(own))
     rebuilt, unit = at(position), 1
-    for op in reversed(_chain(stage)):
-        if isinstance(op, Batch):
-            unit *= op.batch_size
-        elif isinstance(op, FlatMap | COUNTED):
-            _, number = numbers.pop()
-            if isinstance(op, FlatMap):
-                rebuilt = (number if taken else 0, rebuilt)
-            else:
-                rebuilt = (number + inputs // unit, rebuilt)
-    return rebuilt, position
+    for op in reversed(chain):
+        unit *= op.group_size or 1
+        if op.state_fields is not None:
+            own = numbers.pop()
+            rebuilt = (*(op.advanced(own, inputs // unit) if inputs else own), rebuilt)
+    return rebuilt
 
 
 def depth(stage: Stage) -> int:

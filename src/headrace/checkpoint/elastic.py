@@ -1,22 +1,25 @@
 """Iterators whose states are global: another number of shards can go on where some have stopped."""
 
-from typing import Any
+import json
+from collections.abc import Awaitable
+from typing import Any, Self
 
 import numpy as np
 
+from headrace import _state_arrays
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.stages import all_operations
-from headrace.dataset import MapDataset
+from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError, StateError
-from headrace.iterator import StreamIterator
+from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.sharding import ShardOptions
 
 FIELD = "global_next_index"
 
 
-class ElasticIterator(StreamIterator):
+class ElasticIterator(IterDataset):
     """One shard's rows of every global batch.
 
     Row `r` of a global batch belongs to shard `r % shard_count`. What is left over at the end, less than a global
@@ -29,6 +32,11 @@ class ElasticIterator(StreamIterator):
     >>> whole.set_state(halves[0].get_state())
     >>> next(whole)
     array([4, 5, 6, 7])
+
+    Another global batch size goes on from there too, with batches that begin at that element.
+
+    It is a dataset and its own iterator: `iter()` of it goes on where `next()` of it is. In a pipeline, `it.map(f)`, it
+    begins at the start, and the states stay global.
 
     Args:
         ds: A chain without `filter` and `flat_map`: a function of indices.
@@ -49,30 +57,110 @@ class ElasticIterator(StreamIterator):
         read_options: ReadOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
     ):
+        super().__init__()
         global_batch_size = check_count("global_batch_size", global_batch_size, least=1)
         _check(ds, global_batch_size, shard_options)
-        count = shard_options.shard_count
-        rows = ds.shard(count, shard_options.shard_index) if count > 1 else ds
-        stream = rows[: len(ds) // global_batch_size * global_batch_size // count]
-        stream = stream.batch(global_batch_size // count, drop_remainder=True).to_iter_dataset(read_options)
-        if multiprocessing_options is not None and multiprocessing_options.num_workers:
-            stream = stream.mp_prefetch(multiprocessing_options)
-        super().__init__(stream._op)
-        self._global_batch_size = global_batch_size
+        self._ds, self._global_batch_size, self._shard_options = ds, global_batch_size, shard_options
+        self._read_options, self._multiprocessing_options = read_options, multiprocessing_options
+        self._iterator = self._own_iter()
+
+    def _own_iter(self) -> "ElasticDatasetIterator":
+        return ElasticDatasetIterator(self)
+
+    def __iter__(self) -> DatasetIterator:
+        return self._iterator
+
+    def __next__(self) -> Any:
+        return self._iterator.__next__()
 
     def get_state(self) -> dict[str, Any]:
-        return {FIELD: self.get_next_index() * self._global_batch_size}
+        """Where the iterator is, as a number that is the same for all shards."""
+        return self._iterator.get_state()
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = True) -> None:
+    def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
+        """The state as `size` bytes."""
+        return self._iterator.state_as_array(size)
+
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
+        """Goes to where `get_state` of any shard was called."""
+        self._iterator.set_state(state, strict=strict)
+
+    def get_next_index(self) -> int:
+        """How many global batches have come."""
+        return self._iterator.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        """Goes on from a global batch by its number."""
+        self._iterator.set_next_index(index)
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Writes the state of now to a folder, once it is there."""
+        return await self._iterator.save(directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Goes to the state that `save` wrote to a folder."""
+        return await self._iterator.load(directory)
+
+    def start_prefetch(self) -> None:
+        """Begins to compute ahead, before the first element is asked for."""
+        self._iterator.start_prefetch()
+
+    def close(self) -> None:
+        """Gives back threads, processes and memory."""
+        self._iterator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_iterator": self.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._iterator = self._own_iter()
+        self._iterator.set_state(state["_iterator"])
+
+
+class ElasticDatasetIterator(StreamIterator):
+    """Walks one shard's rows of every global batch."""
+
+    _state_is_global = True
+
+    def __init__(self, dataset: ElasticIterator):
+        self._dataset = dataset
+        self._begin_at(0)
+
+    def _begin_at(self, first: int) -> None:
+        """Makes global batches of the elements from this index on."""
+        of, size = self._dataset, self._dataset._global_batch_size
+        count, workers = of._shard_options.shard_count, of._multiprocessing_options
+        rest = of._ds[first : first + max(0, len(of._ds) - first) // size * size]
+        rows = rest.shard(count, of._shard_options.shard_index) if count > 1 else rest
+        stream = rows.batch(size // count, drop_remainder=True).to_iter_dataset(of._read_options)
+        if workers is not None and workers.num_workers:
+            stream = stream.mp_prefetch(workers)
+        super().__init__(stream._op)
+        self._first = first
+
+    def get_state(self) -> dict[str, Any]:
+        return {FIELD: self._first + self.get_next_index() * self._dataset._global_batch_size}
+
+    def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
+        if _state_arrays.is_array(state):
+            state = json.loads(_state_arrays.unpacked(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
-        step, left_over = divmod(int(state[FIELD]), self._global_batch_size)
-        if left_over:
-            raise StateError(
-                f"The state has {FIELD}={state[FIELD]}, which is no multiple of "
-                f"global_batch_size={self._global_batch_size}: it was saved with another one."
-            )
+        index, length, size = int(state[FIELD]), len(self._dataset._ds), self._dataset._global_batch_size
+        if length < index < length + size:
+            index = length  # after a last batch that was not whole, which Grain hands over
+        step, first = divmod(index, size)
+        if first != self._first:  # it was saved with another global batch size
+            self._walk.close()
+            self._begin_at(first)
         super().set_state({"next_index": step})
 
 

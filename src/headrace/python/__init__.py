@@ -1,5 +1,6 @@
 """The older namespace: the same objects under the names that `grain.python` has, and more that its users write."""
 
+import sys as _sys
 from typing import TYPE_CHECKING, Any
 
 from headrace import checkpoint as _checkpoint
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from headrace.sources import ArrayRecordDataSource as ArrayRecordDataSource
 
 _PREFIXES = ("PyGrain", "Grain")
+_sys.modules[f"{__name__}.experimental"] = experimental  # so that it can be imported by that name too
 
 
 def __getattr__(name: str) -> Any:

@@ -28,10 +28,16 @@ __getattr__, __dir__, _MODULE_OF = later(
             "TextLinesIterDataset",
         ),
         "sources.opening": ("open",),
-        "sources.parquet": ("ParquetIterDataset", "TableBatches", "shuffled_groups"),
+        "sources.parquet": ("ParquetIterDataset",),
         "sources.remote": ("Address",),
         "sources.sql": ("SqlDataSource",),
-        "sources.tables": ("ArrowDataSource", "CsvDataSource", "ParquetDataSource"),
+        "sources.tables": (
+            "ArrowDataSource",
+            "CsvDataSource",
+            "ParquetDataSource",
+            "TableBatches",
+            "shuffled_groups",
+        ),
         "sources.tf_example": (
             "ExampleDataSource",
             "ExampleParser",

@@ -18,8 +18,8 @@ class RangeDataSource:
     def __len__(self) -> int:
         return len(self.range)
 
-    def __getitem__(self, index: int) -> int:
-        return self.range[index]
+    def __getitem__(self, record_key: int) -> int:
+        return self.range[record_key]
 
     @property
     def element_spec(self) -> ShapeDtypeStruct:

@@ -184,13 +184,13 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             "as a whole?"
         )
 
-    def __getitem__(self, index: int) -> bytes:
-        number, place = self._parts.find(place_of(index, self._parts.length, self._what))
+    def __getitem__(self, record_key: int) -> bytes:
+        number, place = self._parts.find(place_of(record_key, self._parts.length, self._what))
         return self._read(number, [place + self._ranges[number][0]])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
+    def __getitems__(self, record_keys: Sequence[int]) -> list[bytes]:
         """The records at these indices: each file is read once, in its own order."""
-        places, order = np.unique(places_of(indices, len(self), self._what), return_inverse=True)
+        places, order = np.unique(places_of(record_keys, len(self), self._what), return_inverse=True)
         records: list[bytes] = []
         for number, _, inside in self._parts.runs(places):
             records += self._read(number, (inside + self._ranges[number][0]).tolist())

@@ -45,10 +45,15 @@ class SharedMemoryDataSource(Sequence):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = place_of(index, len(self), "elements")
+    @property
+    def format(self) -> str:
+        """How the elements are laid out in memory, in the words of `struct`: bytes of these lengths."""
+        return "".join(f"{size}s" for size in np.diff(self._ends).tolist())
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        place = place_of(position, len(self), "elements")
         return pickle.loads(memoryview(self._memory.buffer)[self._ends[place] : self._ends[place + 1]])
 
     def close(self) -> None:

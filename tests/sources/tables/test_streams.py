@@ -109,11 +109,20 @@ def test_resuming_batches_reads_one_group(tmp_path):
         next(iterator)
 
 
-@pytest.mark.parametrize("state", [{"group": 3, "row_in_group": 1}, {"group": 0, "row_in_group": 4}, {}, None])
+@pytest.mark.parametrize(
+    "state",
+    [{"group": 3, "row_in_group": 1}, {"group": 0, "row_in_group": 4}, {"group": "0", "row_in_group": 0}, {}, None],
+)
 def test_a_state_of_other_batches_is_an_error(tmp_path, state):
     iterator = iter(TableBatches(written("parquet", tmp_path / "t", numbers())))
     with pytest.raises(StateError, match="state"):
         iterator.set_state(state)
+
+
+def test_keys_of_batches_of_rows_are_sorted(tmp_path):
+    rows = MapDataset.source(written("parquet", tmp_path / "t", numbers()))
+    for ds in (rows.batch(4), rows.to_iter_dataset().batch(4), rows.map(lambda row: row).batch(4)):
+        assert list(next(iter(ds))) == sorted(numbers().column_names)
 
 
 def test_only_tables_are_cut_into_batches(tmp_path):

@@ -19,8 +19,6 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
-from headrace._ops.element import Filter, Map
-from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import Fetch, fetcher
 from headrace.options import ReadOptions
@@ -59,7 +57,7 @@ class Places:
 
 def has_places(op: Op) -> bool:
     """Whether the outputs of an operation stand each for an element of a source."""
-    while isinstance(op, Map | Filter | Seed | Options | Prefetch | MpPrefetch):
+    while op.is_transparent or (op.is_elementwise and op.state_fields is None and op.before is not None):
         op = op.parents[0]
     return isinstance(op, ToStream)
 
@@ -78,6 +76,10 @@ class Stream:
     def pull(self, n: int) -> Run | None:
         """About `n` outputs, or None at the end."""
         raise NotImplementedError
+
+    def ready(self) -> bool:
+        """Whether there is more that need not be waited for; where nobody else computes it, there is."""
+        return True
 
     def start(self) -> None:
         """Begins to work ahead, where anything does."""
@@ -162,8 +164,19 @@ def open_stream(op: Op, position: Position, context: Context) -> Stream:
 
 @singledispatch
 def stream_of(op: Op, position: Position, context: Context) -> Stream:
-    """The stream of an operation, computed here; its parents are opened with `open_stream`."""
-    raise TypeError(f"{op.label()} is no stream.")
+    """The stream of an operation, computed here; its parents are opened with `open_stream`.
+
+    An operation that is not of this package has a method `open_stream(position, context)` instead.
+    """
+    own = getattr(op, "open_stream", None)
+    if own is None:
+        raise TypeError(f"{op.label()} is not a stream.")
+    return own(position, context)
+
+
+def start_at(op: Op, position: Position) -> tuple[Any, ...]:
+    """The numbers of an operation at a position, and the position of what it reads; `None` is the start."""
+    return position or (*op.first_numbers(), None)
 
 
 class Unary(Stream):
@@ -172,6 +185,9 @@ class Unary(Stream):
     def __init__(self, position: Position, parent: Stream):
         super().__init__(position)
         self.parent = parent
+
+    def ready(self) -> bool:
+        return self.parent.ready()
 
     def start(self) -> None:
         self.parent.start()
@@ -189,10 +205,13 @@ class Feed:
         self.size = 0
         self._pieces: deque[tuple[Block, At, int]] = deque()
 
-    def fill(self, count: int, *, careful: bool) -> None:
-        """Pulls until `count` elements are there, or the stream has ended."""
+    def fill(self, count: int, *, careful: bool, enough: int | None = None) -> None:
+        """Pulls until `count` elements are there, or the stream has ended; waits for no more than `enough`."""
         while self.size < count and not self.ended:
-            run = self.stream.pull(0 if careful else count - self.size)
+            wanted = count if enough is None or self.stream.ready() else enough
+            if self.size >= wanted:
+                return
+            run = self.stream.pull(0 if careful else wanted - self.size)
             if run is None:
                 self.ended = True
             elif len(run.block):

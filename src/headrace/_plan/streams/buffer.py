@@ -1,13 +1,29 @@
 """Streams of `_ops/buffer.py`: where a stream starts and ends, what is kept of it, what runs ahead."""
 
+import time
 from collections import deque
-from functools import partial
+from functools import cached_property, partial
 
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
-from headrace._ops.element import Filter, FlatMap
-from headrace._plan.blocks import Rows
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, kept_places, open_stream, stream_of
+from headrace._ops.element import Filter, FlatMap, Map
+from headrace._ops.source import Source, UserDataset
+from headrace._plan.blocks import Block, Rows, concat
+from headrace._plan.streams.base import (
+    Context,
+    Position,
+    Run,
+    Stream,
+    Unary,
+    kept_places,
+    open_stream,
+    start_at,
+    stream_of,
+)
+
+LATE_S = 0.024  # a run that has taken so long is handed over as far as it is there
+PIECE_S = 0.001  # so much of a run is made between two looks at the clock
+CHEAP_S = 2e-6  # where an element costs less, runs are made in one piece
 
 
 class GapFound(Exception):
@@ -19,6 +35,7 @@ class IndexStream(Stream):
 
     def __init__(self, op: ToStream, position: Position, context: Context):
         super().__init__(position or 0)
+        self._op, self._is_late, self._element_s = op, False, 0.0
         self._fetch = context.fetch(op.parent)
         self._length = op.parent.length() if context.stop is None else min(op.parent.length(), context.stop)
         self._executor = context.executor(op.read_options)
@@ -34,8 +51,8 @@ class IndexStream(Stream):
             if self._next >= self._length:
                 return None
             first = self._next
-            self._next = min(first + (n or 1), self._length)
-            block = self._fetch(range(first, self._next))
+            block = self._fetch_in_time(range(first, min(first + (n or 1), self._length)))
+            self._next = first + len(block)
         else:
             self._ask(n)
             if not self._asked:
@@ -54,6 +71,29 @@ class IndexStream(Stream):
                 return self._run(Rows(full, owned=block.owned), lambda j: first + place(j))
         return self._run(block, lambda j: first + j)
 
+    def _fetch_in_time(self, wanted: range) -> Block:
+        """Elements, or the first of them where they suddenly take long."""
+        begin, size = time.perf_counter(), len(wanted)
+        if self._element_s > CHEAP_S and not self._takes_many:
+            size = max(1, int(PIECE_S / self._element_s))
+        block, end = self._fetch(wanted[:size]), size
+        if end < len(wanted):
+            blocks = [block]
+            while end < len(wanted) and time.perf_counter() - begin < LATE_S:
+                blocks.append(self._fetch(wanted[end : end + size]))
+                end += size
+            block = concat(blocks)
+        self._is_late, self._element_s = end < len(wanted), (time.perf_counter() - begin) / len(block)
+        return block
+
+    @cached_property
+    def _takes_many(self) -> bool:
+        """Whether a source or a function takes many elements at once, which pieces would take from each other."""
+        return any(map(_takes_many, parents_first(self._op.parent, lambda _: True)))
+
+    def ready(self) -> bool:
+        return not self._is_late if self._executor.inline else self._executor.ready()
+
     def _ask(self, n: int) -> None:
         """Submits chunks as long as the executor has room."""
         while self._next < self._length and (size := self._executor.wants(max(n, 1))):
@@ -68,6 +108,13 @@ class IndexStream(Stream):
 
     def close(self, *, wait: bool = True) -> None:
         self._executor.close(wait=wait)
+
+
+def _takes_many(op: Op) -> bool:
+    if isinstance(op, Map):
+        return op.rows_fn is not None or op.batch_fn is not None
+    source = op.source if isinstance(op, Source) else op.dataset if isinstance(op, UserDataset) else None
+    return hasattr(source, "__getitems__")
 
 
 def _last_filter(op: Op) -> Filter | None:
@@ -103,7 +150,7 @@ class LimitStream(Unary):
 
 @stream_of.register
 def _(op: Limit, position: Position, context: Context) -> Stream:
-    taken, inner = position or (0, None)
+    taken, inner = start_at(op, position)
     return LimitStream(op, taken, open_stream(op.parent, inner, context))
 
 
@@ -128,7 +175,7 @@ class SkipStream(Unary):
 
 @stream_of.register
 def _(op: Skip, position: Position, context: Context) -> Stream:
-    skipped, inner = position or (0, None)
+    skipped, inner = start_at(op, position)
     return SkipStream(op, skipped, open_stream(op.parent, inner, context))
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, Plan, ScheduledMix
 from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, stream_of
-from headrace.errors import PipelineError
+from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
+from headrace.errors import PipelineError, StateError
 
 
 class NaryStream(Stream):
@@ -52,9 +51,12 @@ class ZipStream(NaryStream):
         self._op = op
 
     def pull(self, n: int) -> Run | None:
+        count = max(n, 1)
         for feed in self._feeds:
-            feed.fill(max(n, 1), careful=n == 0)
-        count = min(max(n, 1), *(feed.size for feed in self._feeds))
+            feed.fill(max(count, 1), careful=n == 0)
+            count = min(count, feed.size)
+            if count == 0 and not self._op.strict:
+                return None  # what comes after the end of a parent is not asked for
         if count == 0:
             self._check_ends()
             return None
@@ -63,8 +65,6 @@ class ZipStream(NaryStream):
         return self._run(Rows(list(rows), owned=True), lambda j: (tuple(after(j) for after in afters),))
 
     def _check_ends(self) -> None:
-        if not self._op.strict:
-            return
         ended = [i for i, feed in enumerate(self._feeds) if not feed.size]
         longer = [i for i, feed in enumerate(self._feeds) if feed.size]
         if longer:
@@ -76,7 +76,7 @@ class ZipStream(NaryStream):
 
 @stream_of.register
 def _(op: Zip, position: Position, context: Context) -> Stream:
-    (positions,) = position or (None,)
+    (positions,) = start_at(op, position)
     return ZipStream(op, _open_parts(op.parts, positions, context))
 
 
@@ -152,7 +152,7 @@ class ScheduledMixStream(MixStream):
 
         def numbers(j: int) -> tuple[Any, ...]:
             if offset + j == BLOCK:
-                return count + j, plan.next_lags, ""
+                return count + j, plan.next_lags, 0
             return count + j, plan.lags, plan.digest
 
         return plan.which[offset : offset + n], numbers
@@ -161,7 +161,7 @@ class ScheduledMixStream(MixStream):
 @stream_of.register(Mix)
 @stream_of.register(ScheduledMix)
 def _(op: Any, position: Position, context: Context) -> Stream:
-    *numbers, positions = position or (*op.start, None)
+    *numbers, positions = start_at(op, position)
     kind: Any = FixedMixStream if isinstance(op, Mix) else ScheduledMixStream
     return kind(op, tuple(numbers), _open_parts(op.parts, positions, context))
 
@@ -174,7 +174,7 @@ class InterleaveStream(Stream):
 
     def __init__(self, op: Interleave, position: Position, context: Context):
         self._op, self._context = op, context
-        self._slot, self._next, slots = position or (0, 0, (None,) * op.cycle_length)
+        self._slot, self._next, slots = position or op.first_position(())
         super().__init__((self._slot, self._next, slots))
         self._slots = [None if slot is None else (slot[0], Feed(self._open(*slot))) for slot in slots]
         self._ahead: dict[int, Stream] = {}  # datasets that were opened before their turn
@@ -184,16 +184,25 @@ class InterleaveStream(Stream):
         self._context.enter(self._op, dataset, part)
         return open_stream(part, position, self._context)
 
-    def _open_next(self) -> tuple[int, Feed]:
+    def _open_next(self) -> tuple[int, Feed] | None:
+        """The next dataset in turn; `None` where no more come."""
+        self._skip_holes()
+        if self._next >= self._op.num_datasets:
+            return None
         dataset = self._next
         stream = self._ahead.pop(dataset, None) or self._open(dataset, None)
         self._next += 1
         return dataset, Feed(stream)
 
+    def _skip_holes(self) -> None:
+        while self._next < self._op.num_datasets and _part_or_hole(self._op, self._next) is None:
+            self._next += 1
+
     def _open_ahead(self) -> None:
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
-                with contextlib.suppress(Exception):  # it comes again when the dataset's turn comes
+                # A hole is passed over like an error, which comes again when the dataset's turn comes.
+                with contextlib.suppress(Exception):
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()
 
@@ -217,7 +226,8 @@ class InterleaveStream(Stream):
         if not rounds:
             return None
         afters = [feed.positions() for feed in feeds]
-        rows = zip(*(feed.take(rounds).own_rows() for feed in feeds), strict=True)
+        places = np.arange(rounds * len(feeds)).reshape(rounds, len(feeds))
+        block = interleave([feed.take(rounds) for feed in feeds], list(places.T))
         numbers = [(i, dataset) for i, dataset, _ in order]
         self._slot = (numbers[-1][0] + 1) % width
 
@@ -228,7 +238,7 @@ class InterleaveStream(Stream):
                 slots[i] = (dataset, at(whole + (k < part)))
             return (numbers[part - 1][0] + 1) % width, following, tuple(slots)
 
-        return self._run(Rows(list(chain.from_iterable(rows)), owned=True), after)
+        return self._run(block, after)
 
     def _visit(self, *, careful: bool) -> Run | None:
         """Goes round the slots until one gives an element."""
@@ -237,10 +247,10 @@ class InterleaveStream(Stream):
             here = self._slot
             self._slot = (here + 1) % len(self._slots)
             if self._slots[here] is None:
-                if self._next >= self._op.num_datasets:
+                self._slots[here] = self._open_next()
+                if self._slots[here] is None:
                     idle += 1
                     continue
-                self._slots[here] = self._open_next()
                 self._open_ahead()
             _, feed = self._slots[here]  # type: ignore[misc]
             feed.fill(1, careful=careful)
@@ -277,17 +287,29 @@ def _slot_position(slot: tuple[int, Feed] | None) -> Position:
 
 def interleaved_part(op: Interleave, number: int) -> Op:
     """The operation of one interleaved dataset, as a stream; those in use are made once."""
+    part = _part_or_hole(op, number)
+    if part is None:
+        raise StateError(f"The state has dataset {number} of {op.label()} open, and now there is none at that index.")
+    return part
+
+
+def _part_or_hole(op: Interleave, number: int) -> Op | None:
     if not isinstance(op.datasets, Op):
         return op.datasets[number]
-    if number not in op.made:
-        op.made[number] = _make_part(op, op.datasets, number)
+    if number in op.made:
+        return op.made[number]
+    part = _make_part(op, op.datasets, number)
+    if part is not None:
+        op.made[number] = part
         for old in list(op.made)[: -2 * op.cycle_length]:
             op.made.pop(old, None)
-    return op.made[number]
+    return part
 
 
-def _make_part(op: Interleave, datasets: Op, number: int) -> Op:
+def _make_part(op: Interleave, datasets: Op, number: int) -> Op | None:
     (dataset,) = fetcher(datasets)(range(number, number + 1)).rows()
+    if dataset is None:
+        return None
     part = getattr(dataset, "_stream_op", None)
     if part is None:
         raise PipelineError(

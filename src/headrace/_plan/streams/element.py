@@ -27,6 +27,7 @@ from headrace._plan.streams.base import (
     has_places,
     kept_places,
     open_stream,
+    start_at,
     stream_of,
 )
 from headrace.errors import FilterError, FilterWarning
@@ -109,7 +110,7 @@ class MapStep(Step):
 
     def __init__(self, op: Map, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
-        self._kernel = element_kernel(op, holes=False)
+        self._kernel = element_kernel(op)
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         return self._kernel(block, self._where(block, trace))
@@ -127,7 +128,7 @@ class CountedStep(Step):
 
     def __init__(self, op: MapWithIndex | RandomMap, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
-        self._kernel, self._count = element_kernel(op, holes=False), position[0]
+        self._kernel, self._count = element_kernel(op), position[0]
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         first, self._count = self._count, self._count + len(block)
@@ -202,24 +203,57 @@ class ChainStream(Unary):
         super().__init__(position, parent)
         self._steps = steps
         self._flat_maps = [step for step in reversed(steps) if isinstance(step, FlatMapStep)]
+        self._waiting: list[tuple[int, Run, int]] = []  # runs that go on with a step, and how much of each is used
 
     def pull(self, n: int) -> Run | None:
+        if n == 0 or self._waiting:
+            return self._pull_one()
         for step in self._flat_maps:
-            n = n and max(1, n // step.fan_out)
+            n = max(1, n // step.fan_out)
         run = self.parent.pull(n)
         if run is None:
             return None
+        trace = Trace(run.at, len(run.block))
         block = run.block
-        trace = Trace(run.at, len(block))
         for step in self._steps:
             if not len(block):
                 break
             block = step(block, trace)
+        return self._made(block, trace)
+
+    def _pull_one(self) -> Run | None:
+        """One element at a time, children too: one that fails must not take those before it along."""
+        if not self._waiting:
+            run = self.parent.pull(0)
+            if run is None or not len(run.block):
+                return run and Run(run.block, partial(_stay, self.position))
+            self._waiting.append((0, run, 0))
+        first, run, used = self._waiting.pop()
+        block, trace = self._next_of(first, run, used)
+        for i in range(first, len(self._steps)):
+            block = self._steps[i](block, trace)
+            if not len(block):
+                break
+            if len(block) > 1:
+                block, trace = self._next_of(i + 1, Run(block, trace.here()), 0)
+        return self._made(block, trace)
+
+    def _next_of(self, first: int, run: Run, used: int) -> tuple[Block, Trace]:
+        """The next element of a run that goes on with step `first`; the others wait."""
+        if used + 1 < len(run.block):
+            self._waiting.append((first, run, used + 1))
+        return run.block.cut(used, used + 1), Trace(lambda j: run.at(used + j), 1)
+
+    def _made(self, block: Block, trace: Trace) -> Run:
         before = self.position
         if len(block):
             self.position = trace.end
         after = trace.here()
         return Run(block, lambda j: after(j) if j else before)
+
+
+def _stay(position: Position, j: int) -> Position:
+    return position
 
 
 @stream_of.register(Map)
@@ -235,7 +269,7 @@ def _(op: Op, position: Position, context: Context) -> Stream:
     while parent is None:
         number = 0
         if isinstance(op, COUNTED | FlatMap):
-            number, position = position or (0, None)
+            number, position = start_at(op, position)
         chain.append((op, number))
         op = op.parents[0]
         if isinstance(op, STEPS | Seed | Options):

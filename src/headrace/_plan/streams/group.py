@@ -14,7 +14,18 @@ from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
 from headrace._plan.blocks import Block, Columns, Rows, concat
 from headrace._plan.elements import add_note
 from headrace._plan.kernels import make_batch
-from headrace._plan.streams.base import Context, Feed, GroupStream, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._plan.streams.base import (
+    Context,
+    Feed,
+    GroupStream,
+    Position,
+    Run,
+    Stream,
+    Unary,
+    open_stream,
+    start_at,
+    stream_of,
+)
 from headrace.errors import StructureError
 
 
@@ -27,7 +38,7 @@ class BatchStream(Unary):
 
     def pull(self, n: int) -> Run | None:
         op, size = self._op, self._op.batch_size
-        self._feed.fill(size * max(n, 1), careful=n == 0)
+        self._feed.fill(size * max(n, 1), careful=n == 0, enough=size)
         after = self._feed.positions()
         count = min(self._feed.size // size, max(n, 1))
         batches = [make_batch(op, self._feed.take(size)) for _ in range(count)]
@@ -117,7 +128,7 @@ def _leading_length(op: Op, element: Any) -> int:
 
 @stream_of.register
 def _(op: Rebatch, position: Position, context: Context) -> Stream:
-    taken, inner = position or (0, None)
+    taken, inner = start_at(op, position)
     return RebatchStream(op, taken, open_stream(op.parent, inner, context))
 
 
@@ -159,7 +170,7 @@ class BufferShuffleStream(GroupStream):
 
 @stream_of.register
 def _(op: BufferShuffle, position: Position, context: Context) -> Stream:
-    group, taken, inner = position or (0, 0, None)
+    group, taken, inner = start_at(op, position)
     return BufferShuffleStream(op, group, taken, open_stream(op.parent, inner, context))
 
 
@@ -186,5 +197,5 @@ class PaddedBatchStream(GroupStream):
 
 @stream_of.register
 def _(op: PaddedBatch, position: Position, context: Context) -> Stream:
-    window, taken, inner = position or (0, 0, None)
+    window, taken, inner = start_at(op, position)
     return PaddedBatchStream(op, window, taken, open_stream(op.parent, inner, context))

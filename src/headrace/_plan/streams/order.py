@@ -4,14 +4,14 @@ from typing import Any
 
 from headrace._ops.order import Repeat, WindowShuffle
 from headrace._plan.blocks import Block
-from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream, stream_of
+from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream, start_at, stream_of
 
 
 class RepeatStream(Stream):
     """The parent again and again; position: (epoch, parent's)."""
 
     def __init__(self, op: Repeat, position: Position, context: Context):
-        epoch, inner = position or (0, None)
+        epoch, inner = start_at(op, position)
         self._op, self._context = op, context
         self._parent = open_stream(op.parent, inner, context)
         super().__init__((epoch, self._parent.position))
@@ -60,5 +60,5 @@ class WindowShuffleStream(GroupStream):
 
 @stream_of.register
 def _(op: WindowShuffle, position: Position, context: Context) -> Stream:
-    window, taken, inner = position or (0, 0, None)
+    window, taken, inner = start_at(op, position)
     return WindowShuffleStream(op, window, taken, open_stream(op.parent, inner, context))

@@ -18,9 +18,9 @@ from headrace._ops.pack import ConcatThenSplit, FirstFitPack, Packer
 from headrace._ops.tape import Piece
 from headrace._plan.blocks import Block, Columns, Rows, concat
 from headrace._plan.packed import Column, Written, write, write_end_to_end
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, start_at, stream_of
 from headrace._plan.streams.intake import Intake, errors_named
-from headrace.errors import PipelineError
+from headrace.errors import PipelineError, StateError
 
 BLOCK_CELLS = 1 << 19  # rows are written together up to about this many tokens
 
@@ -48,8 +48,14 @@ class PackStream(Unary):
         self._head: Callable[[int], tuple[Any, Position]] = lambda group: (number, parent.position)
 
     def pull(self, n: int) -> Run | None:
-        if self._block is None and not self._make(max(n, 1), careful=n == 0):
-            return None
+        if self._block is None:
+            if not self._make(max(n, 1), careful=n == 0):
+                return None
+            if self._taken > self._ends[0]:
+                raise StateError(
+                    f"The state has taken_of_group={self._taken}, and the rows of {self._packer.label()} come in a "
+                    f"group of {self._ends[0]} there: it is damaged, or not of this pipeline."
+                )
         block, ends, head, first = self._block, self._ends, self._head, self._taken
         assert block is not None
         stop = min(first + max(n, 1), len(block))
@@ -184,7 +190,7 @@ def _group_keys(rows: list[Any], feature: str) -> np.ndarray:
 
 @stream_of.register
 def _(op: FirstFitPack, position: Position, context: Context) -> Stream:
-    rows, taken, inner = position or (0, 0, None)
+    rows, taken, inner = start_at(op, position)
     return BinsStream(op, rows, taken, open_stream(op.parent, inner, context))
 
 
@@ -202,6 +208,7 @@ class SplitStream(PackStream):
         leaves = self._layout.leaves
         one_length = len({leaf.length for leaf in leaves}) == 1 and not any(leaf.is_meta for leaf in leaves)
         self._even = one_length and op.split_full_length_features
+        self._to_check = bool(self._number)
 
     def _next_group(self, first: int, num_rows: int, *, careful: bool) -> Group | None:
         tape, taken = self._tape, tuple(self._number) if self._number else None
@@ -217,6 +224,9 @@ class SplitStream(PackStream):
         return Group(rows, left or 0, stop)
 
     def _make(self, n: int, *, careful: bool) -> bool:
+        if self._to_check:
+            self._check_taken(careful=careful)
+            self._to_check = False
         if self._even:
             num_rows = 1 if careful else min(n, max(1, BLOCK_CELLS // self._layout.leaves[0].length))
             self._read_tokens(num_rows * self._layout.leaves[0].length, careful=careful)
@@ -227,6 +237,17 @@ class SplitStream(PackStream):
         made = super()._make(n, careful=careful)
         self._tape.drop(len(self._tape) - len(self._intake))
         return made
+
+    def _check_taken(self, *, careful: bool) -> None:
+        """Raises unless the first sequence has what is said to be taken of it."""
+        there = len(self._intake) or self._intake.read(1, careful=careful)
+        lengths = self._intake.lengths[0] if there else (0,) * len(self._layout.leaves)
+        if any(map(int.__gt__, self._number, lengths)):
+            raise StateError(
+                f"The state has tokens_taken={list(self._number)}, and the sequence there has {list(lengths)} in "
+                f"{self._packer.label()}: it is damaged, or not of this pipeline."
+            )
+        self._even = self._even and len(set(self._number)) == 1
 
     def _read_tokens(self, count: int, *, careful: bool) -> None:
         """Reads until there are so many tokens that have not come, or all."""
@@ -298,5 +319,5 @@ def _between(column: Column, first: int, end: tuple[int, int]) -> Column:
 
 @stream_of.register
 def _(op: ConcatThenSplit, position: Position, context: Context) -> Stream:
-    number, taken, inner = position or (0, 0, None)
+    number, taken, inner = start_at(op, position)
     return SplitStream(op, number, taken, open_stream(op.parent, inner, context))

@@ -7,7 +7,7 @@ from headrace.errors import DataError, optional
 from headrace.sources.tables.base import Group, Scan, TableDataSource
 from headrace.sources.tables.bounds import check_bounds
 from headrace.sources.tables.choice import Choice, with_columns
-from headrace.sources.tables.values import arrow, has_nulls, schema_without_views, table_without_views
+from headrace.sources.tables.values import arrow, columns_with_nulls, schema_without_views, table_without_views
 
 
 class ArrowDataSource(TableDataSource):
@@ -38,7 +38,7 @@ class ArrowDataSource(TableDataSource):
             for i in range(reader.num_batches):
                 table = with_columns(table_without_views(reader.table(i, wholly=_has_views(reader.schema))), wanted)
                 groups.append(Group(file, i, table.num_rows, f"record batch {i}"))
-                nulls |= {name for name in wanted.names if any(map(has_nulls, table.column(name).chunks))}
+                nulls |= columns_with_nulls(table)
         return Scan(reader.schema, groups, nulls)
 
     def _reader(self, path: str) -> "_Batches":

@@ -24,15 +24,14 @@ from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.kept import Recent, blaming, open_input
 from headrace.sources.tables.values import (
+    columns_of,
     empty,
     fill,
-    in_one_chunk,
     num_bytes,
     schema_without_views,
     spec_of,
     table_without_views,
     taken,
-    values_of,
 )
 
 CACHE_BYTES = 256 << 20
@@ -143,10 +142,7 @@ class TableDataSource:
         """A group as columns, or as a table where not all columns are numbers."""
         table = self._table(self._groups[number])
         with self._blaming_group(self._groups[number]):
-            return self._as_columns(table) if self._columnar else table.combine_chunks()
-
-    def _as_columns(self, table: Any) -> dict[str, Any]:
-        return {name: values_of(in_one_chunk(table.column(name)), spec) for name, spec in self._specs.items()}
+            return columns_of(table, self._specs) if self._columnar else table.combine_chunks()
 
     def _start(self, number: int) -> int:
         return int(self.group_ends[number - 1]) if number else 0
@@ -156,7 +152,7 @@ class TableDataSource:
         self._check_mapped([number])
         decoded = self._decode(number)
         with self._blaming_group(self._groups[number]):
-            return decoded if self._columnar else self._as_columns(decoded)
+            return decoded if self._columnar else columns_of(decoded, self._specs)
 
     # ---- elements
 
@@ -180,7 +176,7 @@ class TableDataSource:
         for at, number, within in self._by_group(places):
             table = self._decoded.get(number)
             try:
-                columns = self._as_columns(table.take(within))
+                columns = columns_of(table.take(within), self._specs)
             except Exception:
                 with self._blaming_group(self._groups[number]):
                     raise

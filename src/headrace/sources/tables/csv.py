@@ -11,7 +11,7 @@ from headrace.sources import files
 from headrace.sources.tables.base import Group, Scan, TableDataSource
 from headrace.sources.tables.kept import MAGIC_BYTES, Unpacked, codec_of
 from headrace.sources.tables.records import RecordEnds, num_lines
-from headrace.sources.tables.values import arrow, has_nulls, in_one_chunk
+from headrace.sources.tables.values import arrow, columns_with_nulls
 
 RECORD_BYTES = 1 << 28  # of the longest record, unless blocks are longer
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -68,7 +68,7 @@ class CsvDataSource(TableDataSource):
                     table = self._parse(block, names)
                     groups.append(Group(file, (offset, len(block), tuple(names)), table.num_rows, place))
                     types |= {f.name: _wider(types.get(f.name, f.type), f.type) for f in table.schema}
-                    nulls |= {name for name in table.column_names if has_nulls(in_one_chunk(table.column(name)))}
+                    nulls |= columns_with_nulls(table)
             offset, line = offset + len(block), line + num_lines(block)
         if names is None:
             raise DataError(f"{path} is empty: it has no line with the names of columns. Give `column_names`.")

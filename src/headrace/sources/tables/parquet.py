@@ -1,6 +1,5 @@
 """Parquet files as sources."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,7 +7,14 @@ from headrace.errors import optional
 from headrace.sources import files
 from headrace.sources.tables.base import Group, Scan, TableDataSource
 from headrace.sources.tables.choice import prefixes
-from headrace.sources.tables.values import arrow, has_nulls, is_view, schema_without_views, spec_of, table_without_views
+from headrace.sources.tables.values import (
+    arrow,
+    columns_with_nulls,
+    is_view,
+    schema_without_views,
+    spec_of,
+    table_without_views,
+)
 
 
 class ParquetDataSource(TableDataSource):
@@ -29,13 +35,8 @@ class ParquetDataSource(TableDataSource):
 
     def _file(self, path: str) -> Any:
         """A file of its own for whoever reads, since a reader is for one thread; footers are shared."""
-        make = functools.partial(
-            optional("pyarrow.parquet", extra="parquet").ParquetFile,
-            pre_buffer=files.is_remote(path),
-            page_checksum_verification=True,
-        )
-        footer = self._opened.get(path, lambda: make(self._input(path)).metadata)
-        return make(self._input(path), metadata=footer)
+        footer = self._opened.get(path, lambda: open_parquet(path, self._input(path)).metadata)
+        return open_parquet(path, self._input(path), metadata=footer)
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
@@ -47,7 +48,7 @@ class ParquetDataSource(TableDataSource):
                 offset = chunk.dictionary_page_offset or chunk.data_page_offset
                 groups.append(Group(file, i, footer.row_group(i).num_rows, f"row group {i} at offset {offset}"))
             wanted = self._choice.schema(path, schema_without_views(reader.schema_arrow))
-            return Scan(reader.schema_arrow, groups, set(_with_nulls(reader, wanted, self.columns)))
+            return Scan(reader.schema_arrow, groups, set(with_nulls(reader, wanted, self.columns)))
 
     def _read(self, group: Group) -> Any:
         with self._file(self.paths[group.file]) as reader:
@@ -95,6 +96,14 @@ class ParquetDataSource(TableDataSource):
         return format.make_fragment(self._input(path))
 
 
+def open_parquet(path: str, source: Any, **options: Any) -> Any:
+    """A file that pyarrow reads from `source`; options are those of its `ParquetFile`."""
+    parquet = optional("pyarrow.parquet", extra="parquet")
+    return parquet.ParquetFile(
+        source, **{"pre_buffer": files.is_remote(path), "page_checksum_verification": True} | options
+    )
+
+
 def _drops_nan(filters: Any) -> bool:
     """Whether NaN passes none of the filters; of an expression, that is not known."""
     if not isinstance(filters, list):
@@ -103,19 +112,23 @@ def _drops_nan(filters: Any) -> bool:
     return all(operation in ("=", "==", "<", "<=", ">", ">=") for _, operation, _ in parts)
 
 
-def _with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Iterator[str]:
-    """The columns of numbers that have nulls, as the footer says; a column that it says nothing of is read."""
+def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Iterator[str]:
+    """The columns of which nulls change what their numbers are, and that have any, as the footer says.
+
+    A column that the footer says nothing of is read.
+    """
     footers = [reader.metadata.row_group(i) for i in range(reader.metadata.num_row_groups)]
     types, chosen, first = {field.name: field.type for field in wanted}, set(columns or ()), 0
     for field in reader.schema_arrow:
         leaves = range(first, first + len(_leaves(field.type)))
         first = leaves.stop
-        if field.name in types and spec_of(types[field.name], nulls=False) is not None:
+        kind = types.get(field.name)
+        if kind is not None and spec_of(kind, nulls=False) != spec_of(kind, nulls=True):
             paths = {i: reader.schema.column(i).path for i in leaves}
             read = {i: path for i, path in paths.items() if not chosen or not chosen.isdisjoint(prefixes(path))}
             found = [_null_count(footer.column(i)) for footer in footers for i in read]
             if None in found:
-                found = map(has_nulls, reader.read(list(read.values())).column(field.name).chunks)
+                found = [bool(columns_with_nulls(reader.read(list(read.values()))))]
             if any(found):
                 yield field.name
 

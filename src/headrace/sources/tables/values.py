@@ -53,7 +53,12 @@ def values_of(array: Any, spec: Any) -> Any:
     return array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
 
 
-def in_one_chunk(column: Any) -> Any:
+def columns_of(table: Any, specs: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a pyarrow table as NumPy arrays of these shapes and dtypes, or of objects."""
+    return {name: values_of(_in_one_chunk(table.column(name)), spec) for name, spec in specs.items()}
+
+
+def _in_one_chunk(column: Any) -> Any:
     """A column of a pyarrow table as one array; joining copies even what is in one already."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
@@ -182,6 +187,11 @@ def has_nulls(array: Any) -> bool:
     if isinstance(array, arrow().StructArray):
         return any(map(has_nulls, array.flatten()))
     return isinstance(array, arrow().FixedSizeListArray) and has_nulls(array.flatten())
+
+
+def columns_with_nulls(table: Any) -> set[str]:
+    """The columns of a pyarrow table that have any such nulls."""
+    return {name for name in table.column_names if any(map(has_nulls, table.column(name).chunks))}
 
 
 def taken(columns: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, PipelineError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
-from headrace.sources.tables import TableDataSource
+from headrace.sources.tables.base import TableDataSource
 
 
 def check_table(source: Any) -> None:
@@ -19,6 +19,20 @@ def check_table(source: Any) -> None:
             "`source` must be a source of tables, such as `ParquetDataSource(paths)`; got "
             f"{type(source).__name__}: {source!r}."
         )
+
+
+def numbers_of(state: Any, what: str, *fields: str) -> tuple[int, ...]:
+    """The numbers in a state of `what`; raises if it is none."""
+    try:
+        numbers = tuple(state[field] for field in fields)
+    except (KeyError, TypeError):
+        names = " and ".join(f"`{field}`" for field in fields)
+        raise StateError(
+            f"The state of {what} has the fields {names}; got {state!r}. It is the state of another pipeline."
+        ) from None
+    if any(type(number) is not int for number in numbers):
+        raise StateError(f"The fields of the state of {what} are ints; got {state!r}.")
+    return numbers
 
 
 class TableBatches(IterDataset[dict[str, Any]]):
@@ -81,13 +95,7 @@ class TableBatchIterator(DatasetIterator[dict[str, Any]]):
         return {"group": self._group, "row_in_group": self._row}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        try:
-            group, row = state["group"], state["row_in_group"]
-        except (KeyError, TypeError):
-            raise StateError(
-                f"The state of batches of a table has the fields `group` and `row_in_group`; got {state!r}. It is the "
-                "state of another pipeline."
-            ) from None
+        group, row = numbers_of(state, "batches of a table", "group", "row_in_group")
         count = len(self._lengths)
         if not (0 <= group < count and 0 <= row < self._lengths[group]) and (group, row) != (count, 0):
             raise StateError(

@@ -9,8 +9,8 @@ from headrace._ops.order import GroupShuffle
 from headrace._ops.source import Source
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError
-from headrace.sources.parquet.batches import check_table
-from headrace.sources.tables import TableDataSource
+from headrace.sources.tables.base import TableDataSource
+from headrace.sources.tables.batches import check_table
 
 
 def shuffled_groups(source: TableDataSource, *, window_size: int, seed: int) -> MapDataset[dict[str, Any]]:

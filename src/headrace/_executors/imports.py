@@ -1,0 +1,142 @@
+"""Which modules of the main script workers import, so that what these register when they are imported is there.
+
+A worker does not run the main script. It imports at once the user's own modules that the script imports; those that
+need a framework, and other people's, only when a function looks something up that is not there: they may take seconds
+and much memory, and few pipelines need them.
+"""
+
+import ast
+import functools
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from headrace._signals import raised_by_signal
+
+FRAMEWORKS = {"flax", "jax", "keras", "lightning", "tensorflow", "torch", "torchvision", "transformers"}
+_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+
+class Imports(NamedTuple):
+    """The names of modules that the main script imports: for the start of a worker, and for when one is missed."""
+
+    at_start: list[str]
+    when_missed: list[str]
+
+
+# ---- in the consumer
+
+
+def of_main_script() -> Imports:
+    """What the main script of this process has imported, in the order of its lines."""
+    main = sys.modules.get("__main__")
+    imports = Imports([], [])
+    if main is None:
+        return imports
+    bound = (value.__name__ for value in list(vars(main).values()) if isinstance(value, ModuleType))
+    named = _named_in_source(getattr(main, "__file__", None), getattr(main, "__package__", None) or None)
+    for name in dict.fromkeys([*named, *bound]):
+        module = sys.modules.get(name)
+        if module is None or name == "__main__" or _top(name) in FRAMEWORKS | {"headrace"} or _is_standard(module):
+            continue
+        is_light = _is_own(module) and not _needs_framework(module, set())
+        (imports.at_start if is_light else imports.when_missed).append(name)
+    return imports
+
+
+@functools.cache
+def _named_in_source(file: str | None, package: str | None) -> list[str]:
+    """The modules that import statements of a script name, outside of functions."""
+    try:
+        with tokenize.open(str(file)) as f:
+            return list(_named(ast.parse(f.read()), package))
+    except Exception as e:  # a notebook has no file, and a file may be gone
+        if raised_by_signal(e):
+            raise
+        return []
+
+
+def _named(node: ast.AST, package: str | None) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+        yield name
+        yield from (f"{name}.{alias.name}" for alias in node.names)  # some are modules
+    elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from _named(child, package)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _is_installed(file: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def _is_standard(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is None or (file.startswith(_STANDARD) and not _is_installed(file))
+
+
+def _is_own(module: ModuleType) -> bool:
+    return not _is_standard(module) and not _is_installed(str(module.__file__))
+
+
+def _needs_framework(module: ModuleType, seen: set[str]) -> bool:
+    """Whether one of the user's modules has something of a framework's, or another of them that it imports does."""
+    seen.add(module.__name__)
+    named = {_home(value) for value in list(vars(module).values())} - seen
+    if not FRAMEWORKS.isdisjoint(map(_top, named)):
+        return True
+    others = [sys.modules[name] for name in named if name in sys.modules]
+    return any(_needs_framework(other, seen) for other in others if other.__name__ not in seen and _is_own(other))
+
+
+def _home(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return str(value.__module__) if isinstance(value, type | FunctionType) else ""
+
+
+# ---- in a worker
+
+
+class Missing:
+    """What the main script imports and this process has not imported yet."""
+
+    def __init__(self, imports: Imports):
+        self._left = imports.when_missed
+        self._failed: dict[str, BaseException] = {}
+        self._import(imports.at_start)
+
+    def _import(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except BaseException as e:  # perhaps nothing needs it
+                self._failed[name] = e
+
+    def import_rest(self) -> bool:
+        """Imports all that is left; whether there was anything."""
+        names, self._left = self._left, []
+        self._import(names)
+        return bool(names)
+
+    def explain(self, error: BaseException) -> None:
+        """Says on an error of a lookup what a worker may lack."""
+        if isinstance(error, KeyError):
+            error.add_note(
+                "in a worker process, which does not run the main script: what the script itself puts into a registry "
+                "is not there. Do that in a module that the script imports, or in `worker_init_fn`."
+            )
+            for name, reason in self._failed.items():
+                error.add_note(f"The worker could not import `{name}`: {type(reason).__name__}: {reason}")

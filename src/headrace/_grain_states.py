@@ -1,0 +1,230 @@
+"""Grain's states, as its iterators write them, in the form of `_state.py`.
+
+They hold the same numbers under other names. A packer's `counter` counts all rows, ours those before the set. The index
+of a window is that of the next one as soon as it has been handed over. A mix that has ended has tried one output more.
+What a single worker process gives is what comes without; several workers' streams are not the one that we compute.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headrace._fingerprint import ints
+from headrace._ops.base import Op
+from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
+from headrace._ops.combine import Interleave, Mix, Mixing, Zip
+from headrace._ops.element import FlatMap, MapWithIndex, RandomMap
+from headrace._ops.group import Rebatch
+from headrace._ops.order import Repeat, WindowShuffle
+from headrace._ops.pack import ConcatThenSplit, FirstFitPack
+from headrace._ops.schedule import ScheduledMix
+from headrace._ops.source import UserDataset
+from headrace._plan.streams.combine import interleaved_part
+from headrace.errors import StateError
+
+Json = dict[str, Any]
+WORKERS = "iterators_in_use_states"
+
+
+class Form(NamedTuple):
+    """What Grain's state of an operation looks like.
+
+    Attributes:
+        name: For people.
+        fields: All that there are.
+        own: The numbers of our entry, from the operation and Grain's state of it.
+        parent: The field with the parent's state; the first one where it is empty.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    own: Callable[[Any, Json], Json]
+    parent: str = "parent"
+
+
+def _packed(op: Any, state: Json) -> Json:
+    return {"rows": state["counter"] - state["next_row"], "taken_of_group": state["next_row"]}
+
+
+def _split(op: ConcatThenSplit, state: Json) -> Json:
+    begins = {name: max(0, begin) for name, (begin, _) in state["remainder_slices"].items()}
+    taken = [begins.get(leaf.name, 0) for leaf in op.layout().leaves]  # meta features are never cut
+    return {"tokens_taken": taken, "taken_of_group": state["elements_from_buffer_after_checkpoint"]}
+
+
+def _window(op: WindowShuffle, state: Json) -> Json:
+    taken = state["pos_in_window"]
+    return {"window": state["window_index"] - (taken == op.window_size), "taken_of_group": taken}
+
+
+def _mixed(op: Mix, state: Json) -> Json:
+    return {"count": state["index"] - bool(state["stop"]), "weights": ints(op.proportions)}
+
+
+def _cached(op: Any, state: Json) -> Json:
+    if state["cache_filled"]:
+        raise StateError(
+            "The state was written by Grain while its `CacheIterDataset` gave what it had kept, and does not say where "
+            f"in the data that is. {_INSTEAD}"
+        )
+    return {}
+
+
+FORMS: dict[Any, Form] = {
+    FirstFitPack: Form("a first-fit or best-fit packer", ("parent", "next_row", "counter"), _packed),
+    ConcatThenSplit: Form(
+        "a ConcatThenSplitIterDataset",
+        ("parent_state", "remainder_slices", "elements_from_buffer_after_checkpoint"),
+        _split,
+        "parent_state",
+    ),
+    WindowShuffle: Form(
+        "a WindowShuffleIterDataset",
+        ("parent_window_start_state", "window_index", "pos_in_window"),
+        _window,
+        "parent_window_start_state",
+    ),
+    RandomMap: Form("random_map", ("parent", "index_for_rng"), lambda op, state: {"count": state["index_for_rng"]}),
+    MapWithIndex: Form("map_with_index", ("parent", "counter"), lambda op, state: {"count": state["counter"]}),
+    FlatMap: Form(
+        "a FlatMapIterDataset",
+        ("parent", "next_index_in_buffer"),
+        lambda op, state: {"taken_of_group": state["next_index_in_buffer"]},
+    ),
+    Limit: Form(
+        "a LimitIterDataset",
+        ("parent", "count_elements_read"),
+        lambda op, state: {"taken": state["count_elements_read"]},
+    ),
+    Repeat: Form("a RepeatIterDataset", ("parent", "epoch"), lambda op, state: {"epoch": state["epoch"]}),
+    Rebatch: Form(
+        "a RebatchIterDataset", ("parent", "batch_idx"), lambda op, state: {"rows_taken": state["batch_idx"]}
+    ),
+    Cache: Form("a CacheIterDataset", ("parent", "position", "cache_filled"), _cached),
+    Mix: Form("IterDataset.mix", ("parents", "index", "stop"), _mixed),
+    Zip: Form("a ZipIterDataset", ("parents",), lambda op, state: {}),
+    Interleave: Form(
+        "an InterleaveIterDataset",
+        (
+            "next_index_in_cycle",
+            "next_index_in_datasets",
+            "iterators_in_use_indices",
+            WORKERS,
+            "exhausted",
+            "future_states",
+        ),
+        lambda op, state: {"slot": state["next_index_in_cycle"], "next_dataset": state["next_index_in_datasets"]},
+    ),
+}
+_INSTEAD = (
+    "Go on without it: `skip` as many outputs as have been used, or give a random-access chain's iterator the state "
+    "{'next_index': n}."
+)
+
+
+def translated(op: Op, state: Any, *, again: bool = False) -> Json:
+    """A state that Grain wrote of a pipeline like this one, as one of ours; with `again`, of a later epoch."""
+    entries: list[tuple[str, Json]] = []
+    ahead = False  # whether the state may be inside one of `mp_prefetch`, whose form is that of an interleave
+    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+        form = _form(op)
+        if form is not None or op.state_fields is not None:
+            state = _of_one_worker(state)
+            fields = _own(op, form, state)
+            if op.state_fields is not None:  # a cache's position is its parent's here
+                entries.append((op.name, fields))
+            assert form is not None
+            again = again or (isinstance(op, Repeat) and state["epoch"] > 0)
+            state, ahead = state[form.parent], False
+        ahead = ahead or isinstance(op, MpPrefetch | Prefetch)
+        op = op.parents[0]
+    begin = _begin(op, state, ahead=ahead, again=again)
+    return begin | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
+
+
+def _begin(op: Op, state: Any, *, ahead: bool, again: bool) -> Json:
+    inner = state.get(WORKERS) if isinstance(state, dict) else None
+    if not isinstance(op, Interleave):
+        state = _of_one_worker(state)
+    elif ahead and isinstance(inner, list) and len(inner) == 1 and WORKERS in inner[0]:
+        (state,) = inner
+    if isinstance(op, UserDataset):
+        return {f"0 {op.name}": {"state": state, "replay": 0}}
+    if not isinstance(op, ToStream):
+        return {f"0 {op.name}": _own(op, _form(op), state) | _of_parts(op, state, again=again)}
+    if not isinstance(state, dict) or state.keys() != {"next_index"}:
+        raise _mismatch(op, state)
+    return state
+
+
+def _form(op: Op) -> Form | None:
+    return (
+        None if isinstance(op, ScheduledMix) else next((f for kind, f in FORMS.items() if isinstance(op, kind)), None)
+    )
+
+
+def _own(op: Op, form: Form | None, state: Any) -> Json:
+    """What an entry of ours has: the operation's arguments, which Grain's state does not have, and its numbers."""
+    if form is None or not isinstance(state, dict) or set(state) != set(form.fields):
+        raise _mismatch(op, state)
+    return {name: ints(getattr(op, name)) for name in op.state_params} | form.own(op, state)
+
+
+def _of_parts(op: Any, state: Json, *, again: bool) -> Json:
+    """The states of several parts."""
+    if isinstance(op, Interleave):
+        return {"open": _opened(op, state, again=again)}
+    names, parents = getattr(op, "names", None), state["parents"]
+    if isinstance(parents, dict) != bool(names) or len(parents) != len(op.parts):
+        raise _mismatch(op, state)
+    if names:
+        pairs = zip(names, op.parts, strict=True)
+        return {"parents": {name: translated(part, parents[name], again=again) for name, part in pairs}}
+    return {"parents": [translated(part, at, again=again) for part, at in zip(op.parts, parents, strict=True)]}
+
+
+def _opened(op: Interleave, state: Json, *, again: bool) -> list[Json]:
+    waiting, ended = state["next_index_in_datasets"] < op.num_datasets, state["exhausted"]
+    if state["future_states"] or (again and waiting and any(ended)):
+        what = "a later epoch" if again else "datasets opened before their turn"
+        raise StateError(
+            f"The state was written by Grain in an InterleaveIterDataset with {what}, and does not say which datasets "
+            f"have ended. {_INSTEAD}"
+        )
+    # Those that have ended are at their end as well, which is not the same while others wait for their place.
+    slots = [
+        {"dataset": -1}
+        if waiting and over
+        else {"dataset": i, "state": translated(interleaved_part(op, i), at, again=again)}
+        for i, at, over in zip(state["iterators_in_use_indices"], state[WORKERS], ended, strict=True)
+    ]
+    return slots + [{"dataset": -1}] * (op.cycle_length - len(slots))
+
+
+def _of_one_worker(state: Any) -> Any:
+    """The state inside one of `mp_prefetch` or `multithread_prefetch`."""
+    while isinstance(state, dict) and WORKERS in state:
+        inner = state[WORKERS]
+        if len(inner) != 1:
+            raise StateError(
+                f"The state was written by Grain with {len(inner)} workers. There each makes batches, rows and windows "
+                "of elements of its own, so its stream is not the one that any number of workers gives here. Write "
+                f"the checkpoint with one worker or none. {_INSTEAD}"
+            )
+        (state,) = inner
+    return state
+
+
+def _mismatch(op: Op, state: Any) -> StateError:
+    fields = set(state) if isinstance(state, dict) else set()
+    known = next((form.name for form in FORMS.values() if set(form.fields) == fields), None)
+    if known is None and fields == {"next_index"}:
+        known = "to_iter_dataset"
+    if known is None:
+        return StateError(
+            f"This is no state of {op.label()} (pipeline at {op.site}), neither one of Headrace nor one of Grain: "
+            f"{state!r:.200}."
+        )
+    return StateError(
+        f"The state was written by Grain, and has that of {known} where the pipeline has {op.label()} (pipeline at "
+        f"{op.site}). Make the pipeline as it was there. {_INSTEAD}"
+    )

@@ -1,0 +1,104 @@
+"""Sources that are streams: whatever index is asked for, they give their next element.
+
+Some programs put an iterator behind `__getitem__` to use it in a loader. Such a source is read in order and once, in
+the process of the loader, and what was read last is kept: after an error, it is read from there again.
+"""
+
+import dis
+import threading
+import weakref
+from typing import Any
+
+from headrace._ops.source import Source
+from headrace.dataset import MapDataset
+from headrace.errors import PipelineError, StateError
+from headrace.options import ReadOptions
+
+KEPT = 1 << 13  # elements; more than are read ahead of the consumer
+
+
+def reads_in_order(source: Any) -> bool:
+    """Whether a source says so (`reads_in_order = True`), or calls `next` and does not look at its index."""
+    said = getattr(source, "reads_in_order", None)
+    if said is not None:
+        return bool(said)
+    code = getattr(getattr(type(source), "__getitem__", None), "__code__", None)
+    if code is None or code.co_argcount != 2 or "next" not in code.co_names:
+        return False
+    index = code.co_varnames[1]
+    loaded = (step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD"))
+    return not any(index == name or (isinstance(name, tuple) and index in name) for name in loaded)
+
+
+class InOrder:
+    """What such a source gives, by number; numbers are asked for in order, or nearly so."""
+
+    def __init__(self, source: Any, length: int, read_options: ReadOptions | None):
+        self._source, self._said_length, self._length = source, length, length
+        num_threads = getattr(read_options, "num_threads", 1)
+        self._num_threads = num_threads if isinstance(num_threads, int) and num_threads > 0 else 1
+        self._kept: dict[int, Any] = {}
+        self._count = 0  # how many were read since somebody began to iterate
+        self._is_new = True  # nothing was ever read
+        self._lock = threading.Lock()
+        self._reader: Any = None  # a reference to the iterator that reads
+
+    @property
+    def records(self) -> MapDataset:
+        """The elements as a dataset."""
+        return MapDataset._of(_InOrderSource(self))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, nth: int) -> Any:
+        with self._lock:
+            while self._count <= nth:
+                self._kept[self._count] = self._read(self._count)
+                self._kept.pop(self._count - KEPT, None)
+                self._count += 1
+            if nth not in self._kept:
+                raise PipelineError(
+                    f"{type(self._source).__name__} gives its elements one after the other, has given {self._count} "
+                    f"and cannot go back to number {nth}. Make a new source and loader."
+                )
+            return self._kept[nth]
+
+    def _read(self, nth: int) -> Any:
+        """The next element; each of several threads has a stream of its own, which it finds by its name."""
+        if nth >= self._length:
+            raise IndexError(f"{type(self._source).__name__} has ended after {nth} elements.")
+        thread, self._is_new = threading.current_thread(), False
+        name, thread.name = thread.name, f"headrace-read-ahead_{nth % self._num_threads}"
+        try:
+            return self._source[nth]
+        except StopIteration:
+            self._length = nth
+        finally:
+            thread.name = name
+        return self._read(nth)
+
+    def begin(self, iterator: Any) -> None:
+        """Counts from here on: a further iterator takes over where the last one stopped."""
+        last = None if self._reader is None else self._reader()
+        if last is not None:
+            last.close()
+        self._reader = weakref.ref(iterator)
+        with self._lock:
+            self._count, self._length = 0, self._said_length
+            self._kept.clear()
+
+    def check_is_new(self) -> None:
+        """Raises where elements were read already, so that the place in a state cannot be found any more."""
+        if not self._is_new:
+            raise StateError(
+                f"{type(self._source).__name__} gives its elements one after the other and was read already, so it "
+                "cannot go to the place in a state. Set states before anything is read, with a new source and loader."
+            )
+
+
+class _InOrderSource(Source):
+    """A source that may turn out to be shorter than it said."""
+
+    def length(self) -> int:
+        return len(self.source)

@@ -1,0 +1,99 @@
+"""How sources are read: by columns, many items at once, or one by one, as they are able to."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace._ops.base import Op
+from headrace._ops.source import Source, UserDataset
+from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array
+from headrace._plan.elements import blame, ints
+from headrace.errors import PipelineError, in_words
+from headrace.sources import RangeDataSource
+
+Fetch = Callable[[Indices], Block]
+
+
+def reader(op: Source) -> Fetch:
+    """The function from indices of a source's first epoch to its items."""
+    source = op.source
+    if isinstance(source, RangeDataSource):
+        return lambda idx: Ints(_nth(source.range, idx))
+    if hasattr(source, "__getcolumns__"):
+        return lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx))
+    if hasattr(source, "__getitems__"):
+        return lambda idx: _read_many(op, source, ints(idx))
+    if type(source) in (list, tuple):
+        return lambda idx: Rows(_items(source, idx), owned=False)
+    return lambda idx: _read_each(op, source.__getitem__, ints(idx))
+
+
+def _items(items: list[Any] | tuple[Any, ...], idx: Indices) -> list[Any]:
+    """The items at these places of a list."""
+    if isinstance(idx, range) and idx.step > 0:
+        return list(items[idx.start : idx.stop : idx.step])
+    if len(idx) == 1:
+        return [items[idx[0]]]
+    return list(operator.itemgetter(*ints(idx))(items)) if len(idx) else []
+
+
+def _nth(values: range, idx: Indices) -> Indices:
+    """The numbers at these places of a range."""
+    if isinstance(idx, range):
+        first, last = values[idx[0]], values[idx[-1]]
+        step = idx.step * values.step
+        return range(first, last + (1 if step > 0 else -1), step)
+    if values.start == 0 and values.step == 1:
+        return idx
+    return idx * values.step + values.start
+
+
+def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) -> Rows:
+    feed = iter(indices)
+    try:
+        return Rows([getitem(i) for i in feed], owned=False)
+    except Exception as e:
+        blame(e, op, feed, indices)
+        raise
+
+
+def _read_many(op: Source | UserDataset, source: Any, indices: Sequence[int]) -> Rows:
+    """Items by one call for all of them; one by one from where that call turns out not to work."""
+    if not op.reads_many:
+        return _read_each(op, source.__getitem__, indices)
+    try:
+        return Rows(_items_together(source, indices), owned=False)
+    except (TypeError, NotImplementedError, PipelineError) as e:
+        if not hasattr(source, "__getitem__"):
+            blame(e, op, iter(indices[1:]), indices)
+            raise
+        rows = _read_each(op, source.__getitem__, indices)
+        op.__dict__["reads_many"] = False
+        import logging  # takes a while, and is hardly ever needed
+
+        logging.getLogger("headrace").warning(
+            "%s has a `__getitems__` that does not work, so its items are read one by one: %s", op.label(), in_words(e)
+        )
+        return rows
+    except Exception as e:
+        blame(e, op, iter(indices[1:]), indices)
+        raise
+
+
+def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
+    made = source.__getitems__(list(indices))
+    items = list(made)
+    if len(items) != len(indices) or isinstance(made, Mapping | str | bytes):
+        raise PipelineError(
+            f"`__getitems__` of {type(source).__name__} gave a {type(made).__name__} of {len(items)} items for "
+            f"{len(indices)} indices."
+        )
+    return items
+
+
+def user_reader(op: UserDataset) -> Fetch:
+    """The function from indices to the elements of a user's own dataset."""
+    dataset = op.dataset
+    if hasattr(dataset, "__getitems__"):
+        return lambda idx: _read_many(op, dataset, ints(idx))
+    return lambda idx: _read_each(op, dataset.__getitem__, ints(idx))

@@ -1,0 +1,55 @@
+"""States as arrays of one size, which hosts can gather however their states are built.
+
+An array has the length of what follows in its first 8 bytes, then the state's JSON, compressed, and then zeros.
+"""
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import StateError
+
+HEADER = np.dtype("<u8")
+MOST_BYTES = 1 << 28  # that are unpacked
+
+
+def packed(text: bytes, size: int) -> np.ndarray:
+    """A state as `size` bytes."""
+    data = zlib.compress(text)
+    if len(data) + HEADER.itemsize > size:
+        raise StateError(
+            f"The state takes {len(data) + HEADER.itemsize} bytes, and size={size}. Give a larger size, the same on "
+            "all hosts."
+        )
+    array = np.zeros(size, np.uint8)
+    array[: HEADER.itemsize] = np.array([len(data)], HEADER).view(np.uint8)
+    array[HEADER.itemsize : HEADER.itemsize + len(data)] = np.frombuffer(data, np.uint8)
+    return array
+
+
+def is_array(state: Any) -> bool:
+    """Whether this is an array, of NumPy or of JAX."""
+    return hasattr(state, "dtype") and hasattr(state, "shape")
+
+
+def unpacked(array: Any) -> bytes:
+    """The state in an array."""
+    if array.dtype != np.uint8 or len(array.shape) != 1 or array.shape[0] < HEADER.itemsize:
+        raise StateError(
+            f"A state as an array is a row of uint8, as `state_as_array()` returns it; got {array.dtype} of shape "
+            f"{tuple(array.shape)}. Of gathered states, give each host its row."
+        )
+    array = np.ascontiguousarray(array)
+    length = int(array[: HEADER.itemsize].view(HEADER)[0])
+    data = array[HEADER.itemsize :].tobytes()
+    try:
+        if length > len(data):
+            raise zlib.error(f"it is cut: {len(data)} bytes of {length}")
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(data[:length], MOST_BYTES)
+        if not unpacker.eof:
+            raise zlib.error("it has no end")
+    except zlib.error as e:
+        raise StateError(f"This array holds no state ({e}).") from e
+    return text

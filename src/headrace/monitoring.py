@@ -1,0 +1,110 @@
+"""Counters and gauges by name, for code that keeps some: they are numbers of this process, and go nowhere.
+
+>>> reads = Counter("/my/reads", Metadata(description="Files read"), fields=[("kind", str)])
+>>> reads.Increment("train")
+>>> reads.IncrementBy(2, "train")
+>>> reads.Get("train"), reads.Get("eval")
+(3, 0)
+"""
+
+import enum
+import threading
+from typing import Any
+
+
+class Units(enum.Enum):
+    """What a number counts."""
+
+    SECONDS = enum.auto()
+    MILLISECONDS = enum.auto()
+    MICROSECONDS = enum.auto()
+    NANOSECONDS = enum.auto()
+    BITS = enum.auto()
+    BYTES = enum.auto()
+
+
+class Metadata:
+    """A metric in words, and whatever else is said of it, as attributes."""
+
+    def __init__(self, description: str = "", **kwargs: Any):
+        self.description = description
+        self.__dict__.update(kwargs)
+
+
+class Bucketer:
+    """How the values of an `EventMetric` may be put in buckets."""
+
+    def __init__(self, *args: Any, bucketer_type: str | None = None, **kwargs: Any):
+        self.args, self.kwargs, self.type = args, kwargs, bucketer_type
+
+    @classmethod
+    def PowersOf(cls, base: float) -> "Bucketer":
+        """Buckets that end at powers of a number."""
+        return cls(base, bucketer_type="PowersOf")
+
+
+class _Cells:
+    """Values by the fields that they are of."""
+
+    def __init__(self, name: str, metadata: Metadata | None = None, *args: Any, **kwargs: Any):
+        self.name, self.metadata = name, metadata
+        self._values: dict[tuple[Any, ...], Any] = {}
+        self._lock = threading.Lock()
+
+    def Get(self, *args: Any, **kwargs: Any) -> Any:
+        """The value for these fields."""
+        return self._values.get(_fields(args, kwargs), 0)
+
+    def ClearAll(self) -> None:
+        """Begins anew."""
+        self._values.clear()
+
+    def _add(self, value: Any, fields: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._values[fields] = self._values.get(fields, 0) + value
+
+
+class Counter(_Cells):
+    """A number that grows."""
+
+    def Increment(self, *args: Any, **kwargs: Any) -> None:
+        """Adds 1 for these fields."""
+        self._add(1, _fields(args, kwargs))
+
+    def IncrementBy(self, value: float, *args: Any, **kwargs: Any) -> None:
+        """Adds a number for these fields."""
+        self._add(value, _fields(args, kwargs))
+
+
+class EventMetric(_Cells):
+    """Values of which the sum is kept."""
+
+    def Record(self, value: float, *args: Any, **kwargs: Any) -> None:
+        """Adds a value for these fields."""
+        self._add(value, _fields(args, kwargs))
+
+
+class Metric(_Cells):
+    """A number that is set."""
+
+    def __init__(
+        self, name: str, value_type: type = float, metadata: Metadata | None = None, *args: Any, **kwargs: Any
+    ):
+        super().__init__(name, metadata, *args, **kwargs)
+        self.value_type = value_type
+
+    def Set(self, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Sets the number for these fields."""
+        self._values[_fields(args, kwargs)] = value
+
+
+def get_monitoring_root() -> None:
+    """What metrics are given as `root`: there is none."""
+
+
+def setup_telemetry() -> None:
+    """Nothing leaves the process, so there is nothing to set up."""
+
+
+def _fields(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    return (*args, *sorted(kwargs.items()))

@@ -1,0 +1,264 @@
+"""The rows of Parquet files as streams.
+
+A position is a row group and a row in it. A row group is decoded at once, as in a `ParquetDataSource`, and what nulls
+make of a column's dtype is decided for the whole file: what a row is depends on the file alone, and going to a
+position reads one row group.
+"""
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace._plan.blocks import Block, Columns, Rows
+from headrace.dataset import IterDataset
+from headrace.errors import ClosedError, PipelineError, StateError
+from headrace.iterator import DatasetIterator
+from headrace.sources import files
+from headrace.sources.mapped import MappedFiles
+from headrace.sources.tables.batches import TableBatches as TableBatches
+from headrace.sources.tables.batches import numbers_of
+from headrace.sources.tables.choice import Choice, one_schema
+from headrace.sources.tables.groups import shuffled_groups as shuffled_groups
+from headrace.sources.tables.kept import blaming, open_input
+from headrace.sources.tables.parquet import open_parquet, with_nulls
+from headrace.sources.tables.values import arrow, columns_of, schema_without_views, spec_of, table_without_views
+
+Row = dict[str, Any]
+WHAT = "Parquet files"
+CYCLE_LENGTH = 16  # files that are open at a time
+
+
+class ParquetIterDataset(IterDataset[Row]):
+    """The rows of a Parquet file, in order; of several files, one row of each in turn.
+
+    A number is a NumPy scalar, a list an array, a string `str`, and a struct a dict. A column of ints that has nulls
+    anywhere in its file is one of floats; a null is NaN among numbers, NaT among times, and None among others.
+
+    Args:
+        path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. Each is compared with the
+            first when it is opened: a column must be of one type.
+        columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.
+        read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`. With a `filesystem`, paths are those on it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike | Sequence[str | os.PathLike],
+        *,
+        columns: Sequence[str] | None = None,
+        **read_kwargs: Any,
+    ):
+        super().__init__()
+        paths = _paths(path, read_kwargs)
+        opener = _Opener(paths[0], Choice(columns, None), read_kwargs)
+        rows = [ParquetRows(one, opener) for one in paths]
+        several = IterDataset.interleave(rows, cycle_length=min(len(rows), CYCLE_LENGTH))
+        self._operation = rows[0]._op if len(rows) == 1 else several._op
+
+
+def _paths(path: str | os.PathLike | Sequence[str | os.PathLike], read_kwargs: dict[str, Any]) -> list[str]:
+    if read_kwargs.get("filesystem") is None:
+        paths = files.expand(path, what=WHAT)
+    else:
+        paths = [os.fspath(one) for one in ([path] if isinstance(path, str | os.PathLike) else path)]
+    if not paths:
+        raise PipelineError(f"{WHAT} need at least one path; got an empty sequence.")
+    return paths
+
+
+class _Opener:
+    """Opens files that must have the same columns as the first of them."""
+
+    def __init__(self, first: str, choice: Choice, read_kwargs: dict[str, Any]):
+        self._first, self._choice, self._read_kwargs = first, choice, read_kwargs
+        self._pool = files.Pool(CYCLE_LENGTH)
+
+    def open(self, path: str) -> "_File":
+        """A file, once it is known to have the columns."""
+        file = self._file(path)
+        try:
+            if path != self._first:
+                _check_same(self._first, self._schema, path, file.schema)
+            else:
+                self._schema = file.schema
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    @functools.cached_property
+    def _schema(self) -> Any:
+        """What is read of the first file."""
+        file = self._file(self._first)
+        file.close()
+        return file.schema
+
+    def _file(self, path: str) -> "_File":
+        on_a_filesystem = self._read_kwargs.get("filesystem") is not None
+        mapped = MappedFiles([] if on_a_filesystem else [path])
+        with blaming(path, WHAT):
+            maps = self._read_kwargs.get("memory_map", False)
+            source = path if on_a_filesystem else open_input(path, self._pool, maps=maps)
+            reader = open_parquet(path, source, **self._read_kwargs)
+            try:
+                return _File(path, reader, self._choice, mapped)
+            except BaseException:
+                reader.close(force=True)
+                raise
+
+
+class _File:
+    """An open file, in which a column has one type in all row groups."""
+
+    def __init__(self, path: str, reader: Any, choice: Choice, mapped: MappedFiles):
+        self._path, self._reader, self._choice, self._mapped = path, reader, choice, mapped
+        self.schema = one_schema([path], [schema_without_views(reader.schema_arrow)], choice)
+        footers = map(reader.metadata.row_group, range(reader.num_row_groups))
+        self.lengths = [footer.num_rows if len(self.schema) else 0 for footer in footers]
+
+    @functools.cached_property
+    def _specs(self) -> dict[str, Any]:
+        """Shapes and dtypes of columns; None where values are objects. Numbers in structs are Python's, as in Grain."""
+        flat = [field for field in self.schema if not isinstance(spec_of(field.type, nulls=False), dict)]
+        with blaming(self._path, WHAT):
+            nulls = set(with_nulls(self._reader, flat, self._choice.columns))
+        specs = {field.name: spec_of(field.type, nulls=field.name in nulls) for field in flat}
+        return {name: specs.get(name) for name in self.schema.names}
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether no value is an object."""
+        return None not in self._specs.values()
+
+    def read(self, group: int) -> dict[str, np.ndarray]:
+        """A row group as columns, which may be read-only."""
+        self._mapped.check([self._path])
+        specs = self._specs
+        with blaming(f"{self._path}, row group {group},", WHAT):
+            names = self._choice.reads(self._reader.schema_arrow.names)
+            table = table_without_views(self._reader.read_row_group(group, columns=names))
+            return columns_of(self._choice.of(table, self.schema), specs)
+
+    def close(self) -> None:
+        self._reader.close(force=True)
+
+
+class ParquetRows(IterDataset[Row]):
+    """The rows of one Parquet file."""
+
+    _how = "columns, or rows where some values are no numbers; a row group at a time"
+
+    def __init__(self, path: str, opener: _Opener):
+        super().__init__()
+        self._path, self._opener = path, opener
+
+    def __iter__(self) -> "ParquetIterator":
+        return ParquetIterator(self._path, self._opener)
+
+
+class ParquetIterator(DatasetIterator[Row]):
+    """Hands over the rows of one file; the file is opened for the first of them."""
+
+    def __init__(self, path: str, opener: _Opener):
+        super().__init__()
+        self._path, self._opener = path, opener
+        self._group, self._row = 0, 0
+        self._file: _File | None = None
+        self._columns: tuple[int, dict[str, np.ndarray]] | None = None  # of the row group that was read last
+        self._rows: Iterator[Row] = iter(())  # of that row group, from `_row` on
+        self._closed = False
+
+    def __next__(self) -> Row:
+        for row in self._rows:
+            self._row += 1
+            return row
+        columns = self._read()
+        if columns is None:
+            raise StopIteration
+        self._rows = _rows(columns, self._row)
+        return next(self)
+
+    def __next_block__(self, n: int) -> tuple[Block, Callable[[int], Any]] | None:
+        columns = self._read()
+        if columns is None:
+            return None
+        file, group, start = self._open(), self._group, self._row
+        end = min(start + n, file.lengths[group])
+        if file.is_columnar:
+            block = Columns({name: column[start:end].copy() for name, column in columns.items()}, end - start)
+        else:
+            block = Rows(list(_rows(columns, start, end)), owned=False)
+        self._row, self._rows = end, iter(())
+        return block, lambda j: _state(group, start + j)
+
+    def get_state(self) -> dict[str, Any]:
+        return _state(self._group, self._row)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._group, self._row = numbers_of(state, "a Parquet file", "row_group", "index_within_row_group")
+        self._columns, self._rows = None, iter(())
+
+    def close(self) -> None:
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        file, self._file, self._columns, self._rows = self._file, None, None, iter(())
+        if file is not None:
+            file.close()
+
+    def _open(self) -> _File:
+        if self._closed:
+            raise ClosedError("This iterator is closed; make a new one.")
+        if self._file is None:
+            self._file = self._opener.open(self._path)
+        return self._file
+
+    def _read(self) -> dict[str, np.ndarray] | None:
+        """Goes to the row group that the next row is in, and reads it; None at the end of the file."""
+        file, group, row = self._open(), self._group, self._row
+        self._check_place(file.lengths)
+        while row == sum(file.lengths[group : group + 1]):
+            if group + 1 >= len(file.lengths):
+                self._group, self._row = group, row
+                self._let_go()
+                return None
+            group, row = group + 1, 0
+        if self._columns is None or self._columns[0] != group:
+            self._columns = None  # before the next is read, so that there is one at a time
+            self._columns = group, file.read(group)
+        self._group, self._row = group, row
+        return self._columns[1]
+
+    def _check_place(self, lengths: list[int]) -> None:
+        group, row = self._group, self._row
+        num_rows = lengths[group] if 0 <= group < len(lengths) else 0
+        if not 0 <= group < max(1, len(lengths)) or not 0 <= row <= num_rows:
+            raise StateError(
+                f"The state says row {row} of row group {group}; {self._path} has {len(lengths)} row groups, "
+                f"and {num_rows} rows in that one. It is not the file that the state was saved with."
+            )
+
+
+def _state(group: int, row: int) -> dict[str, Any]:
+    return {"row_group": group, "index_within_row_group": row}
+
+
+def _rows(columns: dict[str, np.ndarray], start: int, end: int | None = None) -> Iterator[Row]:
+    """Rows of columns, made one by one."""
+    arrays = [column[start:end] for column in columns.values()]
+    return map(dict, map(zip, itertools.repeat(tuple(columns)), zip(*arrays, strict=True)))
+
+
+def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
+    """Raises unless files have the same columns; one of nothing but nulls suits a column of any type."""
+    nulls = {field.name for one in (first, schema) for field in one if arrow().types.is_null(field.type)}
+    compared = [
+        arrow().schema([field.with_type(arrow().null()) if field.name in nulls else field for field in one])
+        for one in (first, schema)
+    ]
+    one_schema([first_path, path], compared, Choice(None, None))

@@ -1,0 +1,1 @@
+"""Programs that use Grain, with Headrace in its place."""

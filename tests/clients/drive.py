@@ -1,0 +1,61 @@
+"""Runs one program of `programs/`, with Grain or with Headrace in its place, and writes down what it got.
+
+A program has `open_pipeline(folder)`, which makes an iterator in the manner of its client, `save(iterator, folder)` and
+`restore(iterator, folder)`. It is iterated to its end or for `STEPS` steps and saved on the way; then it is made anew,
+restored, and iterated again.
+
+    python -m tests.clients.drive (grain|headrace) PROGRAM FOLDER OUTPUT
+"""
+
+import importlib
+import itertools
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+
+STEPS, SAVED_AT = 9, 4
+
+
+def main() -> None:
+    library, name, folder, output = sys.argv[1:]
+    if library == "headrace":
+        import headrace
+
+        headrace.as_grain()
+    else:
+        from absl import flags
+
+        flags.FLAGS(["program"])  # Grain's workers need them
+    program = importlib.import_module(f"tests.clients.programs.{name}")
+    iterator = program.open_pipeline(Path(folder))
+    batches = take(iterator, SAVED_AT)
+    (states := Path(output).with_suffix(".states")).mkdir()
+    program.save(iterator, states)
+    batches += take(iterator, STEPS - SAVED_AT)
+    again = program.open_pipeline(Path(folder))
+    program.restore(again, states)
+    rest = take(again, STEPS - SAVED_AT)
+    import grain
+
+    Path(output).write_bytes(pickle.dumps((grain.__name__, batches, rest)))
+
+
+def take(iterator, count: int) -> list:
+    return [plain(batch) for batch in itertools.islice(iterator, count)]
+
+
+def plain(tree):
+    """A batch as dicts, tuples and arrays that any process can unpickle."""
+    if isinstance(tree, dict):
+        return {key: plain(value) for key, value in tree.items()}
+    if hasattr(tree, "__dataclass_fields__"):
+        return {key: plain(getattr(tree, key)) for key in tree.__dataclass_fields__}
+    if isinstance(tree, list | tuple):
+        return tuple(map(plain, tree))
+    return np.array(tree)
+
+
+if __name__ == "__main__":
+    main()

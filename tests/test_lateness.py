@@ -1,0 +1,71 @@
+"""An output does not wait for a record far behind it."""
+
+import itertools
+import time
+
+import pytest
+
+import headrace
+from headrace import MapDataset, ReadOptions
+
+SLOW, SLOW_S = 250, 0.8
+
+
+def slow_once(x):
+    if x == SLOW:
+        time.sleep(SLOW_S)
+    return x
+
+
+def loader(ds, options):
+    sampler = headrace.SequentialSampler(1000, headrace.NoSharding())
+    operations = [headrace.MapTransform(slow_once), headrace.Batch(4)]
+    return headrace.DataLoader(data_source=range(1000), sampler=sampler, operations=operations, read_options=options)
+
+
+PIPELINES = {
+    "elements": (1, lambda ds, options: ds.to_iter_dataset(options)),
+    "batches of the stream": (4, lambda ds, options: ds.to_iter_dataset(options).batch(4)),
+    "batches": (4, lambda ds, options: ds.batch(4).to_iter_dataset(options)),
+    "ahead": (4, lambda ds, options: ds.to_iter_dataset(options).batch(4).prefetch(64)),
+    "loader": (4, loader),
+}
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 16])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_only_outputs_near_a_slow_record_are_late(name, num_threads):
+    size, build = PIPELINES[name]
+    pipeline = build(MapDataset.range(1000).map(slow_once), ReadOptions(num_threads=num_threads))
+    arrivals = [time.perf_counter()]
+    with iter(pipeline) as iterator:
+        arrivals += (time.perf_counter() for _ in itertools.islice(iterator, SLOW // size + 2))
+    waits = [after - before for before, after in itertools.pairwise(arrivals)]
+    assert max(waits) > SLOW_S / 2
+    late = size * waits.index(max(waits))  # the first record of what came late
+    # Threads know what is ready; without them, a run is made as a whole.
+    assert late >= (SLOW * 2 // 3 if num_threads == 0 else SLOW * 4 // 5)
+
+
+def slow_from(first):
+    def function(x):
+        end = time.perf_counter() + (0.02 if x >= first else 30e-6)
+        while time.perf_counter() < end:
+            pass
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize("name", ["elements", "batches of the stream", "batches"])
+def test_where_records_become_slow_what_is_there_is_handed_over(name):
+    size, build = PIPELINES[name]
+    pipeline = build(MapDataset.range(3000).map(slow_from(2000)), ReadOptions(num_threads=0))
+    found, longest_s, last = [], 0.0, time.perf_counter()
+    with iter(pipeline) as iterator:
+        for output in itertools.islice(iterator, 2020 // size):
+            now = time.perf_counter()
+            longest_s, last = max(longest_s, now - last), now
+            found += [output] if size == 1 else output.tolist()
+    assert found == list(range(2020))
+    assert longest_s < 60 * 0.02  # a run has 128 records, or more
