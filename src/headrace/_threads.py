@@ -31,6 +31,11 @@ _running: dict[threading.Thread, Callable[[], None]] = {}  # with what tells eac
 _given_up: set[threading.Thread] = set()
 
 
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Callable[[], None]) -> threading.Thread:
     """Starts a thread; `stop` makes it return when the program ends."""
 

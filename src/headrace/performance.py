@@ -7,7 +7,6 @@ never a value.
 """
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from headrace._plan.blocks import Block
 from headrace._plan.kernels import fetcher
 from headrace._plan.stages import all_operations
 from headrace._plan.streams import Context, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._threads import num_cores as num_cores
 from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 
@@ -102,13 +102,6 @@ def pick_performance_config(
     if num_threads:
         return _config(budget, read=_reading(num_threads, sample, budget, max_buffer_size))
     return _config(budget, work=_working(most_workers, sample, budget, max_buffer_size))
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _free_share() -> int:

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,14 @@ Write = Callable[[Path], None]
 
 
 class Form(NamedTuple):
-    """A format: what writes files of it to a folder, and what opens one and reads it, in several ways."""
+    """A format: what writes a file of it, or a folder, and what opens that."""
 
     write: Write
-    open: Callable[[Path], Any]
+    open: Callable[[Any], Any]
     name: str  # of the file, or of the folder
     needs: tuple[str, ...] = ()
+    elements: Callable[[], list[Any]] | None = None  # that were written; of dicts, some of what is in them
+    many: bool = False  # whether several files may be opened as one
 
 
 # -------------------------------------------------------------------------------------------- intact files
@@ -103,12 +106,28 @@ def _tfrecord(path: Path) -> None:
     path.write_bytes(b"".join(map(framed, _records())))
 
 
-def _tfrecord_gz(path: Path) -> None:
-    import gzip
-
+def _examples(path: Path) -> None:
+    from headrace.sources.tf_example import encode_example
     from headrace.sources.tfrecord.framing import framed
 
-    path.write_bytes(gzip.compress(b"".join(map(framed, _records()))))
+    path.write_bytes(b"".join(framed(encode_example(one)) for one in _dicts()))
+
+
+def _example_source(path: Any) -> Any:
+    from headrace.sources import ExampleDataSource, Feature, TFRecordDataSource
+
+    features = {"id": np.int64, "x": Feature(np.float32, (4,)), "label": np.int64}
+    return ExampleDataSource(TFRecordDataSource(str(path)), features)
+
+
+def _gzipped(write: Write) -> Write:
+    def write_gzipped(path: Path) -> None:
+        import gzip
+
+        write(path)
+        path.write_bytes(gzip.compress(path.read_bytes()))
+
+    return write_gzipped
 
 
 def _parquet(path: Path) -> None:
@@ -117,17 +136,10 @@ def _parquet(path: Path) -> None:
     pyarrow.parquet.write_table(_table(), path, row_group_size=60)
 
 
-def _arrow(path: Path) -> None:
+def _arrow(path: Path, kind: str = "new_file") -> None:
     import pyarrow as pa
 
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _rich_table().schema) as writer:
-        writer.write_table(_rich_table(), max_chunksize=60)
-
-
-def _arrow_stream(path: Path) -> None:
-    import pyarrow as pa
-
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _rich_table().schema) as writer:
+    with pa.OSFile(str(path), "wb") as sink, getattr(pa.ipc, kind)(sink, _rich_table().schema) as writer:
         writer.write_table(_rich_table(), max_chunksize=60)
 
 
@@ -143,25 +155,30 @@ def _csv(path: Path) -> None:
     pyarrow.csv.write_csv(_table().select(["id", "ratio", "text", "maybe", "flag"]), str(path))
 
 
-def _lines() -> bytes:
-    rows = _table().select(["id", "text", "tokens", "nested"]).to_pylist()
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+def _rows(*names: str) -> Callable[[], list[Any]]:
+    return lambda: _table().select(list(names)).to_pylist()
+
+
+_values = _rows("id", "text", "tokens", "nested")
 
 
 def _json_lines(path: Path) -> None:
-    path.write_bytes(_lines())
+    path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in _values()))
 
 
-def _json_lines_gz(path: Path) -> None:
-    import gzip
+def _texts() -> list[str]:
+    return [f"line {i} " + "é" * (i % 5) for i in range(ROWS)]
 
-    path.write_bytes(gzip.compress(_lines()))
+
+def _text_lines(path: Path) -> None:
+    path.write_text("".join(f"{text}\n" for text in _texts()), encoding="utf-8")
 
 
 def _json_lines_zst(path: Path) -> None:
     import zstandard
 
-    path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(_lines()))
+    _json_lines(path)
+    path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(path.read_bytes()))
 
 
 def _npy(path: Path) -> None:
@@ -176,13 +193,6 @@ def _idx(path: Path) -> None:
     path.write_bytes(b"\0\0\x0d\x02" + np.array([ROWS, 4], ">u4").tobytes() + _numbers()["x"].astype(">f4").tobytes())
 
 
-def _idx_gz(path: Path) -> None:
-    import gzip
-
-    _idx(path)
-    path.write_bytes(gzip.compress(path.read_bytes()))
-
-
 def _hdf5(path: Path) -> None:
     import h5py
 
@@ -192,20 +202,22 @@ def _hdf5(path: Path) -> None:
         # Without texts of any length: the library may never come back from a damaged one, see docs/sources.md.
 
 
-def _zarr(path: Path) -> None:
+def _zarr(path: Path, **options: Any) -> None:
     import zarr
 
-    group = zarr.open_group(str(path), mode="w")
+    group = zarr.open_group(str(path), mode="w", **options)
     for name, array in _numbers().items():
         group.create_array(name, data=array, chunks=(50, *array.shape[1:]))
 
 
-def _zarr_2(path: Path) -> None:
-    import zarr
+def _sql(path: Path) -> None:
+    import contextlib
+    import sqlite3
 
-    group = zarr.open_group(str(path), mode="w", zarr_format=2)
-    for name, array in _numbers().items():
-        group.create_array(name, data=array, chunks=(50, *array.shape[1:]))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT)")
+        db.executemany("INSERT INTO t VALUES (:id, :text)", _rows("id", "text")())
+        db.commit()
 
 
 def _tfds(path: Path) -> None:
@@ -239,8 +251,8 @@ def _hugging_face(path: Path) -> None:
     whole.save_to_disk(str(path), num_shards=2)
 
 
-def _picture() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 255, (40, 50, 3)).astype(np.uint8)
+def _picture(i: int = 1) -> np.ndarray:
+    return np.random.default_rng(i).integers(0, 255, (40, 50, 3)).astype(np.uint8)
 
 
 def _image(path: Path) -> None:
@@ -250,52 +262,83 @@ def _image(path: Path) -> None:
     Image.fromarray(_picture()).save(path / f"0.{path.name}")
 
 
+def _classes(path: Path) -> None:
+    from PIL import Image
+
+    for i in range(20):
+        (path / str(i // 10)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(_picture(i)).save(path / str(i // 10) / f"{i:02}.png")
+
+
+def _dicts() -> list[Any]:
+    return [{name: array[i] for name, array in _numbers().items()} for i in range(ROWS)]
+
+
 # ---------------------------------------------------------------------------------------------- opening
 
 
-def _source(module: str, name: str, **options: Any) -> Callable[[Path], Any]:
-    def make(path: Path) -> Any:
+def _source(module: str, name: str, **options: Any) -> Callable[[Any], Any]:
+    def make(path: Any) -> Any:
         import importlib
 
-        return getattr(importlib.import_module(f"headrace.sources.{module}"), name)(str(path), **options)
+        given = list(map(str, path)) if isinstance(path, list) else str(path)
+        return getattr(importlib.import_module(f"headrace.sources.{module}"), name)(given, **options)
 
     return make
 
 
-def _opened(path: Path) -> Any:
-    import headrace.sources
-
-    return headrace.sources.open(str(path))
-
+_opened = _source("opening", "open")
+_tfrecords, _tfrecord_stream = _source("tfrecord", "TFRecordDataSource"), _source("tfrecord", "TFRecordIterDataset")
+_arrow_source, _line_stream = _source("tables", "ArrowDataSource"), _source("json_lines", "JsonLinesIterDataset")
+_idx_source, _zarr_source = _source("array_files", "IdxDataSource"), _source("array_files", "ZarrDataSource")
+_images = _source("images", "ImageFolderDataSource")
+_csv_source = _source("tables", "CsvDataSource", block_bytes=1000)
+_table_rows, _vectors = _rows("id", "text", "flag"), lambda: list(_numbers()["x"])
+_ARROW, _ZARR = ("pyarrow",), ("zarr",)
 
 FORMS = {
     "array_record": Form(
-        _array_record, _source("array_record", "ArrayRecordDataSource"), "a.array_record", ("array_record",)
+        _array_record,
+        _source("array_record", "ArrayRecordDataSource"),
+        "a.array_record",
+        ("array_record",),
+        _records,
+        True,
     ),
-    "bagz": Form(_bagz, _source("bagz", "BagzDataSource"), "a.bagz", ("bagz",)),
-    "tfrecord": Form(_tfrecord, _source("tfrecord", "TFRecordDataSource"), "a.tfrecord"),
-    "tfrecord_stream": Form(_tfrecord, _source("tfrecord", "TFRecordIterDataset"), "a.tfrecord"),
-    "tfrecord_gz": Form(_tfrecord_gz, _source("tfrecord", "TFRecordIterDataset"), "a.tfrecord.gz"),
-    "parquet": Form(_parquet, _source("tables", "ParquetDataSource"), "a.parquet", ("pyarrow",)),
-    "parquet_stream": Form(_parquet, _source("parquet", "ParquetIterDataset"), "a.parquet", ("pyarrow",)),
-    "arrow": Form(_arrow, _source("tables", "ArrowDataSource"), "a.arrow", ("pyarrow",)),
-    "arrow_stream": Form(_arrow_stream, _source("tables", "ArrowDataSource"), "a.arrows", ("pyarrow",)),
-    "feather": Form(_feather, _source("tables", "ArrowDataSource"), "a.feather", ("pyarrow",)),
-    "csv": Form(_csv, _source("tables", "CsvDataSource", block_bytes=1000), "a.csv", ("pyarrow",)),
-    "json_lines": Form(_json_lines, _source("json_lines", "JsonLinesDataSource"), "a.jsonl"),
-    "json_lines_gz": Form(_json_lines_gz, _source("json_lines", "JsonLinesIterDataset"), "a.jsonl.gz"),
-    "json_lines_zst": Form(
-        _json_lines_zst, _source("json_lines", "JsonLinesIterDataset"), "a.jsonl.zst", ("zstandard",)
-    ),
-    "npy": Form(_npy, _source("array_files", "NpyDataSource"), "a.npy"),
-    "npz": Form(_npz, _source("array_files", "NpzDataSource"), "a.npz"),
-    "idx": Form(_idx, _source("array_files", "IdxDataSource"), "a-ubyte"),
-    "idx_gz": Form(_idx_gz, _source("array_files", "IdxDataSource"), "a-ubyte.gz"),
-    "hdf5": Form(_hdf5, _source("array_files", "Hdf5DataSource"), "a.h5", ("h5py",)),
-    "zarr": Form(_zarr, _source("array_files", "ZarrDataSource"), "a.zarr", ("zarr",)),
-    "zarr_2": Form(_zarr_2, _source("array_files", "ZarrDataSource"), "a.zarr", ("zarr",)),
+    "bagz": Form(_bagz, _source("bagz", "BagzDataSource"), "a.bagz", ("bagz",), _records, True),
+    "tfrecord": Form(_tfrecord, _tfrecords, "a.tfrecord", (), _records, True),
+    "tfrecord_stream": Form(_tfrecord, _tfrecord_stream, "a.tfrecord", (), _records),
+    "tfrecord_gz": Form(_gzipped(_tfrecord), _tfrecord_stream, "a.tfrecord.gz", (), _records),
+    "parquet": Form(_parquet, _source("tables", "ParquetDataSource"), "a.parquet", _ARROW, _table_rows, True),
+    "parquet_stream": Form(_parquet, _source("parquet", "ParquetIterDataset"), "a.parquet", _ARROW, _table_rows),
+    "arrow": Form(_arrow, _arrow_source, "a.arrow", _ARROW, _table_rows, True),
+    "arrow_stream": Form(partial(_arrow, kind="new_stream"), _arrow_source, "a.arrows", _ARROW, _table_rows, True),
+    "feather": Form(_feather, _arrow_source, "a.feather", _ARROW, _table_rows, True),
+    "csv": Form(_csv, _csv_source, "a.csv", _ARROW, _table_rows, True),
+    "json_lines": Form(_json_lines, _source("json_lines", "JsonLinesDataSource"), "a.jsonl", (), _values, True),
+    "json_lines_gz": Form(_gzipped(_json_lines), _line_stream, "a.jsonl.gz", (), _values, True),
+    "json_lines_zst": Form(_json_lines_zst, _line_stream, "a.jsonl.zst", ("zstandard",), _values, True),
+    "npy": Form(_npy, _source("array_files", "NpyDataSource"), "a.npy", (), _vectors),
+    "npz": Form(_npz, _source("array_files", "NpzDataSource"), "a.npz", (), _dicts),
+    "idx": Form(_idx, _idx_source, "a-ubyte", (), _vectors),
+    "idx_gz": Form(_gzipped(_idx), _idx_source, "a-ubyte.gz", (), _vectors),
+    "hdf5": Form(_hdf5, _source("array_files", "Hdf5DataSource"), "a.h5", ("h5py",), _dicts),
+    "zarr": Form(_zarr, _zarr_source, "a.zarr", _ZARR, _dicts),
+    "zarr_2": Form(partial(_zarr, zarr_format=2), _zarr_source, "a.zarr", _ZARR, _dicts),
     "tfds": Form(_tfds, _source("tfds", "TfdsDataSource"), "small", ("cv2",)),
-    "hugging_face": Form(_hugging_face, _opened, "saved", ("datasets",)),
-    "png": Form(_image, _source("images", "ImageFolderDataSource"), "png", ("PIL", "cv2")),
-    "jpeg": Form(_image, _source("images", "ImageFolderDataSource"), "jpeg", ("PIL", "simplejpeg")),
+    "hugging_face": Form(_hugging_face, _opened, "saved", ("datasets",), _dicts),
+    "png": Form(_image, _images, "png", ("PIL", "cv2"), lambda: [{"image": _picture()}]),
+    "jpeg": Form(_image, _images, "jpeg", ("PIL", "simplejpeg")),
 }
+MORE_FORMS = {
+    "examples": Form(_examples, _example_source, "a.tfrecord", (), _dicts),
+    "text_lines": Form(_text_lines, _source("json_lines", "TextLinesDataSource"), "a.txt", (), _texts, True),
+    "text_lines_stream": Form(_text_lines, _source("json_lines", "TextLinesIterDataset"), "a.txt", (), _texts, True),
+    "sql": Form(
+        _sql, _source("sql", "SqlDataSource", query="SELECT * FROM t", key="id"), "a.db", (), _rows("id", "text")
+    ),
+    "classes": Form(
+        _classes, _images, "pets", ("PIL", "cv2"), lambda: [{"image": _picture(i), "label": i // 10} for i in range(20)]
+    ),
+}
+"""Those that `damage.py` does not damage."""

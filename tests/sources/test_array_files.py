@@ -1,10 +1,8 @@
 """Files of arrays, against the formats' own writers."""
 
 import gzip
-import os
 import pickle
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from headrace import MapDataset, MultiprocessingOptions
+from headrace import MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources.array_files import (
     Hdf5DataSource,
@@ -21,10 +19,8 @@ from headrace.sources.array_files import (
     NpzDataSource,
     ZarrDataSource,
 )
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.testing import assert_block_law, assert_equal
 
-TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
-ODD_NAMES = ["with space", "ünï-字", "a[1]", "*?#%20", os.fsdecode(b"not-\xff-unicode")]
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(256, size=(50, 4, 3), dtype=np.uint8)
 LABELS = np.arange(50, dtype=np.int32)
@@ -90,32 +86,6 @@ def test_elements_are_the_rows_that_were_written(source):
             source[outside]
 
 
-def test_blocks_equal_single_reads_and_pipelines_resume(source):
-    ds = MapDataset.source(source).shuffle(seed=3)
-    assert_block_law(ds)
-    assert_resumable(ds.to_iter_dataset().batch(8))
-    assert ds.to_iter_dataset().element_spec["x"].shape == (4, 3)
-
-
-def test_batches_are_the_same_with_workers(source):
-    ds = MapDataset.source(source).shuffle(seed=3).to_iter_dataset().batch(8)
-    for here, there in zip(ds, ds.mp_prefetch(TWO), strict=True):
-        assert_equal(here, there)
-
-
-def test_many_threads_may_read_at_once(source):
-    fresh = pickle.loads(pickle.dumps(source))
-    with ThreadPoolExecutor(8) as pool:
-        for i, element in enumerate(pool.map(fresh.__getitem__, range(50))):
-            assert_equal(element, {"x": IMAGES[i], "y": LABELS[i]})
-
-
-def test_what_is_handed_over_is_the_users_to_change(source):
-    source[0]["x"][:] = 0
-    source.__getcolumns__(np.arange(3))["x"][:] = 0
-    assert_equal(source[0]["x"], IMAGES[0])
-
-
 def test_reprs_are_short_and_tell_sources_apart(tmp_path):
     reprs = set()
     for write in WRITERS:
@@ -124,21 +94,6 @@ def test_reprs_are_short_and_tell_sources_apart(tmp_path):
         assert " at 0x" not in repr(source)
         reprs.add(repr(source))
     assert len(reprs) == len(WRITERS)
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_files_may_have_any_name(tmp_path, name):
-    np.save(tmp_path / f"{name}.npy", IMAGES)
-    np.savez(tmp_path / f"{name}.npz", x=IMAGES)
-    (tmp_path / name).write_bytes(idx_bytes(IMAGES))
-    for source in (NpyDataSource(tmp_path / f"{name}.npy"), IdxDataSource(tmp_path / name)):
-        assert_equal(source[3], IMAGES[3])
-    assert_equal(NpzDataSource(tmp_path / f"{name}.npz")[3], {"x": IMAGES[3]})
-    if "\udcff" not in name:  # names that are no Unicode are not HDF5's
-        h5py = pytest.importorskip("h5py")
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            file["x"] = IMAGES
-        assert_equal(Hdf5DataSource(tmp_path / f"{name}.h5")[3], {"x": IMAGES[3]})
 
 
 def test_missing_files_are_all_named(tmp_path):

@@ -13,14 +13,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions
 from headrace.errors import ClosedError, DataError, MissingDependency, PipelineError
 from headrace.sources import array_record, record_files
 from headrace.sources.array_record import ArrayRecordDataSource
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.testing import assert_equal
 
 grain = pytest.importorskip("grain")
 writers = pytest.importorskip("array_record.python.array_record_module")
@@ -112,42 +110,11 @@ def shards(request, tmp_path):
     return [write_array_record(tmp_path / f"{n}.ar", named(n, count), request.param) for n, count in SHARDS.items()]
 
 
-@pytest.fixture(params=["one by one", "all cores", "slow"])
-def read_by(request, monkeypatch):
-    """The ways in which a file is read, each of which a machine or a file may never take."""
-    monkeypatch.setattr(array_record, "_num_cores", lambda: 1 if request.param == "one by one" else 2)
-    monkeypatch.setattr(array_record, "FEWEST_AT_ONCE", 2)
-    monkeypatch.setattr(record_files, "SLOW_RECORD_S", -1 if request.param == "slow" else 1e9)
-    monkeypatch.setattr(record_files, "SLOW_IN_A_ROW", 1)
-
-
 def test_array_records_are_those_that_were_written_and_that_grain_reads(shards):
     ours, theirs = ArrayRecordDataSource(shards), grain.sources.ArrayRecordDataSource(shards)
     assert len(ours) == len(theirs) == len(RECORDS)
     assert list(ours) == [ours[i] for i in range(len(ours))] == [theirs[i] for i in range(len(theirs))] == RECORDS
     assert ours.paths == theirs.paths
-
-
-@pytest.mark.parametrize("size", [1, 3, 40, 1000])
-def test_array_records_come_in_the_order_asked_for(shards, size, read_by):
-    source = ArrayRecordDataSource(shards)
-    indices = np.random.default_rng(size).integers(-len(source), len(source), size).tolist()
-    assert source.__getitems__(indices) == [RECORDS[i] for i in indices]
-    assert source.__getitems__(range(60, 80)) == RECORDS[60:80]
-    assert source.__getitems__([]) == []
-
-
-def test_the_block_law_holds_for_array_records(shards):
-    assert_block_law(MapDataset.source(ArrayRecordDataSource(shards)).shuffle(seed=1).map(len))
-
-
-def test_array_record_pipelines_resume_at_every_element(shards):
-    assert_resumable(MapDataset.source(ArrayRecordDataSource(shards)).shuffle(seed=1).to_iter_dataset(), max_outputs=60)
-
-
-def test_array_records_are_the_same_with_workers(shards):
-    ds = MapDataset.source(ArrayRecordDataSource(shards)).shuffle(seed=1).to_iter_dataset()
-    assert_same_with_workers(ds.filter(lambda record: len(record) > 5).batch(8, batch_fn=list))
 
 
 def test_array_record_instructions_choose_records(shards):
@@ -162,40 +129,6 @@ def test_array_record_instructions_choose_records(shards):
     assert list(ArrayRecordDataSource(whole)) == named("d", 300)[290:]
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_array_record_files_may_have_any_name(tmp_path, name):
-    path = write_array_record(tmp_path / name, named("x", 5))
-    assert list(ArrayRecordDataSource(path)) == named("x", 5)
-    assert list(ArrayRecordDataSource(f"{path}[1:3]")) == named("x", 5)[1:3]
-    assert len(repr(ArrayRecordDataSource(path))) < 150
-
-
-@settings(max_examples=15)
-@given(
-    shards=st.lists(st.lists(st.binary(max_size=50), max_size=8), min_size=1, max_size=4),
-    group_size=st.integers(1, 4),
-    compression=st.sampled_from(["uncompressed", "zstd:3", "brotli:1", "snappy"]),
-    seed=st.integers(0, 9),
-)
-def test_any_records_come_back_as_they_were_written(tmp_path_factory, shards, group_size, compression, seed):
-    folder = tmp_path_factory.mktemp("any")
-    for i, records in enumerate(shards):
-        write_array_record(folder / f"{i}.ar", records, f"group_size:{group_size},{compression}")
-    source = ArrayRecordDataSource(folder / "*.ar")
-    expected = [record for records in shards for record in records]
-    assert list(source) == expected
-    if expected:
-        indices = np.random.default_rng(seed).integers(0, len(expected), 20)
-        assert source.__getitems__(indices.tolist()) == [expected[i] for i in indices]
-        assert_block_law(MapDataset.source(source))
-
-
-def test_large_array_records_come_back(tmp_path, read_by):
-    records = [b"", np.random.default_rng(0).bytes(11 << 20), b"x"]
-    source = ArrayRecordDataSource(write_array_record(tmp_path / "x", records))
-    assert source.__getitems__([2, 1, 0, 1]) == [records[2], records[1], records[0], records[1]]
-
-
 def test_array_record_patterns_are_files_in_order_of_their_names(shards, tmp_path):
     assert list(ArrayRecordDataSource(tmp_path / "*.ar")) == RECORDS
     assert ArrayRecordDataSource(f"{tmp_path}/[ad].ar").paths == [shards[0], shards[3]]
@@ -203,15 +136,6 @@ def test_array_record_patterns_are_files_in_order_of_their_names(shards, tmp_pat
     assert list(ArrayRecordDataSource(f"{tmp_path}/d.ar[290:]")) == named("d", 300)[290:]
     with pytest.raises(FileNotFoundError, match=r"2 of 3 paths.*match no file: .*\*\.nope, .*/x\."):
         ArrayRecordDataSource([f"{tmp_path}/*.nope", shards[0], str(tmp_path / "x")])
-
-
-@pytest.fixture
-def far_away(tmp_path, monkeypatch):
-    """A folder behind an address, and an empty cache."""
-    fs = pytest.importorskip("fsspec").filesystem("memory")
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
-    yield fs
-    fs.rm("/records", recursive=True)
 
 
 def test_array_records_behind_addresses(shards, far_away):
@@ -239,54 +163,6 @@ def test_the_records_of_a_far_away_file_are_counted_by_its_end(tmp_path, far_awa
     kept = sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*") if file.is_file())
     assert 0 < kept < path.stat().st_size
     assert source[12_345] == records[12_345]
-
-
-def test_an_empty_array_record_file_is_an_empty_source(tmp_path):
-    source = ArrayRecordDataSource(write_array_record(tmp_path / "e", []))
-    assert len(source) == 0
-    assert list(source) == []
-    with pytest.raises(IndexError):
-        source[0]
-
-
-@pytest.mark.parametrize("index", [371, -372, 10**12])
-def test_an_array_record_index_out_of_range_is_an_error(shards, index):
-    source = ArrayRecordDataSource(shards)
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source[index]
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source.__getitems__([0, index])
-
-
-def test_array_record_indices_are_ints(shards):
-    source = ArrayRecordDataSource(shards)
-    assert source[np.int64(3)] == source[-368] == RECORDS[3]
-    with pytest.raises(TypeError):
-        source[1.0]  # type: ignore[index]
-    with pytest.raises(TypeError, match="Indices must be ints; got float64"):
-        source.__getitems__([1.0])  # type: ignore[list-item]
-
-
-def test_all_missing_array_record_files_are_named(shards, tmp_path):
-    missing = [str(tmp_path / name) for name in ("x", "y")]
-    with pytest.raises(FileNotFoundError, match="2 of 6 paths of ArrayRecord files match no file") as caught:
-        ArrayRecordDataSource([*shards, missing[0], f"{missing[1]}[0:5]"])
-    assert all(path in str(caught.value) for path in missing)
-    assert not any(path in str(caught.value) for path in shards)
-
-
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        ([], "at least one path"),
-        (3, "`paths` must be a path.*got int: 3"),
-        ([None], "`paths` must be a path.*got NoneType"),
-        ("x[5:2]", "from 5 to 2: the end is before the start"),
-    ],
-)
-def test_wrong_array_record_paths_are_errors(paths, message):
-    with pytest.raises(PipelineError, match=message):
-        ArrayRecordDataSource(paths)
 
 
 @pytest.mark.parametrize("change", [lambda data: b"hello " * 100, lambda data: b"", lambda data: data[:-1000]])
@@ -320,20 +196,6 @@ def test_the_first_damaged_record_of_a_block_is_named(tmp_path, read_by):
             source.__getitems__(indices)
     rest = ArrayRecordDataSource([f"{path}[0:700]", f"{path}[701:]"])
     assert rest.__getitems__([699, 700]) == [records[699], records[701]]
-
-
-def test_records_past_the_end_of_an_array_record_file_are_an_error(shards):
-    with pytest.raises(
-        PipelineError, match=r"has 70 records, and those from 60 to 80 were asked for. `\[60:\]` is all"
-    ):
-        ArrayRecordDataSource(f"{shards[0]}[60:80]")
-    source = ArrayRecordDataSource(SimpleNamespace(filename=shards[0], skip=60, take=20, examples_in_shard=80))
-    assert source[9] == named("a", 70)[69]
-    for _ in range(2):
-        with pytest.raises(PipelineError, match="a.ar has 70 records, and those from 60 to 80 were asked for"):
-            source[10]
-    with pytest.raises(PipelineError, match="has 70 records, and 71 are to be skipped"):
-        ArrayRecordDataSource(SimpleNamespace(filename=shards[0], skip=71, take=-1, examples_in_shard=0))
 
 
 def test_array_record_reader_options_reach_the_reader(shards):
@@ -449,16 +311,6 @@ def test_slow_records_are_read_by_all_cores_until_they_are_fast_again():
     assert sum(pace.is_slow() for _ in range(160)) == 150
     pace.took(1e-5, 10)
     assert not any(pace.is_slow() for _ in range(100))
-
-
-def test_an_array_record_source_is_pickled_as_paths_and_lengths(shards):
-    source = ArrayRecordDataSource(shards)
-    source[0]
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 1000
-    copy = pickle.loads(pickled)
-    assert list(copy) == RECORDS
-    assert repr(copy) == repr(source)
 
 
 def test_many_files_far_away_are_opened_in_threads(shards, monkeypatch):

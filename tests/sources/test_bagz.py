@@ -2,24 +2,17 @@
 
 import os
 import pickle
-import shutil
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace import MapDataset
 from headrace.errors import DataError, MissingDependency, PipelineError
 from headrace.sources import record_files
 from headrace.sources.bagz import BagzDataSource
-from headrace.testing import assert_block_law, assert_resumable
-from tests.sources.test_array_record import ODD_NAMES, assert_same_with_workers, named
+from tests.sources.test_array_record import named
 
 bagz = pytest.importorskip("bagz")
 
@@ -40,71 +33,12 @@ def shards(request, tmp_path):
     return [write_bagz(tmp_path / f"{n}.{request.param}", named(n, count)) for n, count in SHARDS.items()]
 
 
-@pytest.fixture(params=["one by one", "slow"])
-def read_by(request, monkeypatch):
-    """The ways in which a file is read."""
-    monkeypatch.setattr(record_files, "SLOW_RECORD_S", -1 if request.param == "slow" else 1e9)
-    monkeypatch.setattr(record_files, "SLOW_IN_A_ROW", 1)
-
-
 def test_bagz_records_are_those_that_were_written_and_that_bagz_reads(shards):
     source = BagzDataSource(shards)
     assert len(source) == len(RECORDS)
     assert list(source) == [source[i] for i in range(len(source))] == RECORDS
     assert list(source) == list(bagz.Reader(",".join(shards)))
     assert source.paths == shards
-
-
-@pytest.mark.parametrize("size", [1, 3, 40, 1000])
-def test_bagz_records_come_in_the_order_asked_for(shards, size, read_by):
-    source = BagzDataSource(shards)
-    for seed in range(3):
-        indices = np.random.default_rng([size, seed]).integers(-len(source), len(source), size).tolist()
-        assert source.__getitems__(indices) == [RECORDS[i] for i in indices]
-    assert source.__getitems__(range(60, 80)) == RECORDS[60:80]
-    assert source.__getitems__([]) == []
-
-
-@settings(max_examples=15)
-@given(
-    shards=st.lists(st.lists(st.binary(max_size=50), max_size=8), min_size=1, max_size=4),
-    suffix=st.sampled_from(["bagz", "bag", "anything"]),
-    seed=st.integers(0, 9),
-)
-def test_any_records_come_back_as_they_were_written(tmp_path_factory, shards, suffix, seed):
-    folder = tmp_path_factory.mktemp("any")
-    for i, records in enumerate(shards):
-        write_bagz(folder / f"{i}.{suffix}", records)
-    source = BagzDataSource(folder / f"*.{suffix}")
-    expected = [record for records in shards for record in records]
-    assert list(source) == expected
-    if expected:
-        indices = np.random.default_rng(seed).integers(0, len(expected), 20)
-        assert source.__getitems__(indices.tolist()) == [expected[i] for i in indices]
-        assert_block_law(MapDataset.source(source))
-
-
-def test_bagz_pipelines_obey_the_laws(shards):
-    ds = MapDataset.source(BagzDataSource(shards)).shuffle(seed=1)
-    assert_block_law(ds)
-    assert_resumable(ds.to_iter_dataset(), max_outputs=60)
-    assert_same_with_workers(ds.to_iter_dataset().filter(lambda record: len(record) > 5).batch(8, batch_fn=list))
-
-
-def test_large_bagz_records_come_back(tmp_path, read_by):
-    records = [b"", np.random.default_rng(0).bytes(11 << 20), b"x"]
-    source = BagzDataSource(write_bagz(tmp_path / "x.bagz", records))
-    for _ in range(2):
-        assert source.__getitems__([2, 1, 0, 1]) == [records[2], records[1], records[0], records[1]]
-
-
-@pytest.mark.parametrize("name", [*ODD_NAMES, "com,ma", "at@3", "at@*"])
-def test_bagz_files_may_have_any_name(tmp_path, name):
-    path = os.fsdecode(tmp_path / f"{name}.bagz")
-    shutil.move(write_bagz(tmp_path / "plain.bagz", named("x", 5)), path)
-    assert list(BagzDataSource(path)) == named("x", 5)
-    assert list(BagzDataSource(f"{path}[1:3]")) == named("x", 5)[1:3]
-    assert len(repr(BagzDataSource(path))) < 150
 
 
 def test_patterns_ranges_and_shards_choose_bagz_files(tmp_path):
@@ -130,17 +64,6 @@ def test_shards_that_are_there_are_not_called_missing(tmp_path):
     assert list(BagzDataSource(f"{tmp_path}/n@3.bagz[:1]")) == [named(i, 4)[0] for i in range(3)]
 
 
-def test_missing_bagz_files_are_all_named(shards, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"2 of 6 paths of Bagz files match no file: .*/x, .*/y\."):
-        BagzDataSource([*shards, str(tmp_path / "x"), f"{tmp_path}/y[0:5]"])
-
-
-@pytest.mark.parametrize(("paths", "message"), [([], "at least one path"), (3, "`paths` must be a path.*got int: 3")])
-def test_wrong_bagz_paths_are_errors(paths, message):
-    with pytest.raises(PipelineError, match=message):
-        BagzDataSource(paths)
-
-
 def test_an_empty_bagz_file_is_an_empty_source(tmp_path):
     (tmp_path / "nothing.bagz").touch()
     for path in (write_bagz(tmp_path / "e.bagz", []), tmp_path / "nothing.bagz"):
@@ -149,15 +72,6 @@ def test_an_empty_bagz_file_is_an_empty_source(tmp_path):
         assert list(source) == []
         with pytest.raises(IndexError):
             source[0]
-
-
-@pytest.mark.parametrize("index", [371, -372, 10**12])
-def test_a_bagz_index_out_of_range_is_an_error(shards, index):
-    source = BagzDataSource(shards)
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source[index]
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 371 records"):
-        source.__getitems__([0, index])
 
 
 @pytest.mark.parametrize("change", [lambda data: b"hello " * 100, lambda data: data[:-5], lambda data: data[9:]])
@@ -187,17 +101,6 @@ def test_damaged_bagz_records_are_errors_and_never_empty(tmp_path, read_by):
             next(iterator)
 
 
-def test_records_past_the_end_of_a_bagz_file_are_an_error(shards):
-    with pytest.raises(
-        PipelineError, match=r"has 70 records, and those from 60 to 80 were asked for. `\[60:\]` is all"
-    ):
-        BagzDataSource(f"{shards[0]}[60:80]")
-    source = BagzDataSource(SimpleNamespace(filename=shards[0], skip=60, take=20, examples_in_shard=80))
-    assert source[9] == named("a", 70)[69]
-    with pytest.raises(PipelineError, match="has 70 records, and those from 60 to 80 were asked for"):
-        source[10]
-
-
 def test_bagz_reader_options_reach_the_reader(tmp_path):
     path = write_bagz(tmp_path / "x.bagz", named("x", 5))
     raw = BagzDataSource(path, {"compression": bagz.CompressionNone()})
@@ -221,42 +124,6 @@ def test_thousands_of_bagz_files_are_read_with_few_open(tmp_path, monkeypatch):
 
 def mapped_under(folder):
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
-
-
-def test_a_bagz_source_travels_as_paths_and_lengths(shards):
-    source = BagzDataSource(shards)
-    source[0]
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 1000
-    copy = pickle.loads(pickled)
-    assert list(copy) == RECORDS
-    assert repr(copy) == repr(source)
-    assert repr(source).startswith("BagzDataSource(num_files=4, num_records=371, hash_of_paths=")
-    assert repr(source) != repr(BagzDataSource(shards[::-1]))
-
-
-def test_threads_share_a_bagz_source(shards, monkeypatch, read_by):
-    monkeypatch.setattr(record_files, "MOST_OPEN", 2)
-    source = BagzDataSource(shards)
-    start = threading.Barrier(8)
-
-    def read(seed):
-        start.wait(10)
-        for i in range(20):
-            indices = np.random.default_rng([seed, i]).integers(0, len(source), 20).tolist()
-            assert source.__getitems__(indices) == [RECORDS[i] for i in indices]
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(read, range(8)))
-
-
-@pytest.fixture
-def far_away(tmp_path, monkeypatch):
-    """A folder behind an address, and an empty cache."""
-    fs = pytest.importorskip("fsspec").filesystem("memory")
-    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
-    yield fs
-    fs.rm("/records", recursive=True)
 
 
 def test_bagz_records_behind_addresses(shards, far_away):

@@ -290,12 +290,6 @@ def test_an_empty_selection_and_one_row(numbers):
     assert_equal(HuggingFaceDataSource(numbers.select([8]))[0], HuggingFaceDataSource(numbers)[8])
 
 
-@pytest.mark.parametrize("index", [4, -5])
-def test_an_index_out_of_range_is_an_error(index):
-    with pytest.raises(IndexError, match=f"Index {index} is out of range for 4 rows"):
-        HuggingFaceDataSource(mixed_dataset()).__getitems__([0, index])
-
-
 def test_a_dataset_on_disk_travels_as_its_paths(arrays, tmp_path):
     dataset = on_disk(dataset_of(arrays), str(tmp_path / "d"))
     source = HuggingFaceDataSource(dataset)

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import MapDataset, MultiprocessingOptions
+from headrace import MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.images import ImageFolderDataSource, decode_image, decoding
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.testing import assert_equal
 
 pillow = pytest.importorskip("PIL.Image")
 cv2 = pytest.importorskip("cv2")
 
-TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
 RNG = np.random.default_rng(0)
 
 
@@ -145,16 +144,6 @@ def test_folders_without_images_are_an_error(tmp_path):
         ImageFolderDataSource(tmp_path, flat=False)
     with pytest.raises(PipelineError, match="`channels` is 1"):
         ImageFolderDataSource(tmp_path, channels=2)
-
-
-def test_blocks_resume_and_workers(classes):
-    source = ImageFolderDataSource(classes[0])
-    ds = MapDataset.source(source).shuffle(seed=5)
-    assert_block_law(ds)
-    assert_resumable(ds.to_iter_dataset())
-    stream = ds.map(lambda e: {"mean": e["image"].mean(), "label": e["label"]}).to_iter_dataset().batch(4)
-    for here, there in zip(stream, stream.mp_prefetch(TWO), strict=True):
-        assert_equal(here, there)
 
 
 def test_the_spec_fits_the_elements(classes):

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import MapDataset, MultiprocessingOptions
-from headrace.errors import PipelineError
 from headrace.sources.json_lines import (
     JsonLinesDataSource,
     JsonLinesIterDataset,
@@ -21,19 +19,8 @@ from headrace.sources.json_lines import (
     index,
     lines,
 )
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.testing import assert_equal, assert_resumable
 
-TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
-ODD_NAMES = [
-    "with space",
-    "ünï-字",
-    "a[1]",
-    "*?#%20",
-    'it\'s "so"',
-    "new\nline",
-    os.fsdecode(b"not-\xff-unicode"),
-    "x" * 250,
-]
 BOM = b"\xef\xbb\xbf"
 
 
@@ -203,68 +190,6 @@ def test_blank_lines_are_lines_of_text(shards):
     source = TextLinesDataSource(shards)
     assert list(source) == list(TextLinesIterDataset(shards)) == expected
     assert len(source) == 351
-
-
-def test_the_block_law_holds(shards):
-    assert_block_law(MapDataset.source(JsonLinesDataSource(shards)).shuffle(seed=1))
-    assert_block_law(MapDataset.source(TextLinesDataSource(shards)).shuffle(seed=1))
-
-
-def test_an_element_that_is_changed_stays_the_same_in_the_source(shards):
-    source = JsonLinesDataSource(shards)
-    one, two = source.__getitems__([3, 3])
-    one["at"].append("changed")
-    assert two == source[3] == EXPECTED[3]
-
-
-def test_random_access_pipelines_resume_and_are_the_same_with_workers(shards, tmp_path):
-    ds = MapDataset.source(JsonLinesDataSource(shards)).shuffle(seed=1).to_iter_dataset()
-    assert_resumable(ds, max_outputs=30)
-    ids = ds.filter(lambda value: value["id"] % 3 > 0).map(lambda value: value["id"]).batch(8)
-    with iter(ids.mp_prefetch(TWO)) as workers:
-        assert_equal(list(workers), list(ids))
-
-
-@pytest.mark.parametrize("place", [271, -272, 10**12])
-def test_an_index_out_of_range_is_an_error(shards, place):
-    source = JsonLinesDataSource(shards)
-    with pytest.raises(IndexError, match=f"Index {place} is out of range for 271 lines"):
-        source[place]
-    with pytest.raises(IndexError, match=f"Index {place} is out of range for 271 lines"):
-        source.__getitems__([0, place])
-
-
-def test_indices_are_ints(shards):
-    source = JsonLinesDataSource(shards)
-    assert source[np.int64(3)] == source[-268] == EXPECTED[3]
-    with pytest.raises(TypeError):
-        source[1.0]  # type: ignore[index]
-    with pytest.raises(TypeError, match="Indices must be ints; got float64"):
-        source.__getitems__([1.0])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_files_may_have_any_name(tmp_path, name):
-    path = write(tmp_path / name, as_lines(values(5)))
-    assert list(JsonLinesDataSource(path)) == list(JsonLinesIterDataset(path)) == values(5)
-    assert list(JsonLinesDataSource(path, index_dir=tmp_path / "indexes")) == values(5)
-    assert len(repr(JsonLinesDataSource(path))) < 150
-
-
-def test_patterns_match_files_and_not_their_indexes(shards):
-    pattern = os.path.join(os.path.dirname(shards[0]), "*")
-    for _ in range(2):
-        assert JsonLinesDataSource(pattern).paths == shards
-        assert list(JsonLinesIterDataset(pattern)) == EXPECTED
-    assert len(os.listdir(os.path.dirname(shards[0]))) == 8
-
-
-@pytest.mark.parametrize("kind", [JsonLinesDataSource, TextLinesDataSource, JsonLinesIterDataset, TextLinesIterDataset])
-def test_all_missing_files_are_named_before_anything_is_read(shards, tmp_path, kind):
-    with pytest.raises(FileNotFoundError, match=r"2 of 6 paths of (JSON lines|text) files match no file.*no-1.*no-2"):
-        kind([*shards, tmp_path / "no-1", tmp_path / "no-2"])
-    with pytest.raises(PipelineError, match="at least one path"):
-        kind([])
 
 
 def test_addresses_are_read_too(shards, tmp_path, monkeypatch):

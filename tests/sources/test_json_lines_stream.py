@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import IterDataset, MapDataset
+from headrace import IterDataset, MapDataset, MultiprocessingOptions
 from headrace.errors import ClosedError, DataError, PipelineError, StateError
 from headrace.sources.json_lines import (
     JsonLinesDataSource,
@@ -18,7 +18,9 @@ from headrace.sources.json_lines import (
     plain,
 )
 from headrace.testing import assert_equal, assert_resumable
-from tests.sources.test_json_lines import BOM, EXPECTED, TWO, as_lines, values, write, write_shards, zstd
+from tests.sources.test_json_lines import BOM, EXPECTED, as_lines, values, write, write_shards, zstd
+
+TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
 
 
 def in_frames(compress, size=150):

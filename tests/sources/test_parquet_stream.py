@@ -19,7 +19,6 @@ from headrace.sources.tables import ParquetDataSource
 from headrace.testing import assert_resumable
 from headrace.transforms import Map
 from tests.sources.test_array_record import (
-    ODD_NAMES,
     assert_files_are_given_back,
     assert_same,
     assert_same_with_workers,
@@ -290,13 +289,6 @@ def test_parquet_arguments_go_to_pyarrow(tmp_path):
     assert len(list(ParquetIterDataset(path, memory_map=True))) == 10
     with pytest.raises(TypeError, match="nonsense"):
         next(iter(ParquetIterDataset(path, nonsense=1)))
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_parquet_files_may_have_any_name(tmp_path, name):
-    path = tmp_path / name
-    path.write_bytes(Path(write_parquet(tmp_path / "plain.parquet", pa.table({"i": range(4)}))).read_bytes())
-    assert [row["i"] for row in ParquetIterDataset(path)] == [0, 1, 2, 3]
 
 
 def test_empty_parquet_files_have_no_rows(parquet_files):

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import pickle
 import sqlite3
 import subprocess
 import sys
@@ -14,16 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.errors import DataError, PipelineError
 from headrace.sources import sql
 from headrace.sources.sql import SqlDataSource
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.testing import assert_equal
 
-TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
 QUERY = "SELECT id, name, score FROM people"
 COUNT = 1300
-ODD_NAMES = ["with space", "ünï-字", "a[1]", "*?#%20", "new\nline", os.fsdecode(b"not-\xff-unicode")]
 
 
 @functools.cache
@@ -59,12 +55,6 @@ def test_rows_come_in_the_order_of_the_key(source):
     assert source[-1] == people()[-1]
 
 
-def test_many_rows_are_read_at_once_in_the_order_asked_for(source):
-    indices = [7, 7, -1, 1200, 0, *range(COUNT)]
-    assert source.__getitems__(indices) == [people()[i] for i in indices]
-    assert source.__getitems__([]) == []
-
-
 def test_some_hundreds_of_rows_take_one_query(path):
     asked = []
 
@@ -78,19 +68,6 @@ def test_some_hundreds_of_rows_take_one_query(path):
     asked.clear()
     source.__getitems__(range(400))
     assert len(asked) == 1
-
-
-def test_the_laws_hold(source):
-    assert_block_law(MapDataset.source(source).shuffle(seed=1))
-    assert_resumable(MapDataset.source(source).shuffle(seed=1).to_iter_dataset(), max_outputs=30)
-
-
-def test_rows_are_the_same_with_workers_and_threads(source):
-    ds = MapDataset.source(source).shuffle(seed=1)
-    rows = list(ds)
-    assert list(ds.to_iter_dataset(ReadOptions(num_threads=3, prefetch_buffer_size=50))) == rows
-    with iter(ds.to_iter_dataset().mp_prefetch(TWO)) as workers:
-        assert list(workers) == rows
 
 
 @settings(max_examples=20)
@@ -190,21 +167,6 @@ def test_every_thread_has_a_connection_of_its_own_and_all_are_closed(path):
     assert source[4] == people()[4]  # is opened again
 
 
-def test_a_source_travels_with_its_keys_and_without_its_connection(source):
-    assert source[3] == people()[3]
-    other = pickle.loads(pickle.dumps(source))
-    with contextlib.closing(other):
-        assert other[3] == people()[3]
-        assert len(pickle.dumps(source)) < 12 * COUNT
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_files_may_have_any_name(tmp_path, name):
-    source = SqlDataSource(write(tmp_path / name, rows=people()[:3]), QUERY, key="id")
-    assert list(source) == people()[:3]
-    source.close()
-
-
 def test_an_empty_table_one_row_and_a_long_value(tmp_path):
     empty = SqlDataSource(write(tmp_path / "empty.db"), QUERY, key="id")
     assert (len(empty), list(empty), empty.__getitems__([])) == (0, [], [])
@@ -221,13 +183,6 @@ def test_the_file_is_only_read(path):
     assert os.stat(path).st_mtime_ns == before.st_mtime_ns
     with pytest.raises(PipelineError, match="readonly"), SqlDataSource(path, QUERY, key="id") as source:
         source._select("DELETE FROM people", ())
-
-
-@pytest.mark.parametrize("index", [COUNT, -COUNT - 1])
-def test_an_index_out_of_range_is_an_error(source, index):
-    for read in (source.__getitem__, lambda i: source.__getitems__([0, i])):
-        with pytest.raises(IndexError, match=f"Index {index} is out of range for {COUNT} rows"):
-            read(index)
 
 
 def test_keys_that_do_not_tell_rows_apart_are_errors(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import MapDataset, MultiprocessingOptions
+from headrace import MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.sources.tfds import TfdsDataSource
@@ -30,7 +30,6 @@ pytest.importorskip("cv2")
 
 FIXTURE = Path(__file__).parent / "fixtures" / "tfds"
 REPOSITORY = Path(__file__).resolve().parents[2]
-TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
 READ = pickle.loads((FIXTURE / "read.pickle").read_bytes())
 
 
@@ -125,15 +124,6 @@ def test_blocks_equal_single_reads_and_pipelines_resume(folder):
     ds = MapDataset.source(TfdsDataSource(folder, "train+test[1:]")).shuffle(seed=2)
     assert_block_law(ds)
     assert_resumable(ds.to_iter_dataset())
-
-
-def test_batches_are_the_same_with_workers(tfrecord):
-    ds = MapDataset.source(TfdsDataSource(tfrecord, "train[1:]")).shuffle(seed=2)
-    stream = (
-        ds.map(lambda e: {key: e[key] for key in ("photograph", "label", "pair", "nested")}).to_iter_dataset().batch(3)
-    )
-    for here, there in zip(stream, stream.mp_prefetch(TWO), strict=True):
-        assert_equal(here, there)
 
 
 def test_the_spec_says_shapes_and_dtypes(folder):

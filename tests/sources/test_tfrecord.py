@@ -5,8 +5,6 @@ import pickle
 import resource
 import shutil
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import MapDataset, MultiprocessingOptions
+from headrace import MapDataset
 from headrace.errors import DataError
 from headrace.sources.crc32c import checksum, crc32c
 from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset, index, random_access
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from tests.sources.fixtures.tfrecords import FIXTURES, NUM_FIXTURES, damage, some_records, write
-
-TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
-ODD_NAMES = ["with space", "ünï-字", "a[1]", "*?#%20", 'it\'s "so"', "new\nline", os.fsdecode(b"not-\xff-unicode")]
 
 
 def test_records_that_tensorflow_wrote_are_read_at_random_and_in_order(tmp_path):
@@ -79,63 +73,6 @@ def test_empty_files_have_no_records(tmp_path):
         TFRecordDataSource(empty)[0]
 
 
-@pytest.mark.parametrize("index", [500, -501, 10**12])
-def test_an_index_out_of_range_is_an_error(tmp_path, index):
-    source = TFRecordDataSource(write(tmp_path / "t", some_records(500)))
-    for read in (source.__getitem__, lambda i: source.__getitems__([0, i])):
-        with pytest.raises(IndexError, match=f"Index {index} is out of range for 500 records"):
-            read(index)
-    with pytest.raises(TypeError):
-        source[1.0]  # type: ignore[index]
-    with pytest.raises(TypeError, match="Indices must be ints; got float64"):
-        source.__getitems__([1.0])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_files_may_have_any_name(tmp_path, name):
-    path = write(tmp_path / name, [b"1", b"22"])
-    for _ in range(2):  # without an index, and with one
-        assert list(TFRecordDataSource(path)) == [b"1", b"22"]
-    assert len(os.listdir(tmp_path)) == 2
-    assert len(repr(TFRecordDataSource(path))) < 150
-
-
-def test_a_pattern_finds_the_files_and_not_their_indices(tmp_path):
-    for i in (2, 0, 1):
-        write(tmp_path / f"t.tfrecord-{i}", [b"%d" % i])
-    for _ in range(2):
-        assert list(TFRecordDataSource(str(tmp_path / "*"))) == [b"0", b"1", b"2"]
-        assert list(TFRecordDataSource(str(tmp_path / "t.tfrecord*"))) == [b"0", b"1", b"2"]
-
-
-def test_all_missing_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="2 of 3 paths of TFRecord files match no file.*x.*y"):
-        TFRecordDataSource([tmp_path / "x", write(tmp_path / "t", [b"1"]), tmp_path / "y"])
-
-
-def test_the_laws_hold(tmp_path):
-    paths = [write(tmp_path / f"{i}", some_records(20 * i, i)) for i in range(4)]
-    ds = MapDataset.source(TFRecordDataSource(paths)).shuffle(seed=1)
-    assert_block_law(ds.map(len))
-    assert_resumable(ds.to_iter_dataset().batch(7, batch_fn=list))
-
-
-def test_records_are_the_same_with_workers(tmp_path):
-    paths = [write(tmp_path / f"{i}", some_records(20 * i, i)) for i in range(4)]
-    ds = (
-        MapDataset.source(TFRecordDataSource(paths))
-        .shuffle(seed=1)
-        .to_iter_dataset()
-        .filter(len)
-        .batch(7, batch_fn=list)
-    )
-    inline, workers = iter(ds), iter(ds.mp_prefetch(TWO))
-    for a, b in zip(inline, workers, strict=True):
-        assert_equal(a, b)
-        assert inline.get_state() == workers.get_state()
-    workers.close()
-
-
 def test_a_source_is_pickled_as_paths(tmp_path):
     records = some_records(5000)
     source = TFRecordDataSource(write(tmp_path / "t", records))
@@ -150,21 +87,6 @@ def test_a_source_is_pickled_as_paths(tmp_path):
     write(tmp_path / "t", records[1:])
     with pytest.raises(DataError, match="t has changed since its source was made"):
         other[0]
-
-
-def test_threads_share_a_source(tmp_path):
-    records = some_records(400)
-    source = TFRecordDataSource([write(tmp_path / "a", records[:100]), write(tmp_path / "b", records[100:])])
-    start = threading.Barrier(8)
-
-    def read(seed):
-        start.wait(10)
-        for i in range(20):
-            indices = np.random.default_rng([seed, i]).integers(0, 400, 20).tolist()
-            assert source.__getitems__(indices) == [records[i] for i in indices]
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(read, range(8)))
 
 
 def test_files_are_closed_with_their_source(tmp_path):

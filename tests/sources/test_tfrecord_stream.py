@@ -13,7 +13,6 @@ from headrace.sources.tfrecord import TFRecordIterDataset
 from headrace.testing import assert_equal, assert_resumable
 from tests.sources.fixtures.tfrecords import damage, write
 from tests.sources.test_array_record import (
-    ODD_NAMES,
     TWO,
     assert_files_are_given_back,
     assert_same_with_workers,
@@ -128,11 +127,6 @@ def test_a_tfrecord_state_of_another_file_is_an_error(tmp_path, offset):
     for _ in range(2):
         with pytest.raises(StateError, match="not the file that the state was saved with"):
             next(iterator)
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_tfrecord_files_may_have_any_name(tmp_path, name):
-    assert list(TFRecordIterDataset(write(tmp_path / name, TEXTS[:5]))) == TEXTS[:5]
 
 
 def test_an_empty_tfrecord_file_has_no_records(tmp_path):

@@ -8,24 +8,14 @@ import numpy as np
 
 from headrace import _tree
 from headrace.errors import PipelineError, StateError, optional
+from headrace.sources.torch_data import GUESTS
 
 optional("torch", extra="torch")
 
 import torch  # noqa: E402
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
-_BITS: dict[str, tuple[Any, torch.dtype]] = {
-    name: (bits, getattr(torch, name))
-    for name, bits in {
-        "bfloat16": np.int16,
-        "float8_e4m3fn": np.uint8,
-        "float8_e4m3fnuz": np.uint8,
-        "float8_e5m2": np.uint8,
-        "float8_e5m2fnuz": np.uint8,
-        "float8_e8m0fnu": np.uint8,
-    }.items()
-    if hasattr(torch, name)
-}
+_BITS = {name: (bits, getattr(torch, name)) for name, bits in GUESTS.items() if hasattr(torch, name)}
 """By name, the dtypes that NumPy and torch both have only as guests: what their bits travel as, and torch's dtype."""
 
 

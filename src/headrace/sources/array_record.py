@@ -6,12 +6,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from headrace._threads import num_cores
 from headrace.errors import PipelineError, optional
 from headrace.sources import files
-from headrace.sources.record_files import Damaged, Pace, Reader, RecordFiles
+from headrace.sources.record_files import Damaged, Pace, Reader, RecordFiles, damage
 
 # Records are looked up one by one, and a reader that reads ahead throws that work away at each; what it reads ahead of
 # the index by default is more than most files have.
@@ -76,7 +77,7 @@ class _Reader:
             raise PipelineError(f"ArrayRecord's reader does not take the options {options!r}: {e}.") from e
         self._pace = pace
         if not self._reader.ok():
-            with _damage():
+            with damage(RuntimeError):
                 self._reader.close()
         self.num_records: int = self._reader.num_records()
 
@@ -89,7 +90,7 @@ class _Reader:
         first, last, count = places[0], places[-1], len(places)
         in_a_row = last - first + 1 == count
         reader = self._reader
-        with _damage():
+        with damage(RuntimeError):
             if self._cores_pay(count, in_a_row=in_a_row):
                 return reader.read(first, last + 1) if in_a_row else reader.read(places)
             begin = time.perf_counter()
@@ -108,23 +109,10 @@ class _Reader:
     def _cores_pay(self, count: int, *, in_a_row: bool) -> bool:
         if self._pace.is_slow():
             return count * GROUPS_PER_SLOW_INDEX >= self._num_groups
-        if count < FEWEST_AT_ONCE or _num_cores() == 1:
+        if count < FEWEST_AT_ONCE or num_cores() == 1:
             return False
         return self._num_groups == self.num_records if in_a_row else count * GROUPS_PER_INDEX >= self._num_groups
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # what was wrong is raised once more
             self._reader.close()
-
-
-@contextlib.contextmanager
-def _damage() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as e:
-        raise Damaged(str(e)) from e
-
-
-@functools.cache
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

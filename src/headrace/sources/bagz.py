@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.errors import PipelineError, optional
 from headrace.sources import files
-from headrace.sources.record_files import Damaged, Pace, Part, Reader, RecordFiles, like
+from headrace.sources.record_files import Damaged, Pace, Part, Reader, RecordFiles, damage
 
 MOST_THREADS = 16  # of the reader's batch call, where that pays
 NUMBER_BYTES = 8
@@ -36,7 +36,7 @@ class BagzDataSource(RecordFiles):
         shards = [] if os.path.exists(part.path) else shards_of(part.path)
         parts: list[Part] = []
         for path in shards or [part.path]:
-            parts += super()._files_of(part._replace(path=like(part.path, path)))
+            parts += super()._files_of(part._replace(path=files.like(part.path, path)))
         return parts
 
     def _open(self, path: str) -> Reader:
@@ -62,7 +62,7 @@ class _Reader:
             chosen = bagz.Reader.Options(**options)
         except TypeError as e:
             raise PipelineError(f"Bagz's reader does not take the options {dict(options)!r}: {e}") from e
-        with _damage(), _plain_name(path) as name:
+        with damage(ValueError, FileNotFoundError), _plain_name(path) as name:
             self._reader: Any = bagz.Reader(name, chosen)
         self._path, self._file = path, files.LocalFile(path)  # the reader has it mapped
         self._pace = pace
@@ -71,7 +71,7 @@ class _Reader:
     def read(self, places: list[int]) -> list[bytes]:
         reader = self._reader
         self._file.check_unchanged(self._path)
-        with _damage():
+        with damage(ValueError, FileNotFoundError):
             if self._pace.is_slow():
                 # After a damaged record, this call leaves records empty and does not say so.
                 records = reader.read_indices(places)
@@ -84,14 +84,6 @@ class _Reader:
     def close(self) -> None:
         self._reader = None  # it has no `close`
         self._file.close()
-
-
-@contextlib.contextmanager
-def _damage() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as e:
-        raise Damaged(str(e)) from e
 
 
 def shards_of(path: str) -> list[str]:

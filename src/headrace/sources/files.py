@@ -6,26 +6,23 @@ one version for as long as the pool is there, in this process and in others.
 """
 
 import contextlib
-import errno
 import glob
 import hashlib
 import io
 import mmap
 import os
 import re
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from headrace._addresses import digest, identity, redacted
 from headrace._threads import map_in_threads
 from headrace.errors import DataError, PipelineError
+from headrace.sources.descriptors import KEPT, Holder
 
 LOOKING_THREADS = 16
 READING_THREADS = 16
-T = TypeVar("T")
+GZIP, ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"  # what compressed files begin with
 _ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z0-9+.:-]*)?://")
 
 
@@ -61,6 +58,35 @@ def is_remote(path: str) -> bool:
     return _ADDRESS.match(path) is not None
 
 
+def _remote() -> Any:
+    """What reads addresses, imported for the first of them."""
+    from headrace.sources import remote
+
+    return remote
+
+
+def local_copy(path: str) -> str:
+    """A path of this machine to the bytes, for libraries that open files themselves."""
+    return _remote().local_copy(path) if is_remote(path) else path
+
+
+def is_folder(path: str) -> bool:
+    """Whether there is a folder, and not a file."""
+    return _remote().is_folder(path) if is_remote(path) else os.path.isdir(path)
+
+
+def listed(folder: str) -> list[str]:
+    """What is in a folder, by path, in order."""
+    if is_remote(folder):
+        return _remote().listed(folder)
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder))
+
+
+def name_of(path: str) -> str:
+    """The last part of a path or address."""
+    return _remote().file_name(path) if is_remote(path) else os.path.basename(path)
+
+
 def expand(paths: Any, *, what: str) -> list[str]:
     """The files that a path, a pattern (`*`, `?`, `[…]`), or a sequence of these means, in a fixed order.
 
@@ -90,9 +116,7 @@ def not_found(missing: Sequence[str], num_paths: int, *, what: str) -> FileNotFo
 
 def _matches(path: str) -> list[str]:
     if is_remote(path):
-        from headrace.sources import remote
-
-        return remote.matches(path)
+        return _remote().matches(path)
     if os.path.exists(path):  # also one whose name looks like a pattern
         return [path]
     return sorted(glob.glob(path)) if glob.has_magic(path) else []
@@ -101,9 +125,7 @@ def _matches(path: str) -> list[str]:
 def open_file(path: str, *, maps: bool = False) -> File:
     """A file to be read by offset; with `maps`, one on this machine is a `MappedFile` if it can be."""
     if is_remote(path):
-        from headrace.sources import remote
-
-        return remote.RemoteFile(path)
+        return _remote().RemoteFile(path)
     if maps:
         with contextlib.suppress(OSError, ValueError):  # an empty file, a system that cannot, no descriptor for it
             return MappedFile(path)
@@ -113,19 +135,13 @@ def open_file(path: str, *, maps: bool = False) -> File:
 def open_stream(path: str) -> BinaryIO:
     """A file to be read from its start, buffered, as its bytes are; the caller closes it."""
     if is_remote(path):
-        from headrace.sources import remote
-
-        return remote.open_stream(path)
+        return _remote().open_stream(path)
     return io.open(path, "rb")  # noqa: UP020  (`open` is also the name of a function of this package)
 
 
 def fingerprint(path: str) -> Fingerprint:
     """What tells this version of the file from another."""
-    if is_remote(path):
-        from headrace.sources import remote
-
-        return remote.fingerprint(path)
-    return _fingerprint(os.stat(path))
+    return _remote().fingerprint(path) if is_remote(path) else _fingerprint(os.stat(path))
 
 
 def _fingerprint(status: os.stat_result) -> Fingerprint:
@@ -140,11 +156,7 @@ def hash_of_paths(paths: Sequence[str], algorithm: str = "sha1") -> str:
 
 def digest_of(path: str, version: Fingerprint) -> str:
     """What a file that is kept about this one may be called: its name and place cannot be told from it."""
-    if is_remote(path):
-        from headrace.sources import remote
-
-        return remote.object_name(path, version.version)
-    return digest(os.path.abspath(path))
+    return _remote().object_name(path, version.version) if is_remote(path) else digest(os.path.abspath(path))
 
 
 def cache_folder() -> str:
@@ -223,109 +235,7 @@ class MappedFile:
         self._bytes.close()
 
 
-class Holder(Protocol):
-    """What keeps files open that it does not read at the moment."""
-
-    def drop(self, path: str) -> None:
-        """Closes a file, if it is kept."""
-        ...
-
-
-class Kept:
-    """The files that this process keeps open, for all sources: half of its descriptors at most.
-
-    Of those of all holders, the least recently used is dropped first. No lock of a holder is taken under its own.
-    """
-
-    def __init__(self):
-        self._used: OrderedDict[tuple[int, str], weakref.ref[Holder]] = OrderedDict()
-        self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._new_lock)
-
-    def _new_lock(self) -> None:
-        self._lock = threading.Lock()  # a thread that is not in this process may have had the other one
-
-    def use(self, holder: Holder, path: str) -> None:
-        """Tells that a holder keeps a file, which was used just now."""
-        key, dropped = (id(holder), path), []
-        with self._lock:
-            found = self._used.get(key)
-            if found is not None and found() is holder:
-                self._used.move_to_end(key)
-                return
-            self._used[key] = weakref.ref(holder)
-            self._used.move_to_end(key)
-            most = most_descriptors() // 2
-            while len(self._used) > most:
-                dropped.append(self._used.popitem(last=False))
-        self._drop(dropped)
-
-    def forget(self, holder: Holder, paths: Sequence[str]) -> None:
-        """Tells that a holder keeps these no longer."""
-        with self._lock:
-            for path in paths:
-                self._used.pop((id(holder), path), None)
-
-    def drop_all(self) -> None:
-        """Closes all that nobody reads."""
-        with self._lock:
-            dropped = list(self._used.items())
-            self._used.clear()
-        self._drop(dropped)
-
-    def _drop(self, dropped: list[tuple[tuple[int, str], "weakref.ref[Holder]"]]) -> None:
-        for (_, path), holder in dropped:
-            found = holder()
-            if found is not None:
-                found.drop(path)
-
-    def opened(self, path: str, call: Callable[[str], T]) -> T:
-        """What a call opens; when it finds no descriptor left, once more after all that is idle was closed."""
-        try:
-            return call(path)
-        except Exception as e:
-            if not is_out_of_descriptors(e):
-                raise
-        self.drop_all()
-        try:
-            return call(path)
-        except Exception as e:
-            if not is_out_of_descriptors(e):
-                raise
-            raise out_of_descriptors(path) from e
-
-
-def is_out_of_descriptors(error: Exception) -> bool:
-    """Whether an error, also of a library that only has words for it, says that too many files are open."""
-    number = error.errno if isinstance(error, OSError) else None
-    return number in (errno.EMFILE, errno.ENFILE) or os.strerror(errno.EMFILE) in str(error)
-
-
-def out_of_descriptors(path: str) -> OSError:
-    """The error for a file that is well, and cannot be opened since others are."""
-    return OSError(
-        errno.EMFILE,
-        f"Too many open files: this process may have {most_descriptors()}, and other code has them. Close files, or "
-        "raise the limit with `ulimit -n`",
-        redacted(path),
-    )
-
-
-def most_descriptors() -> int:
-    """How many files this process may have open."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 512
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return limit if limit != resource.RLIM_INFINITY else 1 << 20
-
-
-KEPT = Kept()
-
-
-class Pool:
+class Pool(Holder):
     """Files that are open, the least recently used closed first; it travels to other processes without them.
 
     A file that is opened again must be the one that it was before.
@@ -337,18 +247,16 @@ class Pool:
     """
 
     def __init__(self, most_open: int = 256, *, versions: Mapping[str, Fingerprint] | None = None, maps: bool = False):
-        self._most_open = most_open
+        super().__init__(most_open)
         self._versions = dict(versions or {})
         self._maps = maps and sum(version.size for version in self._versions.values()) <= _memory_bytes() // 2
-        self._open: OrderedDict[str, File] = OrderedDict()
-        self._lock = threading.Lock()
 
     def get(self, path: str) -> File:
         """The file at a path; it stays usable for whoever got it, also after it has left the pool."""
         with self._lock:
-            file = self._open.get(path)
+            file = self._held.pop(path, None)
             if file is not None:
-                self._open.move_to_end(path)
+                self._held[path] = file  # as the last one
         if file is None:
             file = self._opened(path)
         elif isinstance(file, LocalFile | MappedFile):
@@ -359,20 +267,9 @@ class Pool:
 
     def _opened(self, path: str) -> File:
         file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long: others go on
-        with self._lock:
-            if file.version != self._versions.setdefault(path, file.version):
-                raise changed(path)
-            file = self._open.setdefault(path, file)
-            oldest = [next(iter(self._open))] if len(self._open) > self._most_open else []
-        for other in oldest:
-            self.drop(other)
-        KEPT.forget(self, oldest)
-        return file
-
-    def drop(self, path: str) -> None:
-        """Closes a file when the last one who reads it lets go."""
-        with self._lock:
-            self._open.pop(path, None)
+        if file.version != self._versions.setdefault(path, file.version):
+            raise changed(path)
+        return self._hold(path, file)
 
     def read(self, wanted: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[list[bytes]]:
         """Pieces of several files, each a path and what its `read_many` is given; files far away are read at once."""
@@ -381,16 +278,8 @@ class Pool:
         read = lambda file: self.get(file[0]).read_many(file[1])  # noqa: E731
         return map_in_threads(read, wanted, READING_THREADS, "headrace-read")
 
-    def close(self) -> None:
-        """Closes all; reading opens them again."""
-        with self._lock:
-            paths = list(self._open)
-            self._open.clear()
-        KEPT.forget(self, paths)
-
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            return {"versions": dict(self._versions), "most_open": self._most_open, "maps": self._maps}
+        return {"versions": dict(self._versions), "most_open": self._most, "maps": self._maps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -406,5 +295,34 @@ def below(folder: str, name: str) -> str:
         return os.path.join(folder, name)
     # In `zip://a::s3://b/c.zip` the folder is `a`; in `simplecache::s3://b/c` it is the last one.
     head, tail = re.fullmatch(r"((?:\w+::)*.*?://.*?)(::.*)?", folder, re.DOTALL).groups()  # type: ignore[union-attr]
-    joined = f"{head.rstrip('/')}/{name}{tail or ''}"
-    return type(folder)(joined, **folder.options) if hasattr(folder, "options") else joined  # type: ignore
+    return like(folder, f"{head.rstrip('/')}/{name}{tail or ''}")
+
+
+def like(path: str, other: str) -> str:
+    """Another path, with what the driver of this one is told if it is an `Address`."""
+    return type(path)(other, **path.options) if hasattr(path, "options") else other  # type: ignore
+
+
+class Seekable(io.RawIOBase):
+    """A file that is read by offset, with a place in it."""
+
+    def __init__(self, file: File):
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    seekable = readable
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, offset + (0, self._at, self._file.size)[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        piece = self._file.read(self._at, len(buffer))
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)

@@ -5,9 +5,11 @@ of two files. Nothing can be done between a look and the read after it, so this 
 a file in use, a program that writes it again.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from headrace.sources import files
 
@@ -22,14 +24,15 @@ class MappedFiles:
         self._versions: dict[str, tuple[int, int]] = {}
         self._looked_at_s = 0.0
         for path in paths:
-            self.add(path)
+            with contextlib.suppress(FileNotFoundError):
+                self.add(path)
 
     def add(self, path: str) -> None:
-        """Takes the version that a file has now, unless there is one already."""
-        if path not in self._versions and not files.is_remote(path):
+        """Takes the version that a file of this machine has now; raises if it had another one before."""
+        if not files.is_remote(path):
             found = _version(path)
-            if found is not None:
-                self._versions[path] = found
+            if found != self._versions.setdefault(path, found):
+                raise files.changed(path)
 
     def size_of(self, path: str) -> int | None:
         """The bytes that a file has, if it is there."""
@@ -41,8 +44,9 @@ class MappedFiles:
             return
         for path in paths:
             version = self._versions.get(path)
-            if version is not None and _version(path) not in (version, None):
-                raise files.changed(path)
+            with contextlib.suppress(FileNotFoundError):
+                if version is not None and _version(path) != version:
+                    raise files.changed(path)
 
     def check_all(self) -> None:
         """The same for all files, for blocks from many of them."""
@@ -55,10 +59,10 @@ class MappedFiles:
         self._looked_at_s = now
         return True
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_looked_at_s": 0.0}  # the clock of another machine is another
 
-def _version(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
+
+def _version(path: str) -> tuple[int, int]:
+    status = os.stat(path)
     return status.st_size, status.st_mtime_ns

@@ -6,16 +6,14 @@ how one of its files is opened.
 """
 
 import abc
-import bisect
 import contextlib
 import glob
-import operator
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -23,13 +21,15 @@ from headrace._addresses import identity, redacted
 from headrace._threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
+from headrace.sources.base import FileSource
+from headrace.sources.descriptors import KEPT, Holder, is_out_of_descriptors, out_of_descriptors
+from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.mapped import MappedFiles
 
 MOST_OPEN = 1024  # idle readers of a source
 OPENING_S = 0.02
 SLOW_FILE_S = 200e-6  # a file of this machine takes some 40 microseconds, and threads would hinder each other
 OPENING_THREADS = 16
-ITERATED_AT_ONCE = 1024
 SLOW_RECORD_S = 40e-6  # from here on, records wait for a disk or are large
 SLOW_READS = 16  # of these, one is made one by one again, to see whether that is still slow
 SLOW_IN_A_ROW = 3  # a single one may only have waited for a core
@@ -61,6 +61,15 @@ class Damaged(Exception):
     """What a reader raises for bytes that make no sense to it."""
 
 
+@contextlib.contextmanager
+def damage(*kinds: type[Exception]) -> Iterator[None]:
+    """What a library raises for damaged files, as `Damaged`."""
+    try:
+        yield
+    except kinds as e:
+        raise Damaged(str(e)) from e
+
+
 class Reader(Protocol):
     """A file that is open for one thread at a time."""
 
@@ -73,14 +82,13 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-class RecordFiles(abc.ABC):
+class RecordFiles(FileSource[bytes], abc.ABC):
     """The records of files, one file after the other, as bytes."""
 
     FORMAT: ClassVar[str]
 
     def __init__(self, paths: Any):
         self._readers = Readers()
-        self._versions: dict[str, files.Fingerprint] = {}  # of files on this machine
         self._seen = MappedFiles()
         given = _given(paths, self.FORMAT)
         try:
@@ -89,9 +97,9 @@ class RecordFiles(abc.ABC):
         except FileNotFoundError:
             self._name_missing(given)
             raise
-        self._parts = [Part(part.path, part.start, stop) for part, stop in zip(parts, stops, strict=True)]
-        lengths = [stop - part.start for part, stop in zip(parts, stops, strict=True)]
-        self._ends: list[int] = np.cumsum(lengths, dtype=np.int64).tolist()
+        self._paths = [part.path for part in parts]
+        self._ranges = [(part.start, stop) for part, stop in zip(parts, stops, strict=True)]
+        self._parts = Parts(stop - start for start, stop in self._ranges)
 
     @abc.abstractmethod
     def _open(self, path: str) -> Reader:
@@ -153,31 +161,22 @@ class RecordFiles(abc.ABC):
 
     def _open_anywhere(self, path: str) -> Reader:
         self._check_version(path)
-        here = path
-        if files.is_remote(path):
-            from headrace.sources import remote
-
-            here = remote.local_copy(path)
+        here = files.local_copy(path)
         try:
             return self._open(here)
         except Damaged as e:
             if not os.path.exists(here):
                 raise FileNotFoundError(f"{redacted(path)} does not exist.") from e
-            if files.is_out_of_descriptors(e):
+            if is_out_of_descriptors(e):
                 raise
             raise self._unreadable(path, e) from e
 
     def _check_version(self, path: str) -> None:
         """Raises for a file on this machine that is not there, or not the one that the source was made of."""
-        if files.is_remote(path):
-            return
         try:
-            found = files.fingerprint(path)
+            self._seen.add(path)
         except FileNotFoundError:
             raise FileNotFoundError(f"{redacted(path)} does not exist.") from None
-        if found != self._versions.setdefault(path, found):
-            raise files.changed(path)
-        self._seen.add(path)
 
     def _unreadable(self, path: str, error: Exception) -> DataError:
         return DataError(
@@ -185,69 +184,40 @@ class RecordFiles(abc.ABC):
             "as a whole?"
         )
 
-    @property
-    def paths(self) -> list[str]:
-        """The files, in the order of their records."""
-        return [part.path for part in self._parts]
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
     def __getitem__(self, record_key: int) -> bytes:
-        place = operator.index(record_key)
-        length = len(self)
-        if not -length <= place < length:
-            raise IndexError(f"Index {record_key} is out of range for {length} records.")
-        place %= length
-        number = bisect.bisect_right(self._ends, place)
-        (record,) = self._read(number, [self._place_in_file(number, place)])
-        return record
+        number, place = self._parts.find(place_of(record_key, self._parts.length, self._what))
+        return self._read(number, [place + self._ranges[number][0]])[0]
 
     def __getitems__(self, record_keys: Sequence[int]) -> list[bytes]:
         """The records at these indices: each file is read once, in its own order."""
-        if not len(record_keys):
-            return []
-        places = np.asarray(record_keys)
-        if places.dtype.kind not in "iu":
-            raise TypeError(f"Indices must be ints; got {places.dtype}: {record_keys!r}.")
-        places = places.astype(np.int64)
-        length = len(self)
-        outside = places[(places < -length) | (places >= length)]
-        if len(outside):
-            raise IndexError(f"Index {outside[0]} is out of range for {length} records.")
-        places, order = np.unique(places % length, return_inverse=True)
-        numbers = np.searchsorted(self._ends, places, side="right")
-        cuts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+        places, order = np.unique(places_of(record_keys, len(self), self._what), return_inverse=True)
         records: list[bytes] = []
-        for begin, end in zip(cuts, [*cuts[1:], len(places)], strict=True):
-            number = int(numbers[begin])
-            records += self._read(number, self._place_in_file(number, places[begin:end]).tolist())
+        for number, _, inside in self._parts.runs(places):
+            records += self._read(number, (inside + self._ranges[number][0]).tolist())
         return [records[i] for i in order.tolist()]
-
-    def _place_in_file(self, number: int, place: Any) -> Any:
-        return place - (self._ends[number - 1] if number else 0) + self._parts[number].start
 
     def _read(self, number: int, places: list[int]) -> list[bytes]:
         """Records of a part by their places in its file, which ascend."""
-        part = self._parts[number]
+        path = self._paths[number]
         try:
-            with self._reader_of(part.path) as reader:
+            with self._reader_of(path) as reader:
                 if places[-1] < reader.num_records:
                     if len(places) > 1:  # a single record does not take much longer than this
-                        self._seen.check([part.path])
+                        self._seen.check([path])
                     return reader.read(places)
                 num_records = reader.num_records
         except Damaged as e:
-            raise self._damaged(part.path, places, e) from e
+            raise self._damaged(path, places, e) from e
+        start, stop = self._ranges[number]
         raise PipelineError(
-            f"{part.path} has {num_records} records, and those from {part.start} to {part.stop} were asked for. Is it "
-            "another version of the file?"
+            f"{path} has {num_records} records, and those from {start} to {stop} were asked for. Is it another version "
+            "of the file?"
         )
 
     def _damaged(self, path: str, places: list[int], error: Exception) -> DataError:
         """The error of a read, with the first record that it is true of."""
-        if files.is_out_of_descriptors(error):
-            raise files.out_of_descriptors(path) from error
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(path) from error
         self._check_version(path)
         for place in places:
             try:
@@ -260,30 +230,18 @@ class RecordFiles(abc.ABC):
                 )
         return DataError(f"{path} could not be read at records {places[0]} to {places[-1]}: {error}.")
 
-    def __iter__(self) -> Iterator[bytes]:
-        length = len(self)
-        for start in range(0, length, ITERATED_AT_ONCE):
-            yield from self.__getitems__(range(start, min(start + ITERATED_AT_ONCE, length)))
-
     def close(self) -> None:
-        """Closes the files; reading from the source opens them again."""
         self._readers.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_readers": None, "_seen": None}
+        return self.__dict__ | {"_readers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _readers=Readers(), _seen=MappedFiles())
+        vars(self).update(state, _readers=Readers())
 
-    def __repr__(self) -> str:
-        digest = files.hash_of_paths([f"{identity(part.path)}[{part.start}:{part.stop}]" for part in self._parts])
-        return f"{type(self).__name__}(num_files={len(self._parts)}, num_records={len(self)}, hash_of_paths={digest})"
+    def _named(self) -> list[str]:
+        ranges = zip(self._paths, self._ranges, strict=True)
+        return [f"{identity(path)}[{start}:{stop}]" for path, (start, stop) in ranges]
 
 
 # ------------------------------------------------------------------------------------------------- paths
@@ -312,16 +270,7 @@ def _part(given: Any) -> Part:
     start, stop = int(found[2] or 0), int(found[3]) if found[3] else None
     if stop is not None and stop < start:
         raise PipelineError(f"{path} asks for records from {start} to {stop}: the end is before the start.")
-    return Part(like(path, found[1]), start, stop)
-
-
-def like(path: str, other: str) -> str:
-    """Another path, with what the driver of this one is told if it is an address."""
-    if type(path) is str:
-        return other
-    from headrace.sources import remote
-
-    return remote.Address(other, **path.options) if isinstance(path, remote.Address) else other
+    return Part(files.like(path, found[1]), start, stop)
 
 
 def _not_a_path(given: Any) -> PipelineError:
@@ -354,16 +303,11 @@ def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
 # ----------------------------------------------------------------------------------------------- readers
 
 
-class Readers:
-    """One reader for each file that is open; those that are idle are in order, the least recently used first.
-
-    All sources of the process share its descriptors: `files.KEPT` drops readers when there are too many in all.
-    """
+class Readers(Holder):
+    """One reader for each file that is open, which one thread has at a time."""
 
     def __init__(self):
-        self._most_idle = MOST_OPEN
-        self._idle: dict[str, Reader] = {}
-        self._lock = threading.Lock()
+        super().__init__(MOST_OPEN)
         self._in_use: dict[str, threading.Lock] = {}
 
     @contextlib.contextmanager
@@ -371,37 +315,18 @@ class Readers:
         """The reader of a file, for as long as the context lasts; after an error in it, it is not used again."""
         with self._in_use.setdefault(path, threading.Lock()):
             with self._lock:
-                reader = self._idle.pop(path, None)
-            reader = reader or files.KEPT.opened(path, open_file)
+                reader = self._held.pop(path, None)
+            reader = reader or KEPT.opened(path, open_file)
             try:
                 yield reader
             except BaseException:
                 reader.close()
                 raise
-            self._put_back(path, reader)
+            self._hold(path, reader)
+            KEPT.use(self, path)
 
-    def _put_back(self, path: str, reader: Reader) -> None:
-        with self._lock:
-            self._idle[path] = reader
-            oldest = next(iter(self._idle)) if len(self._idle) > self._most_idle else None
-        if oldest is not None:
-            self.drop(oldest)
-            files.KEPT.forget(self, [oldest])
-        files.KEPT.use(self, path)
-
-    def drop(self, path: str) -> None:
-        """Closes the reader of a file, unless it is in use."""
-        with self._lock:
-            reader = self._idle.pop(path, None)
-        if reader is not None:
-            reader.close()
-
-    def close(self) -> None:
-        with self._lock:
-            readers, self._idle = self._idle, {}
-        files.KEPT.forget(self, list(readers))
-        for reader in readers.values():
-            reader.close()
+    def _close(self, file: Reader) -> None:
+        file.close()
 
 
 class Pace:

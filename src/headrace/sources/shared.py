@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace._shared import NamedMemory
 from headrace.errors import PipelineError
+from headrace.sources.indices import place_of
 
 MAGIC = 0x48EAD7ACE
 HEADER_BYTES = 16
@@ -52,10 +53,8 @@ class SharedMemoryDataSource(Sequence):
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return [self[i] for i in range(*position.indices(len(self)))]
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"Index {position} is out of range for {len(self)} elements.")
-        start, end = self._ends[position % len(self)], self._ends[position % len(self) + 1]
-        return pickle.loads(memoryview(self._memory.buffer)[start:end])
+        place = place_of(position, len(self), "elements")
+        return pickle.loads(memoryview(self._memory.buffer)[self._ends[place] : self._ends[place + 1]])
 
     def close(self) -> None:
         """Kept for compatibility: the memory goes with the object."""

@@ -7,20 +7,21 @@ connection belongs to one thread of one process, which opens it when it first re
 import contextlib
 import hashlib
 import itertools
-import operator
 import os
 import pathlib
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace._addresses import redacted, told_apart
 from headrace.errors import DataError, PipelineError, RemoteError, without_secrets
+from headrace.sources.base import BlockSource
 from headrace.sources.files import is_remote
+from headrace.sources.indices import place_of, places_of
 
 Row = dict[str, Any]
 KEYS_AT_ONCE = 500  # in one query; SQLite took at most 999 parameters for long
@@ -45,7 +46,7 @@ _RESERVED = frozenset(
 )
 
 
-class SqlDataSource:
+class SqlDataSource(BlockSource[Row]):
     """The rows of a query, in the order of a key column, each as a dict of the values that the database gives.
 
     >>> def connect():
@@ -67,6 +68,8 @@ class SqlDataSource:
         parameters: Values for the query's own placeholders, which are positional.
         paramstyle: How the database's module writes placeholders, as its `paramstyle` says.
     """
+
+    _at_once = KEYS_AT_ONCE
 
     def __init__(
         self,
@@ -120,22 +123,24 @@ class SqlDataSource:
         return len(self._keys)
 
     def __getitem__(self, index: int) -> Row:
-        place, length = operator.index(index), len(self)
-        if not -length <= place < length:
-            raise IndexError(f"Index {index} is out of range for {length} rows.")
-        return self.__getitems__([place % length])[0]
+        key = self._keys[place_of(index, len(self), "rows")]
+        return self._rows([key.item() if isinstance(key, np.generic) else key])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """The rows at these indices, with one query for some hundreds of them."""
-        keys, length = self._keys, len(self)
-        outside = [index for index in indices if not -length <= index < length]
-        if outside:
-            raise IndexError(f"Index {outside[0]} is out of range for {length} rows.")
-        wanted = [keys[index] for index in indices]
-        wanted = [key.item() for key in wanted] if isinstance(keys, np.ndarray) else wanted
+        keys = self._keys
+        places = places_of(indices, len(keys), "rows")
+        return self._rows(
+            keys[places].tolist() if isinstance(keys, np.ndarray) else [keys[place] for place in places.tolist()]
+        )
+
+    def _rows(self, wanted: list[Any]) -> list[Row]:
+        """The rows with these keys."""
         found: dict[Any, tuple] = {}
         names: Sequence[str] = ()
-        for some in _pieces(list(dict.fromkeys(wanted)), KEYS_AT_ONCE):
+        keys = list(dict.fromkeys(wanted))
+        for i in range(0, len(keys), KEYS_AT_ONCE):
+            some = keys[i : i + KEYS_AT_ONCE]
             names, rows = self._select(self._lookup(len(some)), some)
             place = names.index(_same_name(self._key, names))
             found |= {row[place]: row for row in rows}
@@ -183,16 +188,6 @@ class SqlDataSource:
     def close(self) -> None:
         """Closes the connections; reading from the source opens them again."""
         self._local = threading.local()
-
-    def __enter__(self) -> "SqlDataSource":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Row]:
-        for some in _pieces(range(len(self)), KEYS_AT_ONCE):
-            yield from self.__getitems__(some)
 
     def __getstate__(self) -> dict[str, Any]:
         # With the keys: a worker that asked for them later might see another table.
@@ -269,7 +264,3 @@ def _same_name(name: str, names: Sequence[str]) -> str:
 
 def _name(function: Callable[[], Any]) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
-
-
-def _pieces(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (values[i : i + size] for i in range(0, len(values), size))

@@ -12,9 +12,11 @@ from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
 from headrace.sources.generators import Made, Opened
+from headrace.sources.indices import place_of, places_of
 
-_GUESTS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-"""The dtypes that NumPy knows only through `ml_dtypes`; their bits travel as ints."""
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+GUESTS = {"bfloat16": "int16"} | dict.fromkeys(_FLOAT8, "uint8")
+"""The dtypes that NumPy knows only through `ml_dtypes`, and what their bits travel as."""
 
 
 def as_arrays(element: Any) -> Any:
@@ -33,9 +35,9 @@ def _as_array(leaf: Any) -> Any:
         return leaf
     tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _GUESTS:
+    if name not in GUESTS:
         return tensor.numpy()
-    bits = tensor.view(torch.int16 if name == "bfloat16" else torch.uint8)
+    bits = tensor.view(getattr(torch, GUESTS[name]))
     return bits.numpy().view(getattr(optional("ml_dtypes", extra="jax"), name))
 
 
@@ -65,10 +67,7 @@ class TorchDataSource:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        length = len(self)
-        if not -length <= index < length:
-            raise IndexError(f"Index {index} is out of range for {length} elements.")
-        return as_arrays(self._dataset[int(index) % length])
+        return as_arrays(self._dataset[place_of(index, len(self), "elements")])
 
     @property
     def __getitems__(self) -> Any:
@@ -78,11 +77,8 @@ class TorchDataSource:
         return self._read_many
 
     def _read_many(self, indices: Sequence[int]) -> list[Any]:
-        length = len(self)
-        outside = [index for index in indices if not -length <= index < length]
-        if outside:
-            raise IndexError(f"Index {outside[0]} is out of range for {length} elements.")
-        return list(map(as_arrays, self._dataset.__getitems__([int(index) % length for index in indices])))
+        places = places_of(indices, len(self), "elements")
+        return list(map(as_arrays, self._dataset.__getitems__(places.tolist())))
 
     def __repr__(self) -> str:
         return f"TorchDataSource({type(self._dataset).__qualname__}, length={len(self)})"

@@ -1,6 +1,5 @@
 """Files of tables: several, odd ones, damaged ones."""
 
-import os
 import pickle
 
 import pytest
@@ -35,14 +34,6 @@ def test_several_files_are_one_table(tmp_path, format):
 
 
 @every_format
-def test_all_missing_files_are_named(tmp_path, format):
-    write, kind = WRITERS[format]
-    write(tmp_path / "a", numbers())
-    with pytest.raises(FileNotFoundError, match=r"2 of 3 .*/b, .*/c"):
-        kind([tmp_path / "b", tmp_path / "a", tmp_path / "c"])
-
-
-@every_format
 def test_a_schema_that_differs_is_named(tmp_path, format):
     write, kind = WRITERS[format]
     write(tmp_path / "a", pa.table({"x": [1], "y": [1]}))
@@ -55,15 +46,6 @@ def test_a_schema_that_differs_is_named(tmp_path, format):
     with pytest.raises(PipelineError, match=r"/c has no column 'x', which .*/a has"):
         kind([tmp_path / "c", tmp_path / "a"])
     assert [row["y"] for row in kind(sorted(tmp_path.iterdir()), columns=["y"])] == [1, 2, 3]
-
-
-@every_format
-@pytest.mark.parametrize("name", ["naïve 数据 🎉", "a [1] *?", "x\ny", "-", os.fsdecode(b"not-\xff-unicode")])
-def test_files_may_have_any_name(tmp_path, format, name):
-    written(format, tmp_path / "plain", numbers())  # pyarrow writes to no name that is not Unicode
-    os.rename(tmp_path / "plain", tmp_path / name)
-    for options in ({}, {"filters": [("half", ">=", 0)]}):
-        assert WRITERS[format][1](tmp_path / name, **options)[10]["id"] == 10
 
 
 @every_format

@@ -1,7 +1,6 @@
 """Rows and columns of tables: what values are."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,13 +48,6 @@ def test_other_columns_are_rows(tmp_path, format):
         assert [list(each) for each in lists] == [[i], []]
     flat = [name for name in objects().column_names if name != "lists"]
     assert_block_law(MapDataset.source(written(format, tmp_path / "t", objects(), columns=flat)))
-
-
-@every_format
-@pytest.mark.parametrize("index", [11, -12, 10**30])
-def test_an_index_out_of_range_is_an_error(tmp_path, format, index):
-    with pytest.raises(IndexError, match="out of range for 11 rows"):
-        written(format, tmp_path / "t", numbers())[index]
 
 
 def test_rows_are_those_that_parquet_streams_hand_over(tmp_path):
@@ -188,16 +180,3 @@ def test_views_of_strings_and_bytes_are_strings_and_bytes(tmp_path, format):
         assert row["map"] == [("k", value)]
     for filters in ([("text", "==", "short")], [("text", "in", ["short"])], [("id", "<", 1)]):
         assert [row["id"] for row in written(format, tmp_path / "t", table, filters=filters)] == [0]
-
-
-@every_format
-@pytest.mark.parametrize("table", [numbers(), objects()], ids=["columns", "rows"])
-def test_several_indices_are_checked_as_one_is(tmp_path, format, table):
-    source = written(format, tmp_path / "t", table.append_column("n", pa.array(range(11))))
-    assert [row["n"] for row in source.__getitems__([-1, 3, -11])] == [10, 3, 0]
-    assert source.__getitems__([]) == []
-    for index in (11, 99, -12):
-        with pytest.raises(IndexError, match=f"Index {index} is out of range for 11 rows"):
-            source.__getitems__([0, index])
-    with pytest.raises(IndexError, match="Index 0 is out of range for 0 rows"):
-        written(format, tmp_path / "t", table.slice(0, 0)).__getitems__([0])

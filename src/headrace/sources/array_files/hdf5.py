@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import optional
-from headrace.sources.array_files.paths import on_this_machine
+from headrace.sources import files
 from headrace.sources.array_files.stored import StoredArrays
 
 BRIDGED_BYTES = 64 << 10  # rows that nobody asked for are read along where that spares a read
@@ -25,7 +25,7 @@ class Hdf5DataSource(StoredArrays):
     what = "an HDF5 file"
 
     def _open_file(self) -> Any:
-        return optional("h5py", extra="hdf5").File(on_this_machine(self._path), "r")
+        return optional("h5py", extra="hdf5").File(files.local_copy(self._path), "r")
 
     def _members(self, group: Any) -> Mapping[str, Any] | None:
         return None if hasattr(group, "shape") else group

@@ -53,15 +53,6 @@ def chosen_keys(path: str, found: Sequence[str], keys: list[str] | None) -> list
     return list(found) if keys is None else keys
 
 
-def on_this_machine(path: str) -> str:
-    """A local path to the bytes, for libraries that open files themselves."""
-    if files.is_remote(path):
-        from headrace.sources import remote
-
-        return remote.local_copy(path)
-    return path
-
-
 _OF_DAMAGE = (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 

@@ -1,6 +1,5 @@
 """Arrays that stay in their file, and of which rows are read."""
 
-import operator
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -11,8 +10,8 @@ from headrace import _tree
 from headrace._addresses import told_apart
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
-from headrace.sources import files
 from headrace.sources.array_files.paths import Path, checked_keys, chosen_keys, damage_named, existing
+from headrace.sources.indices import place_of
 from headrace.sources.mapped import MappedFiles
 
 
@@ -26,7 +25,6 @@ class StoredArrays:
         self._group, self._keys = group, checked_keys(keys)
         self._lock = threading.Lock()
         self._open: tuple[Any, Any] | None = None  # the file, and the tree of its arrays
-        self._versions: dict[str, files.Fingerprint] = {}  # of files on this machine
         self._mapped = MappedFiles()
         with damage_named(self._path, self.what):
             self.element_spec = _spec_of(self._arrays())
@@ -54,7 +52,8 @@ class StoredArrays:
                     try:
                         arrays = self._tree_of(self._group_in(file), self._group.strip("/"), self._keys)
                         _check_lengths(self._path, arrays)
-                        self._check_versions(arrays)
+                        for path in self._files_of(arrays):
+                            self._mapped.add(path)
                         self._opened(file, arrays)
                     except BaseException:
                         self._close_file(file)
@@ -68,20 +67,6 @@ class StoredArrays:
     def _files_of(self, arrays: Any) -> list[str]:
         """The files that tell whether anything was written since: the one that all is in."""
         return [self._path]
-
-    def _check_versions(self, arrays: Any) -> None:
-        """Raises if a file is not the one that the source was made of."""
-        if files.is_remote(self._path):
-            return
-        for path in self._files_of(arrays):
-            found = files.fingerprint(path)
-            if found != self._versions.setdefault(path, found):
-                raise files.changed(path)
-            self._mapped.add(path)
-
-    def _check_unchanged(self) -> None:
-        """The same between an opening and a read."""
-        self._mapped.check_all()
 
     def _group_in(self, file: Any) -> Any:
         inside = self._group.strip("/")
@@ -106,16 +91,14 @@ class StoredArrays:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        place = operator.index(index)
-        if not -self._length <= place < self._length:
-            raise IndexError(f"Index {index} is out of range for {self._length} rows.")
-        return _tree.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place % self._length])))
+        place = place_of(index, self._length, "rows")
+        return _tree.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place])))
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
         """The rows at `indices`, each of which lies in `0..len - 1`, as columns; the file is read in its own order."""
         places, order = np.unique(indices, return_inverse=True)
         arrays = self._arrays()
-        self._check_unchanged()
+        self._mapped.check_all()
 
         def read(array: Any) -> np.ndarray:
             with damage_named(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):

@@ -11,15 +11,7 @@ import numpy as np
 from headrace._addresses import told_apart
 from headrace.errors import DataError
 from headrace.sources import files
-from headrace.sources.array_files.paths import (
-    Path,
-    checked_keys,
-    chosen_keys,
-    damage_named,
-    each,
-    existing,
-    on_this_machine,
-)
+from headrace.sources.array_files.paths import Path, checked_keys, chosen_keys, damage_named, each, existing
 from headrace.sources.arrays import ArrayDataSource
 
 READ_BYTES = 1 << 20
@@ -98,7 +90,7 @@ class IdxDataSource(WholeArrays):
 
 def _mapped(path: str) -> np.ndarray:
     with damage_named(path, "a `.npy` file"):
-        return np.lib.format.open_memmap(on_this_machine(path), mode="r")
+        return np.lib.format.open_memmap(files.local_copy(path), mode="r")
 
 
 def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
@@ -118,7 +110,7 @@ def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
 
 def _read_idx(path: str) -> np.ndarray:
     with damage_named(path, "an IDX file"), files.open_stream(path) as stream:
-        is_compressed = stream.read(2) == b"\x1f\x8b"
+        is_compressed = stream.read(3) == files.GZIP
         stream.seek(0)
         return _parse_idx(gzip.GzipFile(fileobj=stream) if is_compressed else stream)
 

@@ -10,7 +10,7 @@ from headrace import _tree
 from headrace.errors import optional
 from headrace.sources import files
 from headrace.sources.array_files.chunks import blosc_chunk_bytes, checked_store
-from headrace.sources.array_files.paths import Path, on_this_machine
+from headrace.sources.array_files.paths import Path
 from headrace.sources.array_files.stored import StoredArrays
 
 ARRAYS = ("zarr.json", ".zarray")  # the files that describe one
@@ -40,7 +40,7 @@ class ZarrDataSource(StoredArrays):
         zarr, storage = optional("zarr", extra="zarr"), optional("zarr.storage", extra="zarr")
         store, options = self._path, {}
         if store.endswith(".zip"):
-            store = checked_store()(storage.ZipStore(on_this_machine(store), mode="r"))
+            store = checked_store()(storage.ZipStore(files.local_copy(store), mode="r"))
         elif not files.is_remote(store):
             store = checked_store()(storage.LocalStore(store, read_only=True))
         elif hasattr(store, "options"):  # of an `Address`

@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.errors import optional
 from headrace.sources.hugging_face.values import conversion
+from headrace.sources.indices import Parts
 from headrace.sources.tables.bounds import check_array
 
 ROWS_PER_BUFFER = 8  # below so many rows from each buffer, a loop over rows is faster than one over buffers
@@ -77,10 +78,10 @@ def filled(column: Any) -> list[Any]:
     return [_storage(chunk) for chunk in column.chunks if len(chunk)]
 
 
-def _places(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, int]]:
+def _places(parts: Parts, rows: np.ndarray) -> Iterator[tuple[int, int]]:
     """The chunk that each row lies in, and its place there."""
-    chunks = np.searchsorted(ends, rows, side="right")
-    return zip(chunks.tolist(), (rows - np.append(0, ends)[chunks]).tolist(), strict=True)
+    chunks, places = parts.find_all(rows)
+    return zip(chunks.tolist(), places.tolist(), strict=True)
 
 
 def column(chunks: list[Any], shape: Shape, name: str, features: Any) -> "Numbers | Lists | Objects":
@@ -175,13 +176,13 @@ class Objects:
     """A column of anything else; the offsets in a chunk are looked at before the first of its values is."""
 
     def __init__(self, chunks: list[Any], name: str, features: Any):
-        self._chunks, self._ends = chunks, np.cumsum(list(map(len, chunks)))
+        self._chunks, self._parts = chunks, Parts(map(len, chunks))
         self._decode, self._name, self._convert = features.decode_column, name, conversion(features[name])
         self._checked: set[int] = set()
 
     def take(self, rows: np.ndarray) -> list[Any]:
         """The values in these rows, decoded."""
-        places = list(_places(self._ends, rows))
+        places = list(_places(self._parts, rows))
         try:
             return self._take(places)
         except (ImportError, FileNotFoundError, MemoryError):
@@ -206,13 +207,13 @@ class Lists:
     """A column of lists of numbers that differ in length, with no null among them."""
 
     def __init__(self, chunks: list[Any]):
-        self._chunks, self._ends = chunks, np.cumsum(list(map(len, chunks)))
+        self._chunks, self._parts = chunks, Parts(map(len, chunks))
         self._opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # where lists begin, and all items, of each chunk
 
     def take(self, rows: np.ndarray) -> list[np.ndarray]:
         """The values in these rows, in memory of their own."""
         taken = []
-        for number, row in _places(self._ends, rows):
+        for number, row in _places(self._parts, rows):
             begins, items = self._opened.get(number) or self._open(number)
             taken.append(items[begins[row] : begins[row + 1]].copy())
         return taken

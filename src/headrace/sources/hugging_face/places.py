@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from headrace.sources import files
+from headrace.sources.indices import Parts
 from headrace.sources.mapped import FEW, MappedFiles
 
 
@@ -14,7 +15,7 @@ class Places:
     def __init__(self, table: Any):
         # A table is one block, or blocks one below the other, each of which has some beside it.
         stacked = getattr(table, "blocks", None) or [[table]]
-        self._ends = np.cumsum([beside[0].num_rows for beside in stacked], dtype=np.int64)
+        self._parts = Parts(beside[0].num_rows for beside in stacked)
         self._paths = [[block.path for block in beside if hasattr(block, "path")] for beside in stacked]
         self._mapped = MappedFiles(path for paths in self._paths for path in paths)
         for block in (block for beside in stacked for block in beside if hasattr(block, "path")):
@@ -29,12 +30,12 @@ class Places:
         elif len(rows) > FEW:
             self._mapped.check_all()
         else:
-            numbers = np.unique(np.searchsorted(self._ends, rows, side="right")).tolist()
+            numbers = np.unique(self._parts.find_all(rows)[0]).tolist()
             self._mapped.check([path for number in numbers for path in self._paths[number]])
 
     def name_of(self, row: int) -> str:
         """The file that a row lies in, for messages."""
-        number = int(np.searchsorted(self._ends, row, side="right"))
+        number = self._parts.find(row)[0]
         paths = self._paths[number] if number < len(self._paths) else []
         return " and ".join(paths) or "The dataset"
 

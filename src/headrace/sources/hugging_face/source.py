@@ -1,6 +1,5 @@
 """A `datasets.Dataset` as a source."""
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,6 +10,7 @@ from headrace._spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
 from headrace.sources.hugging_face.places import Places
+from headrace.sources.indices import place_of, places_of
 from headrace.sources.tables.bounds import check_array
 from headrace.sources.tables.kept import blaming
 
@@ -57,17 +57,15 @@ class HuggingFaceDataSource:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Element:
-        return self.__getitems__([operator.index(index)])[0]
+        return self._rows_at(np.array([place_of(index, len(self), "rows")]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Element]:
         """The rows at these indices."""
-        places, length = np.asarray(indices, np.int64), len(self)
-        outside = places[(places < -length) | (places >= length)]
-        if len(outside):
-            raise IndexError(f"Index {outside[0]} is out of range for {length} rows.")
+        return self._rows_at(places_of(indices, len(self), "rows"))
+
+    def _rows_at(self, places: np.ndarray) -> list[Element]:
         if not len(places):
             return []
-        places %= length
         rows = self._rows_of(places)
         self._places.check(rows)
         if self._formatted:

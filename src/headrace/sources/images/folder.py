@@ -4,7 +4,6 @@ The order is that of the names, whatever the file system says. An image is read 
 for.
 """
 
-import operator
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from headrace._threads import map_in_threads
 from headrace.errors import PipelineError
 from headrace.sources import files
 from headrace.sources.images.decoding import decode_image
+from headrace.sources.indices import place_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 READING_THREADS = 16  # of files that are far away
@@ -57,9 +57,7 @@ class ImageFolderDataSource:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Element:
-        place = operator.index(index)
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"Index {index} is out of range for {len(self)} images.")
+        place = place_of(index, len(self), "images")
         path = files.below(self._root, self._names[place])
         with files.open_stream(path) as stream:
             content = stream.read()

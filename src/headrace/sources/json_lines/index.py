@@ -1,149 +1,66 @@
-"""Where the lines of a file begin: found once by a scan, and kept in a hidden file.
+"""Where the lines of a file begin, and which of them are blank."""
 
-An index that was kept is used for as long as its file has the size and the time of change that it was made for.
-"""
-
-import contextlib
-import hashlib
-import os
-import struct
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from headrace.errors import PipelineError
 from headrace.sources import files
 from headrace.sources.json_lines.lines import BOM, WHITE
-from headrace.sources.json_lines.plain import GZIP, ZSTD
-from headrace.sources.private import Place
+from headrace.sources.sidecar import Index
 
 SCAN_BYTES = 4 << 20
 REMOTE_SCAN_BYTES = 32 << 20  # which come in several requests at once
 LINES_AT_ONCE = 1024
 # Lines that are nearer than this are read together: a call costs as much as that many bytes more.
 GAP_BYTES = 2 << 10
-MAPPED_BYTES = 1 << 20  # an index of this size on is mapped into memory, and so shared by processes
-
-# What it is, a digest of the version of the file, and how many bounds and numbers of blank lines follow.
-_HEADER = struct.Struct("<8s32sqq")
-_MAGIC = b"HRLINES1"
 
 
-class Index:
+class LineIndex(Index):
     """Where the lines of a file are: line `i` is `bounds[i]:bounds[i + 1]`, its line end with it.
 
-    It travels to other processes as the path of its file, if it has one.
+    Its numbers are how many bounds there are, the bounds, and the numbers of the blank lines.
     """
 
-    def __init__(self, path: str, version: files.Fingerprint, found: tuple[np.ndarray, np.ndarray], kept: Place | None):
-        self.path, self.version, self._kept = path, version, kept
-        self.bounds, self._blank = found
-        self._not_blank_before = self._blank - np.arange(len(self._blank))
+    SUFFIX, FOLDER = ".headrace-lines", "lines"
+
+    def _find(self, file: files.File) -> np.ndarray:
+        bounds, blank = scan(file, self.path)
+        return np.concatenate([[len(bounds)], bounds, blank])
+
+    @functools.cached_property
+    def bounds(self) -> np.ndarray:
+        return self.numbers[1 : 1 + self.numbers[0]]
+
+    @functools.cached_property
+    def _not_blank_before(self) -> np.ndarray:
+        """For each blank line, how many before it are not."""
+        blank = self.numbers[1 + self.numbers[0] :]
+        return blank - np.arange(len(blank))
 
     def num_elements(self, *, skips_blank: bool) -> int:
         """How many elements the file has."""
-        return len(self.bounds) - 1 - (len(self._blank) if skips_blank else 0)
+        return len(self.bounds) - 1 - (len(self._not_blank_before) if skips_blank else 0)
 
     def line_numbers(self, places: np.ndarray, *, skips_blank: bool) -> np.ndarray:
         """The numbers of the lines of these elements."""
-        if not skips_blank or not len(self._blank):
+        if not skips_blank or not len(self._not_blank_before):
             return places
         return places + np.searchsorted(self._not_blank_before, places, side="right")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._kept is not None:
-            return _found_again, (self.path, self.version, self._kept)
-        return Index, (self.path, self.version, (self.bounds, self._blank), None)
 
-
-def index_of(path: str, index_dir: str | None) -> Index:
-    """The index of a file: the one that was kept, or a new one."""
-    version = files.fingerprint(path)
-    places = _places(path, index_dir, version) if version.version else []  # some servers tell no version
-    for kept in places:
-        found = _load(kept, version)
-        if found is not None:
-            return Index(path, version, found, kept)
-    found = scan(path, version)
-    return Index(path, version, found, next((place for place in places if _store(place, version, found)), None))
-
-
-def _found_again(path: str, version: files.Fingerprint, kept: Place) -> Index:
-    """An index in another process."""
-    found = _load(kept, version)
-    return Index(path, version, found, kept) if found is not None else Index(path, version, scan(path, version), None)
-
-
-# ------------------------------------------------------------------------------------------ kept in a file
-
-
-def _places(path: str, index_dir: str | None, version: files.Fingerprint) -> list[Place]:
-    """Where the index of a file may be, the best place first; patterns do not match names with a dot in front."""
-    folder = os.path.join(files.cache_folder(), "lines") if index_dir is None else index_dir
-    place = Place(os.path.join(folder, f".{files.digest_of(path, version)}.headrace-lines"))
-    if index_dir is not None or files.is_remote(path):
-        return [place]
-    near, name = os.path.split(path)
-    return [Place(os.path.join(near, f".{name}.headrace-lines"), beside=path), place]
-
-
-def _digest(version: files.Fingerprint) -> bytes:
-    return hashlib.sha256(str(tuple(version)).encode(errors="surrogateescape")).digest()
-
-
-def _load(kept: Place, version: files.Fingerprint) -> tuple[np.ndarray, np.ndarray] | None:
-    """What an index file says, if it is whole and of this version of its file."""
-    try:
-        with kept.open() as file:
-            magic, made_for, num_bounds, num_blank = _HEADER.unpack(file.read(_HEADER.size))
-            if magic != _MAGIC or made_for != _digest(version):
-                return None
-            if num_bounds * 8 < MAPPED_BYTES:
-                numbers = np.fromfile(file, "<i8")
-            else:
-                numbers = np.asarray(np.memmap(file, "<i8", "r", _HEADER.size))
-    except (OSError, struct.error, ValueError):
-        return None
-    bounds, blank = numbers[:num_bounds], numbers[num_bounds:]
-    whole = len(bounds) == num_bounds > 0 and len(blank) == num_blank and bounds[-1] == version.size
-    return (bounds, blank) if whole else None
-
-
-def _store(kept: Place, version: files.Fingerprint, found: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Writes an index file, whole or not at all; whether it could."""
-    bounds, blank = found
-    header = _HEADER.pack(_MAGIC, _digest(version), len(bounds), len(blank))
-    try:
-        kept.write([header, *(np.ascontiguousarray(numbers, "<i8").data for numbers in (bounds, blank))])
-    except OSError:
-        return False
-    return True
-
-
-# ------------------------------------------------------------------------------------------ found by a scan
-
-
-def scan(path: str, version: files.Fingerprint) -> tuple[np.ndarray, np.ndarray]:
+def scan(file: files.File, path: str) -> tuple[np.ndarray, np.ndarray]:
     """The bounds of the lines of a file, and which lines are blank."""
-    with contextlib.closing(files.open_file(path)) as file:
-        if file.version != version:
-            raise files.changed(path)
-        head = file.read(0, 4)
-        if head.startswith((GZIP, ZSTD)):
-            raise PipelineError(
-                f"{path} is compressed, and its lines cannot be read at random. Read it in order, with "
-                "`JsonLinesIterDataset` or `TextLinesIterDataset`, or decompress it."
-            )
-        found = _scan(file, path, len(BOM) if head.startswith(BOM) else 0)
-    if files.fingerprint(path) != version:
-        raise files.changed(path)
-    return found
-
-
-def _scan(file: files.File, path: str, first: int) -> tuple[np.ndarray, np.ndarray]:
-    begin, step = np.array([first]), REMOTE_SCAN_BYTES if files.is_remote(path) else SCAN_BYTES
+    head = file.read(0, 4)
+    if head.startswith((files.GZIP, files.ZSTD)):
+        raise PipelineError(
+            f"{path} is compressed, and its lines cannot be read at random. Read it in order, with "
+            "`JsonLinesIterDataset` or `TextLinesIterDataset`, or decompress it."
+        )
+    begin = np.array([len(BOM) if head.startswith(BOM) else 0])
     found, dubious, at = [begin], [begin], 0
+    step = REMOTE_SCAN_BYTES if files.is_remote(path) else SCAN_BYTES
     while at < file.size:
         block = file.read(at, min(step, file.size - at))
         if not block:

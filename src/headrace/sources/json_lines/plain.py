@@ -15,7 +15,6 @@ READ_BYTES = 1 << 18
 COMPRESSED_READ_BYTES = 1 << 16
 PLAIN_BYTES = 1 << 20  # that are decompressed at once, or some blocks of zstd
 
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 WINDOW_BYTES = 1 << 27  # as of `zstd --long=27`, the largest that other readers take without being told to
 
 # Of a compressed file: for each gzip member or zstd frame, how many plain bytes come before it, and its own offset.
@@ -92,9 +91,9 @@ class _Codec(NamedTuple):
 
 def _codec(head: bytes, max_window_bytes: int) -> _Codec | None:
     """How a file is compressed, if it is, by its first bytes."""
-    if head.startswith(GZIP):
+    if head.startswith(files.GZIP):
         return _Codec(functools.partial(zlib.decompressobj, wbits=31), zlib.error)
-    if head == ZSTD or (head[1:] == SKIPPABLE and head[0] >> 4 == 5):
+    if head == files.ZSTD or (head[1:] == SKIPPABLE and head[0] >> 4 == 5):
         zstandard = optional("zstandard", extra="zstd")
         decompressor = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
         return _Codec(lambda: Frame(decompressor.decompressobj()), zstandard.ZstdError)

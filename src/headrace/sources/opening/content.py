@@ -3,10 +3,10 @@
 import zlib
 from collections.abc import Callable
 
+from headrace.sources.files import GZIP, ZSTD
 from headrace.sources.tfrecord.framing import begins_record
 
 BEGIN_BYTES = 512
-GZIP, ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
 
 
 def starts(*magics: bytes) -> Callable[[bytes], bool]:

@@ -1,10 +1,7 @@
 """What is in a folder, here or behind an address."""
 
-import os
-
-from headrace.sources import files
-
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+from headrace.sources.files import is_folder, listed, name_of
+from headrace.sources.images.folder import SUFFIXES
 
 
 def kind_of_folder(folder: str) -> str | None:
@@ -24,34 +21,7 @@ def kind_of_folder(folder: str) -> str | None:
 
 
 def _has_images(paths: list[str]) -> bool:
-    return any(path.lower().endswith(IMAGES) for path in paths)
-
-
-def is_folder(path: str) -> bool:
-    """Whether there is a folder, and not a file."""
-    if not files.is_remote(path):
-        return os.path.isdir(path)
-    from headrace.sources import remote
-
-    return remote.is_folder(path)
-
-
-def listed(folder: str) -> list[str]:
-    """What is in a folder, by path, in order."""
-    if not files.is_remote(folder):
-        return sorted(os.path.join(folder, name) for name in os.listdir(folder))
-    from headrace.sources import remote
-
-    return remote.listed(folder)
-
-
-def name_of(path: str) -> str:
-    """The last part of a path or address."""
-    if not files.is_remote(path):
-        return os.path.basename(path)
-    from headrace.sources import remote
-
-    return remote.file_name(path)
+    return any(path.lower().endswith(SUFFIXES) for path in paths)
 
 
 def is_hidden(path: str) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headrace.errors import DataError, PipelineError
+from headrace.sources.files import name_of
 from headrace.sources.opening.content import decompressed, is_idx, starts
-from headrace.sources.opening.folders import name_of
 from headrace.sources.tfrecord.framing import begins_record
 
 _SHARD = re.compile(r"-\d+-of-\d+$")  # after the suffix, as in `mnist-train.tfrecord-00000-of-00010`
@@ -20,79 +20,67 @@ class Format(NamedTuple):
     name: str
     suffixes: tuple[str, ...]
     begins: Callable[[bytes], bool] | None  # whether these can be the first bytes; None where any can
-    module: str
-    source: str
+    source: str  # the class in its module
     stream: str | None = None  # what reads compressed files
     many: bool = True  # whether it reads several files as one
 
     @property
     def reader(self) -> Any:
         """What makes a source of its files."""
-        return getattr(importlib.import_module(f"headrace.sources.{self.module}"), self.source)
+        return _imported(self.source)
 
     @property
     def stream_reader(self) -> Any:
         """What makes a stream of a file."""
-        return getattr(importlib.import_module(f"headrace.sources.{self.module}"), self.stream or self.source)
+        return _imported(self.stream or self.source)
+
+
+def _imported(name: str) -> Any:
+    module, _, name = name.rpartition(".")
+    return getattr(importlib.import_module(f"headrace.sources.{module}"), name)
 
 
 def _is_text(begin: bytes) -> bool:
     return b"\0" not in begin and not any(form.begins(begin) for form in _TELLING if form.begins)
 
 
+_ARRAY_RECORD = starts(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f")
+_ARROW = starts(b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")
+_RIEGELI, _IDX = "array_record.ArrayRecordDataSource", "array_files.IdxDataSource"
+_JSON, _JSON_STREAM = "json_lines.JsonLinesDataSource", "json_lines.JsonLinesIterDataset"
+_TEXT, _TEXT_STREAM = "json_lines.TextLinesDataSource", "json_lines.TextLinesIterDataset"
+_TFRECORD, _TFRECORD_STREAM = "tfrecord.TFRecordDataSource", "tfrecord.TFRecordIterDataset"
+_CSV = "tables.CsvDataSource"
 _BINARY = (
     Format(
         "ArrayRecord",
         (".array_record", ".arrayrecord", ".riegeli"),
-        starts(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"),
-        "array_record",
-        "ArrayRecordDataSource",
+        _ARRAY_RECORD,
+        "array_record.ArrayRecordDataSource",
     ),
-    Format(
-        "TFRecord",
-        (".tfrecord", ".tfrecords"),
-        begins_record,
-        "tfrecord",
-        "TFRecordDataSource",
-        stream="TFRecordIterDataset",
-    ),
-    Format("Parquet", (".parquet", ".pq"), starts(b"PAR1"), "tables", "ParquetDataSource"),
-    Format(
-        "Arrow",
-        (".arrow", ".feather", ".ipc", ".arrows"),
-        starts(b"ARROW1", b"\xff\xff\xff\xff", b"FEA1"),
-        "tables",
-        "ArrowDataSource",
-    ),
-    Format("NumPy", (".npy",), starts(b"\x93NUMPY"), "array_files", "NpyDataSource", many=False),
-    Format("HDF5", (".h5", ".hdf5"), starts(b"\x89HDF\r\n\x1a\n"), "array_files", "Hdf5DataSource", many=False),
-    Format(
-        "IDX", (".idx", "-ubyte", ".ubyte"), is_idx, "array_files", "IdxDataSource", stream="IdxDataSource", many=False
-    ),
+    Format("TFRecord", (".tfrecord", ".tfrecords"), begins_record, _TFRECORD, _TFRECORD_STREAM),
+    Format("Parquet", (".parquet", ".pq"), starts(b"PAR1"), "tables.ParquetDataSource"),
+    Format("Arrow", (".arrow", ".feather", ".ipc", ".arrows"), _ARROW, "tables.ArrowDataSource"),
+    Format("NumPy", (".npy",), starts(b"\x93NUMPY"), "array_files.NpyDataSource", many=False),
+    Format("HDF5", (".h5", ".hdf5"), starts(b"\x89HDF\r\n\x1a\n"), "array_files.Hdf5DataSource", many=False),
+    Format("IDX", (".idx", "-ubyte", ".ubyte"), is_idx, _IDX, _IDX, many=False),
 )
 _ZIPPED = (
-    Format("NumPy archive", (".npz",), starts(b"PK\3\4", b"PK\5\6"), "array_files", "NpzDataSource", many=False),
-    Format("Zarr archive", (".zarr.zip",), starts(b"PK\3\4"), "array_files", "ZarrDataSource", many=False),
+    Format("NumPy archive", (".npz",), starts(b"PK\3\4", b"PK\5\6"), "array_files.NpzDataSource", many=False),
+    Format("Zarr archive", (".zarr.zip",), starts(b"PK\3\4"), "array_files.ZarrDataSource", many=False),
 )
 _TELLING = _BINARY + _ZIPPED
 _TEXTS = (
-    Format(
-        "JSON lines",
-        (".jsonl", ".ndjson", ".jsonlines"),
-        _is_text,
-        "json_lines",
-        "JsonLinesDataSource",
-        stream="JsonLinesIterDataset",
-    ),
-    Format("CSV", (".csv",), _is_text, "tables", "CsvDataSource", stream="CsvDataSource"),
-    Format("text", (".txt",), _is_text, "json_lines", "TextLinesDataSource", stream="TextLinesIterDataset"),
+    Format("JSON lines", (".jsonl", ".ndjson", ".jsonlines"), _is_text, _JSON, _JSON_STREAM),
+    Format("CSV", (".csv",), _is_text, _CSV, _CSV),
+    Format("text", (".txt",), _is_text, _TEXT, _TEXT_STREAM),
 )
-_UNTOLD = (Format("Bagz", (".bagz", ".bag"), None, "bagz", "BagzDataSource"),)
+_UNTOLD = (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource"),)
 FOLDERS = (
-    Format("TFDS", (), None, "tfds", "TfdsDataSource"),
-    Format("Hugging Face", (), None, "opening.saved", "open_saved"),
-    Format("Zarr", (".zarr",), None, "array_files", "ZarrDataSource"),
-    Format("images", (), None, "images", "ImageFolderDataSource"),
+    Format("TFDS", (), None, "tfds.TfdsDataSource"),
+    Format("Hugging Face", (), None, "opening.saved.open_saved"),
+    Format("Zarr", (".zarr",), None, "array_files.ZarrDataSource"),
+    Format("images", (), None, "images.ImageFolderDataSource"),
 )
 FORMATS = _BINARY + _ZIPPED + _TEXTS + _UNTOLD
 

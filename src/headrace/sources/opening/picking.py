@@ -9,10 +9,10 @@ from headrace.dataset import IterDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.bagz import shards_of
+from headrace.sources.files import is_folder, like, listed
 from headrace.sources.opening.content import BEGIN_BYTES, is_compressed
-from headrace.sources.opening.folders import is_folder, is_hidden, kind_of_folder, listed
+from headrace.sources.opening.folders import is_hidden, kind_of_folder
 from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, format_of, known, named, plain_name
-from headrace.sources.record_files import like
 
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")

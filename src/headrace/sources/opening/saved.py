@@ -3,9 +3,9 @@
 import os
 from typing import Any
 
-from headrace._addresses import secrets_in
-from headrace.errors import DataError, HeadraceError, PipelineError, RemoteError, optional, without_secrets
+from headrace.errors import PipelineError, optional
 from headrace.sources import files, metadata
+from headrace.sources.array_files.paths import damage_named
 
 
 def open_saved(folder: str, *, split: str | None = None) -> Any:
@@ -15,18 +15,8 @@ def open_saved(folder: str, *, split: str | None = None) -> Any:
     datasets = optional("datasets", extra="hf")
     if not files.is_remote(folder):
         _check(str(folder))
-    options = getattr(folder, "options", None)
-    try:
-        saved = datasets.load_from_disk(str(folder), storage_options=options)
-    except (HeadraceError, MemoryError, ImportError):
-        raise
-    except Exception as e:  # whatever comes of files that are not what they should be
-        told = without_secrets(e, secrets_in(options))
-        if told is not e:
-            raise RemoteError(f"{folder} could not be read: {told}.") from told
-        if isinstance(e, FileNotFoundError | PermissionError):
-            raise
-        raise _unreadable(folder, e) from e
+    with damage_named(folder, "a dataset that `save_to_disk` wrote"):
+        saved = datasets.load_from_disk(str(folder), storage_options=getattr(folder, "options", None))
     if isinstance(saved, datasets.DatasetDict):
         name = split or "train"
         if name not in saved:
@@ -35,13 +25,6 @@ def open_saved(folder: str, *, split: str | None = None) -> Any:
     if split not in (None, str(saved.split)):
         raise PipelineError(f"{folder} is one dataset (its split is {str(saved.split)!r}); got the split {split!r}.")
     return HuggingFaceDataSource(saved)
-
-
-def _unreadable(folder: str, error: Exception) -> DataError:
-    what = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return DataError(
-        f"{folder} cannot be read as a dataset that `save_to_disk` wrote: {what}. Was it written or copied to its end?"
-    )
 
 
 def _check(folder: str) -> None:

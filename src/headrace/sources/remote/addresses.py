@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from headrace._addresses import digest, identity, place_of, redacted, without_login
 from headrace.errors import MissingDependency, PipelineError, optional, without_secrets
+from headrace.sources.files import like
 from headrace.sources.remote.faults import patiently
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 30.0, 60.0
@@ -48,10 +49,6 @@ def _options_of(path: str) -> dict[str, Any]:
     return dict(path.options) if isinstance(path, Address) else {}
 
 
-def _like(path: str, other: str) -> str:
-    return Address(other, **path.options) if isinstance(path, Address) else other
-
-
 # ------------------------------------------------------------------------------------ what an address means
 
 
@@ -59,7 +56,7 @@ def matches(path: str) -> list[str]:
     """The addresses that an address or a pattern means, in order of their names; none where there is nothing."""
     head, _, rest = path.partition("::")
     if rest and "://" not in head:  # a wrapper, as in `simplecache::s3://…`
-        return [_like(path, f"{head}::{match}") for match in matches(_like(path, rest))]
+        return [like(path, f"{head}::{match}") for match in matches(like(path, rest))]
     try:
         _info(path)
         return [path]
@@ -73,7 +70,7 @@ def matches(path: str) -> list[str]:
         names = sorted(str(name) for name in fs.glob(pattern))
         return [f"{head.split('://')[0]}://{name}::{rest}" if rest else fs.unstrip_protocol(name) for name in names]
 
-    return [_like(path, match) for match in patiently(find, path, "Listing")]
+    return [like(path, match) for match in patiently(find, path, "Listing")]
 
 
 def is_folder(path: str) -> bool:
@@ -88,8 +85,8 @@ def listed(folder: str) -> list[str]:
     """The addresses of what is in a folder, in order of their names."""
     head, chained, rest = folder.partition("::")
     if chained and "://" not in head:
-        return [_like(folder, f"{head}::{path}") for path in listed(_like(folder, rest))]
-    return matches(_like(folder, f"{head.rstrip('/')}/*{chained}{rest}"))
+        return [like(folder, f"{head}::{path}") for path in listed(like(folder, rest))]
+    return matches(like(folder, f"{head.rstrip('/')}/*{chained}{rest}"))
 
 
 def file_name(path: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from headrace.errors import RemoteError
-from headrace.sources.files import Fingerprint, LocalFile
+from headrace.sources.files import Fingerprint, LocalFile, Seekable
 from headrace.sources.remote.addresses import Seen, file_name, in_archive, look
 from headrace.sources.remote.cache import the_cache
 from headrace.sources.remote.fetching import NoRanges, download, fetch
@@ -169,31 +169,15 @@ def open_stream(path: str) -> BinaryIO:
     return io.BufferedReader(_Stream(RemoteFile(path)), STREAM_BYTES)
 
 
-class _Stream(io.RawIOBase):
+class _Stream(Seekable):
     """A file as a stream: it reads little at first, and more and more as it is read on."""
 
-    def __init__(self, file: RemoteFile):
-        self._file, self._at, self._ahead = file, 0, BLOCK_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = max(0, offset + (0, self._at, self._file.size)[whence])
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+    _ahead = BLOCK_BYTES
 
     def readinto(self, buffer: Any, /) -> int:
-        piece = self._file.read(self._at, min(len(buffer), self._ahead))
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
+        length = super().readinto(memoryview(buffer)[: self._ahead])
         self._ahead = min(2 * self._ahead, STREAM_BYTES)
-        return len(piece)
+        return length
 
     def close(self) -> None:
         if not self.closed:

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from headrace import _tree
 from headrace._threads import map_in_threads
 from headrace.sources import files
+from headrace.sources.indices import place_of, places_of
 from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.kept import Recent, blaming, open_input
@@ -164,15 +164,11 @@ class TableDataSource:
         return int(self.group_ends[-1]) if len(self.group_ends) else 0
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        place = operator.index(index)
-        length = len(self)
-        if not -length <= place < length:
-            raise IndexError(f"Index {index} is out of range for {length} rows.")
-        return self.__getitems__([place % length])[0]
+        return self.__getitems__([place_of(index, len(self), "rows")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows at these indices; each group is looked up once."""
-        places = self._checked(indices)
+        places = places_of(indices, len(self), "rows")
         if self._columnar:
             arrays, tree = _tree.flatten(self._columns_at(places))
             return [tree.unflatten(values) for values in zip(*arrays, strict=True)]
@@ -188,15 +184,6 @@ class TableDataSource:
             for place, values in zip(at.tolist(), zip(*arrays, strict=True), strict=True):
                 rows[place] = tree.unflatten(values)
         return rows
-
-    def _checked(self, indices: Sequence[int]) -> np.ndarray:
-        """Indices as places of rows; those below zero count from the end."""
-        length = len(self)
-        places = np.asarray(indices, np.int64)
-        wrong = np.flatnonzero((places < -length) | (places >= length))
-        if len(wrong):
-            raise IndexError(f"Index {places[wrong[0]]} is out of range for {length} rows.")
-        return np.where(places < 0, places + length, places)
 
     @property
     def __getcolumns__(self) -> Callable[[np.ndarray], dict[str, Any]]:

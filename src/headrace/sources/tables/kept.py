@@ -1,7 +1,6 @@
 """What is kept open or decoded between reads, and files as pyarrow reads them."""
 
 import contextlib
-import io
 import os
 import re
 import shutil
@@ -17,7 +16,8 @@ from headrace.sources import files
 from headrace.sources.tables.values import arrow
 
 MAGIC_BYTES = 10
-_CODECS = {rb"\x1f\x8b\x08": "gzip", rb"\x28\xb5\x2f\xfd": "zstd", rb"BZh[1-9]1AY&SY": "bz2", rb"\x04\x22M\x18": "lz4"}
+_CODECS = {re.escape(files.GZIP): "gzip", re.escape(files.ZSTD): "zstd"}
+_CODECS |= {rb"BZh[1-9]1AY&SY": "bz2", rb"\x04\x22M\x18": "lz4"}
 
 
 def first_line(error: Exception) -> str:
@@ -45,7 +45,7 @@ def blaming(place: str, what: str) -> Iterator[None]:
 def open_input(path: str, pool: files.Pool, *, maps: bool = False) -> Any:
     """A file as pyarrow reads it; with `maps`, one on this machine is mapped into memory."""
     if files.is_remote(path):
-        return arrow().PythonFile(Seekable(pool.get(path)), mode="r")
+        return arrow().PythonFile(files.Seekable(pool.get(path)), mode="r")
     name = os.fsencode(path)  # of a string, pyarrow takes only one that is Unicode
     return arrow().memory_map(name) if maps else arrow().OSFile(name)
 
@@ -88,32 +88,6 @@ class Recent:
                 _, (_, dropped) = self._kept.popitem(last=False)
                 self._weight -= dropped
         return made, weight
-
-
-class Seekable(io.RawIOBase):
-    """A file that is read by offset, with a place in it."""
-
-    def __init__(self, file: files.File):
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._file.read(self._at, len(buffer))
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
 
 
 def codec_of(magic: bytes) -> str | None:

@@ -19,6 +19,7 @@ from headrace._addresses import redacted
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files, metadata
 from headrace.sources.array_record import ArrayRecordDataSource
+from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.metadata import Node
 from headrace.sources.tf_example import ExampleParser
 from headrace.sources.tfds.features import Leaf, features_of, leaves, mapped, supervised
@@ -55,7 +56,7 @@ class TfdsDataSource:
         self._parser = ExampleParser({name: feature for leaf in leaves(self._tree) for name, feature in leaf.parts()})
         pieces = pieces_of(split, _splits(self._folder, described))
         self._paths = [piece.path for piece in pieces]
-        self._ends = np.cumsum([piece.stop - piece.start for piece in pieces], dtype=np.int64)
+        self._parts = Parts(piece.stop - piece.start for piece in pieces)
         self._starts = np.array([piece.start for piece in pieces], np.int64)
         self._firsts, self._records = _records(_file_format(described), pieces)
         options = f"{', as_supervised=True' if as_supervised else ''}{'' if decode else ', decode=False'}"
@@ -83,21 +84,17 @@ class TfdsDataSource:
         return None if any(leaf.is_list for leaf in leaves(self._tree)) else mapped(Leaf.spec, self._tree)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._parts.length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([operator.index(index)])[0]
+        return self.__getitems__([place_of(index, len(self), "examples")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The examples at these indices: each file is read once, in its own order."""
         if not len(indices):
             return []
-        places, length = np.asarray(indices, np.int64), len(self)
-        outside = places[(places < -length) | (places >= length)]
-        if len(outside):
-            raise IndexError(f"Index {outside[0]} is out of range for {length} examples.")
-        pieces = np.searchsorted(self._ends, places % length, side="right")
-        in_files = places % length - np.append(0, self._ends)[pieces] + self._starts[pieces]
+        pieces, places = self._parts.find_all(places_of(indices, len(self), "examples"))
+        in_files = places + self._starts[pieces]
         records = self._records.__getitems__((self._firsts[pieces] + in_files).tolist())
         try:
             return self._elements(records)

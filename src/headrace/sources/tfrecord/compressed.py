@@ -4,6 +4,7 @@ import sys
 import zlib
 from typing import BinaryIO
 
+from headrace.sources.files import GZIP
 from headrace.sources.tfrecord.framing import READ_BYTES, another_file, begins_record
 
 EITHER_HEADER = zlib.MAX_WBITS | 32  # that of GZIP, or that of ZLIB
@@ -13,7 +14,7 @@ def is_compressed(start: bytes) -> bool:
     """Whether a file that begins like this is a GZIP or ZLIB file, and not one of records as they are."""
     if begins_record(start):  # the length of a record may look like the start of either
         return False
-    return start[:2] == b"\x1f\x8b" or (start[:1] == b"\x78" and int.from_bytes(start[:2], "big") % 31 == 0)
+    return start.startswith(GZIP) or (start[:1] == b"\x78" and int.from_bytes(start[:2], "big") % 31 == 0)
 
 
 class Inflated:

@@ -1,9 +1,7 @@
 """The records of TFRecord files by index."""
 
-import itertools
-import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,16 +9,17 @@ import numpy as np
 
 from headrace._threads import map_in_threads
 from headrace.sources import files
+from headrace.sources.base import FileSource
 from headrace.sources.crc32c import checksum, masked
+from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.tfrecord.framing import FRAME_BYTES, HEADER, damaged
-from headrace.sources.tfrecord.index import index_of
+from headrace.sources.tfrecord.index import RecordIndex
 
 NEAR_BYTES = 1 << 12  # records with no more than this between them are read at once
 INDEXING_THREADS = 16
-ITERATED_AT_ONCE = 1024
 
 
-class TFRecordDataSource:
+class TFRecordDataSource(FileSource[bytes]):
     """The records of TFRecord files by index, as bytes, one file after the other.
 
     Args:
@@ -32,67 +31,43 @@ class TFRecordDataSource:
 
     def __init__(self, paths: Any, *, index_dir: str | os.PathLike | None = None, verify: bool = True):
         self._paths = files.expand(paths, what="TFRecord files")
-        self._index_dir = None if index_dir is None else os.fsdecode(index_dir)
         self._verify = verify
-        find = partial(index_of, folder=self._index_dir)
-        found = map_in_threads(find, self._paths, INDEXING_THREADS, "headrace-index")
-        self._fingerprints = [fingerprint for fingerprint, _ in found]
-        self._ends: list[int] = np.cumsum([len(offsets) - 1 for _, offsets in found], dtype=np.int64).tolist()
-        self._offsets: list[np.ndarray | None] = [offsets for _, offsets in found]
-        self._files = files.Pool(versions=dict(zip(self._paths, self._fingerprints, strict=True)))
-
-    @property
-    def paths(self) -> list[str]:
-        """The files, in the order of their records."""
-        return list(self._paths)
-
-    def __len__(self) -> int:
-        return self._ends[-1]
+        find = partial(RecordIndex, index_dir=None if index_dir is None else os.fsdecode(index_dir))
+        self._indexes = map_in_threads(find, self._paths, INDEXING_THREADS, "headrace-index")
+        self._parts = Parts(len(index.numbers) - 1 for index in self._indexes)
+        self._files = files.Pool(versions={index.path: index.version for index in self._indexes})
 
     def __getitem__(self, index: int) -> bytes:
-        return self.__getitems__([operator.index(index)])[0]
+        number, place = self._parts.find(place_of(index, len(self), self._what))
+        return _cut(*self._read(number, np.array([place])))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
         """The records at these indices: each file is read once, in its own order."""
-        data, starts, lengths = self.read_block(np.asarray(indices, np.int64 if len(indices) == 0 else None))
-        return _cut(data, starts, lengths)
+        return _cut(*self.read_block(indices))
 
-    def read_block(self, indices: np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
+    def read_block(self, indices: Sequence[int] | np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
         """Bytes that hold the records at these indices, where each of them begins in them, and its length."""
-        if indices.dtype.kind not in "iu":
-            raise TypeError(f"Indices must be ints; got {indices.dtype}: {indices.tolist()!r}.")
-        length = len(self)
-        outside = indices[(indices < -length) | (indices >= length)]
-        if len(outside):
-            raise IndexError(f"Index {outside[0]} is out of range for {length} records.")
-        places, order = indices.astype(np.int64) % max(length, 1), slice(None)
+        places, order = places_of(indices, len(self), self._what), slice(None)
         if (places[1:] <= places[:-1]).any():
             places, order = np.unique(places, return_inverse=True)
-        numbers = np.searchsorted(self._ends, places, side="right")
-        cuts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
         pieces: list[bytes] = []
         starts, lengths = np.empty((2, len(places)), np.int64)
         base = 0
-        for a, b in itertools.pairwise([*cuts, len(places)]):
-            number = int(numbers[a])
-            piece, starts[a:b], lengths[a:b] = self._read(
-                number, places[a:b] - (self._ends[number - 1] if number else 0)
-            )
-            starts[a:b] += base
+        for number, run, inside in self._parts.runs(places):
+            piece, starts[run], lengths[run] = self._read(number, inside)
+            starts[run] += base
             base += len(piece)
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), starts[order], lengths[order]
 
     def place_of(self, index: int) -> str:
         """Where a record is, for messages."""
-        place = index % len(self)
-        number = int(np.searchsorted(self._ends, place, side="right"))
-        place -= self._ends[number - 1] if number else 0
-        return f"record {place} of {self._paths[number]}, at offset {self._offsets_of(number)[place]}"
+        number, place = self._parts.find(index % len(self))
+        return f"record {place} of {self._paths[number]}, at offset {self._indexes[number].numbers[place]}"
 
     def _read(self, number: int, places: np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
         """The same for records of one file, by their places in it, which ascend."""
-        path, offsets = self._paths[number], self._offsets_of(number)
+        path, offsets = self._paths[number], self._indexes[number].numbers
         begins, ends = offsets[places], offsets[places + 1]
         first = np.flatnonzero(np.append(True, begins[1:] - ends[:-1] > NEAR_BYTES))  # of those that are read at once
         sizes = ends[np.append(first[1:], len(places)) - 1] - begins[first]
@@ -110,37 +85,8 @@ class TFRecordDataSource:
                 raise damaged(path, int(places[wrong[0]]), int(begins[wrong[0]]), what)
         return data, starts, lengths
 
-    def _offsets_of(self, number: int) -> np.ndarray:
-        """The index of a file, which is not sent to other processes with the source."""
-        offsets = self._offsets[number]
-        if offsets is None:
-            fingerprint, offsets = index_of(self._paths[number], self._index_dir)
-            if fingerprint != self._fingerprints[number]:
-                raise files.changed(self._paths[number])
-            self._offsets[number] = offsets
-        return offsets
-
-    def __iter__(self) -> Iterator[bytes]:
-        length = len(self)
-        for start in range(0, length, ITERATED_AT_ONCE):
-            yield from self.__getitems__(range(start, min(start + ITERATED_AT_ONCE, length)))
-
     def close(self) -> None:
-        """Closes the files; reading from the source opens them again."""
         self._files.close()
-
-    def __enter__(self) -> "TFRecordDataSource":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_offsets": [None] * len(self._paths)}
-
-    def __repr__(self) -> str:
-        digest = files.hash_of_paths(self._paths)
-        return f"TFRecordDataSource(num_files={len(self._paths)}, num_records={len(self)}, hash_of_paths={digest})"
 
 
 def _cut(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> list[bytes]:

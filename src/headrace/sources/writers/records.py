@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import numpy as np
@@ -34,14 +34,14 @@ def write_array_record(
     module = optional("array_record.python.array_record_module", extra="arrayrecord")
 
     def make(partial: str, first: str | None) -> File:
-        return _ArrayRecordFile(module.ArrayRecordWriter(os.fsencode(partial), options))
+        return _File(module.ArrayRecordWriter(os.fsencode(partial), options), _as_bytes)
 
     return write(records, path, make, f"ArrayRecord {options}", **how)
 
 
 def write_tfrecord(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
     """Writes records to TFRecord files, and returns their paths; arguments as for `write_array_record`."""
-    return write(records, path, lambda partial, first: _TFRecordFile(partial), "TFRecord", **how)
+    return write(records, path, _maker(lambda record: framed(_as_bytes(record))), "TFRecord", **how)
 
 
 def write_json_lines(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
@@ -49,26 +49,21 @@ def write_json_lines(records: Any, path: str | os.PathLike, **how: Unpack[Writin
 
     A record is what JSON can say, with arrays as lists, and bytes as the text that they are in UTF-8.
     """
-    return write(records, path, lambda partial, first: _JsonLinesFile(partial), "JSON lines", **how)
+    return write(records, path, _maker(_as_line), "JSON lines", **how)
 
 
-class _ArrayRecordFile:
-    def __init__(self, writer: Any):
-        self._writer = writer
-
-    def write(self, record: Any) -> None:
-        self._writer.write(_as_bytes(record))
-
-    def close(self) -> None:
-        self._writer.close()
+def _maker(encode: Callable[[Any], bytes]) -> Callable[[str, str | None], File]:
+    return lambda partial, first: _File(open(partial, "wb", buffering=WRITE_BYTES), encode)
 
 
-class _TFRecordFile:
-    def __init__(self, path: str):
-        self._file = open(path, "wb", buffering=WRITE_BYTES)  # noqa: SIM115
+class _File:
+    """A file to which records are written as something makes of them."""
+
+    def __init__(self, file: Any, encode: Callable[[Any], Any]):
+        self._file, self._encode = file, encode
 
     def write(self, record: Any) -> None:
-        self._file.write(framed(_as_bytes(record)))
+        self._file.write(self._encode(record))
 
     def close(self) -> None:
         self._file.close()
@@ -89,19 +84,11 @@ def _as_bytes(record: Any) -> bytes:
     )
 
 
-class _JsonLinesFile:
-    def __init__(self, path: str):
-        self._file = open(path, "w", encoding="utf-8", newline="\n", buffering=WRITE_BYTES)  # noqa: SIM115
-
-    def write(self, record: Any) -> None:
-        try:
-            line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=_as_json)
-        except (TypeError, ValueError) as e:
-            raise PipelineError(f"JSON cannot hold this record: {e}. Map the dataset to what it can hold first.") from e
-        self._file.write(line + "\n")
-
-    def close(self) -> None:
-        self._file.close()
+def _as_line(record: Any) -> bytes:
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_as_json).encode() + b"\n"
+    except (TypeError, ValueError) as e:
+        raise PipelineError(f"JSON cannot hold this record: {e}. Map the dataset to what it can hold first.") from e
 
 
 def _as_json(value: Any) -> Any:

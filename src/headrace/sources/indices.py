@@ -1,0 +1,64 @@
+"""Indices that a source is asked for: which elements they mean, and in which file each of these is."""
+
+import bisect
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def place_of(index: int, length: int, what: str) -> int:
+    """The place of an element by an index, which may count from the end; `what` elements are called in messages."""
+    place = operator.index(index)
+    if not -length <= place < length:
+        raise IndexError(f"Index {index} is out of range for {length} {what}.")
+    return place if place >= 0 else place + length
+
+
+def places_of(indices: Sequence[int] | np.ndarray, length: int, what: str) -> np.ndarray:
+    """The same for many."""
+    if not len(indices):
+        return np.empty(0, np.int64)
+    places = np.asarray(indices)
+    if places.dtype.kind == "O":  # ints that no dtype has
+        return np.array([place_of(index, length, what) for index in indices], np.int64)
+    if places.dtype.kind not in "iu":
+        raise TypeError(f"Indices must be ints; got {places.dtype}: {indices!r}.")
+    lowest = places.min()
+    if lowest < -length or places.max() >= length:
+        place_of(places[(places < -length) | (places >= length)][0], length, what)
+    places = places.astype(np.int64)
+    return places % length if lowest < 0 else places
+
+
+class Parts:
+    """Elements that are in several parts, as files, one part after the other."""
+
+    def __init__(self, lengths: Iterable[int]):
+        self.ends = np.cumsum(np.fromiter(lengths, np.int64))
+        self._starts = np.append(0, self.ends)
+        self._ends_as_list: list[int] = self.ends.tolist()
+        self.length = int(self._starts[-1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Parts, (np.diff(self._starts).tolist(),)
+
+    def find(self, place: int) -> tuple[int, int]:
+        """The part that has the element at a place, and its place there."""
+        number = bisect.bisect_right(self._ends_as_list, place)
+        return number, place - self._ends_as_list[number - 1] if number else place
+
+    def find_all(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same for many."""
+        numbers = np.searchsorted(self.ends, places, side="right")
+        return numbers, places - self._starts[numbers]
+
+    def runs(self, places: np.ndarray) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """For each part that has some of these places, which ascend: its number, which of them, and where in it."""
+        numbers = np.searchsorted(self.ends, places, side="right")
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for a, b in itertools.pairwise([0, *cuts, len(places)] if len(places) else ()):
+            number = int(numbers[a])
+            yield number, slice(a, b), places[a:b] - self._starts[number]
