@@ -27,17 +27,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.fixture(autouse=True)
 def no_mistake_is_hidden(monkeypatch):
-    """After an error an iterator walks carefully, which would hide a mistake of the library's own: it only is slow."""
+    """After an error an iterator walks in single steps, which would hide a mistake of the library's own: it only is slow."""
     hidden = []
-    be_careful = Walk._be_careful
+    go_in_single_steps = Walk._go_in_single_steps
 
     def watched(walk, error):
         is_expected = isinstance(error, HeadraceError | GapFound | SystemExit) or hasattr(error, "__notes__")
         if not is_expected:  # those of users' functions have a note
             hidden.append(error)
-        be_careful(walk, error)
+        go_in_single_steps(walk, error)
 
-    monkeypatch.setattr(Walk, "_be_careful", watched)
+    monkeypatch.setattr(Walk, "_go_in_single_steps", watched)
     yield
     assert not hidden
 

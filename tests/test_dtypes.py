@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from headrace import MapDataset, MultiprocessingOptions, ReadOptions, _tree
-from headrace._executors.freight import pack, unpack
-from headrace._executors.ring import Slot, Writer, anonymous_file, read
+from headrace._executors.block_codec import pack, unpack
+from headrace._executors.slots import Slot, Writer, anonymous_file, read
 from headrace._plan.blocks import Columns, Rows, concat
 from headrace.packing import FirstFitPackIterDataset
 
@@ -80,8 +80,8 @@ def carried(block, slot):
     slot.reserve(1 << 16)
     slot.whole[:] = 0xAB  # as somebody else left it
     writer = Writer(slot)
-    sheet = writer.dump(pack(block, writer))
-    return unpack(read(slot.bytes(sheet.total).copy(), sheet))
+    extent = writer.dump(pack(block, writer))
+    return unpack(read(slot.bytes(extent.total).copy(), extent))
 
 
 @st.composite

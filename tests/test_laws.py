@@ -115,10 +115,10 @@ def test_states_are_small(ds):
 # ---- one stream, whatever computes it
 
 
-def pulled(ds, sizes, careful=False):
+def pulled(ds, sizes, single_step=False):
     """All outputs and positions, pulled in runs of these sizes."""
     op = ds._stream_op
-    run_on = context(op, Workers(op), careful=careful)
+    run_on = context(op, Workers(op), single_step=single_step)
     stream = open_stream(op, None, run_on)
     elements, positions = [], [stream.position]
     for _ in range(10_000):
@@ -136,9 +136,9 @@ def pulled(ds, sizes, careful=False):
 def test_how_runs_are_cut_changes_neither_values_nor_positions(ds, sizes):
     elements, positions = pulled(ds, sizes)
     one_by_one, positions_1 = pulled(ds, [1])
-    careful, positions_0 = pulled(ds, [0], careful=True)
+    single_step, positions_0 = pulled(ds, [0], single_step=True)
     assert_same(elements, one_by_one)
-    assert_same(elements, careful)
+    assert_same(elements, single_step)
     assert positions == positions_1 == positions_0
 
 

@@ -53,8 +53,8 @@ class ReversedStream(GroupStream):
         super().__init__(*at)
         self._size = size
 
-    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
-        self._feed.fill(self._size, careful=careful)
+    def _make(self, ordinal: int, *, single_step: bool) -> tuple[Block, Position] | None:
+        self._feed.fill(self._size, single_step=single_step)
         block = self._feed.take(self._size)
         if not len(block):
             return None

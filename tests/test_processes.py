@@ -25,9 +25,9 @@ from headrace import (
     ReadOptions,
 )
 from headrace._executors.imports import Imports, Missing
-from headrace._executors.ring import Slot, Writer, anonymous_file
+from headrace._executors.slots import Slot, Writer, anonymous_file
 from headrace._executors.worker import _Worker
-from headrace._plan.stages import BlockStage, IndexStage, LaneStage, ready_for_workers, stage_at
+from headrace._plan.stages import BlockStage, IndexStage, StreamStage, ready_for_workers, stage_at
 from headrace.errors import (
     FilterError,
     FilterWarning,
@@ -410,7 +410,7 @@ def test_the_cut_into_stages():
     assert kind(kept.batch(3, batch_fn=tuple)) == (BlockStage, 1)
     assert kind(ds.window_shuffle(3, seed=1).map(str)) is None  # the map has moved below
     assert kind(ds.window_shuffle(3, seed=1).filter(str)) == (BlockStage, 1)
-    assert kind(Tail(ds)) == (LaneStage, 1)
+    assert kind(Tail(ds)) == (StreamStage, 1)
 
 
 def test_maps_move_below_what_only_changes_the_order():

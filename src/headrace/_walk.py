@@ -17,7 +17,7 @@ from headrace._signals import raised_by_signal, signal_handlers
 from headrace.errors import ClosedError, FilterError, users_frames
 
 LONGEST_RUN = 1 << 13
-CAREFUL_OUTPUTS = 64  # made one at a time after an error, at least
+SINGLE_STEPS = 64  # made one at a time after an error, at least
 RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
 
@@ -61,12 +61,12 @@ class Walk:
         self._context: Context | None = None
         self._workers = Workers(op)
         self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
-        self._careful_outputs = 0  # outputs still to be made one at a time
+        self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
         self._first_error: BaseException | None = None  # why outputs are made one at a time
         self._error: tuple[BaseException, Any] | None = None  # that every call raises, and its traceback
         self._handlers: frozenset[Any] = frozenset()
-        self._stream_is_careful = False
+        self._stream_is_single_step = False
         self._in_step = False  # whether what was pulled from the stream has been put in place
         self._ended = self._closed = False
 
@@ -83,7 +83,7 @@ class Walk:
     def go_to(self, position: Any) -> None:
         """Goes on from a position."""
         self._discard_stream()
-        self._n, self._careful_outputs, self._caution = 1, 0, 0
+        self._n, self._single_steps_left, self._caution = 1, 0, 0
         self._first_error = self._error = None
         self._ended = False
         self._run.empty(position)
@@ -121,8 +121,8 @@ class Walk:
             self._discard_stream()  # an interrupt came to it, and perhaps another one while that was handled
         elif self._stream is not None:
             self._run.empty(self._stream.position)
-            if self._stream_is_careful and not self._careful_outputs:
-                self._stop_being_careful()
+            if self._stream_is_single_step and not self._single_steps_left:
+                self._stop_single_steps()
         stream, self._in_step = self._open(), False
         run = self._pull(stream)
         if run is None:
@@ -132,13 +132,13 @@ class Walk:
             return None
         rows = run.block.own_rows()
         if rows:
-            self._careful_outputs = max(0, self._careful_outputs - len(rows))
+            self._single_steps_left = max(0, self._single_steps_left - len(rows))
             self._run = Handover(rows, run.at)
         self._in_step = True
         return self._run.iterator if rows else None
 
     def _pull(self, stream: Stream) -> Run | None:
-        if self._careful_outputs:
+        if self._single_steps_left:
             return in_pipeline(stream.pull, 0)
         begin = time.perf_counter()
         run = in_pipeline(stream.pull, self._n)
@@ -169,22 +169,22 @@ class Walk:
             return by_signal
         if self._closed:  # by another thread, which is why
             return None
-        if isinstance(error, FilterError) or self._careful_outputs:
+        if isinstance(error, FilterError) or self._single_steps_left:
             # Whoever keeps the error keeps this iterator, by its traceback: not its workers as well.
             self._workers.close(wait=False)
             self._first_error = None
             self._error = _no_stop(error), users_frames(error)
         else:
-            self._be_careful(error)
+            self._go_in_single_steps(error)
         return None
 
-    def _be_careful(self, error: BaseException) -> None:
+    def _go_in_single_steps(self, error: BaseException) -> None:
         # The next time longer: what fails may be far on in a window that is read again each time.
-        self._caution = max(self._n, 4 * self._caution, CAREFUL_OUTPUTS)
-        self._careful_outputs = self._caution
+        self._caution = max(self._n, 4 * self._caution, SINGLE_STEPS)
+        self._single_steps_left = self._caution
         self._first_error = error
 
-    def _stop_being_careful(self) -> None:
+    def _stop_single_steps(self) -> None:
         """The error did not come again: goes on as usual."""
         if self._first_error is not None and not isinstance(self._first_error, ClosedError):
             import logging  # takes a while, and is hardly ever needed
@@ -205,10 +205,10 @@ class Walk:
 
     def _open(self) -> Stream:
         if self._stream is None:
-            self._stream_is_careful = self._careful_outputs > 0
+            self._stream_is_single_step = self._single_steps_left > 0
             self._handlers = signal_handlers()
             self._workers.go_on()
-            self._context = context(self.op, self._workers, careful=self._stream_is_careful)
+            self._context = context(self.op, self._workers, single_step=self._stream_is_single_step)
             self._stream = open_stream(self.op, self._run.position(), self._context)
             self._in_step = True
         return self._stream

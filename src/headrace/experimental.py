@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace._dataset import Dataset
-from headrace._later import later
+from headrace._lazy_imports import later
 from headrace._ops.group import batch_and_pad as batch_and_pad
 from headrace._rng import RngPool as RngPool
 from headrace._rng import index_shuffle as index_shuffle

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace._dataset import Dataset
-from headrace._executors.choice import ELEMENT_S, GAIN
+from headrace._executors.autotune import ELEMENT_S, GAIN
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.memory import available_bytes
 from headrace._ops.base import Op

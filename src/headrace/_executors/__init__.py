@@ -4,9 +4,9 @@ from functools import partial
 from typing import Any
 
 from headrace._executors import memory as memory
-from headrace._executors.ahead import Aheads
-from headrace._executors.choice import ChoosingExecutor
+from headrace._executors.autotune import AutotunedExecutor
 from headrace._executors.inline import InlineExecutor
+from headrace._executors.prefetch_thread import Aheads
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
@@ -17,15 +17,15 @@ from headrace.options import AUTOTUNE, ReadOptions
 from headrace.protocols import Executor
 
 
-def context(op: Op, workers: Workers, *, careful: bool = False) -> Context:
-    """What a pipeline's streams run on; carefully, nothing runs ahead of the consumer."""
+def context(op: Op, workers: Workers, *, single_step: bool = False) -> Context:
+    """What a pipeline's streams run on; in single steps, nothing runs ahead of the consumer."""
     options = gather_options(op)
     threads, aheads = Threads(), Aheads()
     return Context(
-        executor=(lambda _: InlineExecutor()) if careful else partial(_executor, threads),
-        ahead=(lambda stream, _: stream) if careful else aheads.open,
-        head_start=(lambda stream, _: stream) if careful else aheads.give_head_start,
-        processes=partial(workers.open, careful=careful),
+        executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
+        ahead=(lambda stream, _: stream) if single_step else aheads.open,
+        head_start=(lambda stream, _: stream) if single_step else aheads.give_head_start,
+        processes=partial(workers.open, single_step=single_step),
         watch=lambda op: FilterWatch(op, options),
         interrupt=partial(_interrupt, aheads, threads),
         close=threads.close,
@@ -47,7 +47,7 @@ def _executor(threads: Threads, options: ReadOptions | None) -> Executor:
     if given.num_threads == 0 or given.prefetch_buffer_size == 0:
         return InlineExecutor()
     if given.num_threads is AUTOTUNE:
-        return ChoosingExecutor(threads, lambda: thread_executor(threads, _DEFAULTS.num_threads, given))
+        return AutotunedExecutor(threads, lambda: thread_executor(threads, _DEFAULTS.num_threads, given))
     return thread_executor(threads, given.num_threads, given)
 
 

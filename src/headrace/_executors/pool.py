@@ -23,11 +23,11 @@ import numpy as np
 
 from headrace import _as_grain
 from headrace._executors import imports
-from headrace._executors.parcel import Parcel
+from headrace._executors.messages import ANSWER, FAILURE, NO_START, READY, SKIPPED, TASK
 from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
-from headrace._executors.ring import Sheet, Slot, Slots, Writer, read
+from headrace._executors.shared_plan import SharedPlan
+from headrace._executors.slots import Extent, Slot, Slots, Writer, read
 from headrace._executors.tracebacks import unpacked_error
-from headrace._executors.wire import ANSWER, FAILURE, NO_START, READY, SKIPPED, TASK
 from headrace.errors import ClosedError, WorkerError
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
@@ -38,7 +38,7 @@ INLINE_BYTES = 1 << 14 if sys.platform == "linux" else 1 << 10  # a longer task 
 LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one for each worker
 
 
-class Ticket:
+class Task:
     """A task under way; `make(process)` is what the process of that number gets, made when it is sent."""
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Ticket:
         self.number, self.make, self.describe = number, make, describe
         self.attempts = 0
         self.slot: Slot | None = None
-        self.answer: Sheet | BaseException | None = None
+        self.answer: Extent | BaseException | None = None
         self.took_s = 0.0
         self.chunk = 1
         self.num_bytes = 0
@@ -68,8 +68,8 @@ class Ticket:
 class Pool:
     """Worker processes with one plan."""
 
-    def __init__(self, parcel: Parcel, num_workers: int):
-        self.parcel, self.num_workers = parcel, num_workers
+    def __init__(self, shared_plan: SharedPlan, num_workers: int):
+        self.shared_plan, self.num_workers = shared_plan, num_workers
         self.num_stages = 0  # streams that share the workers now
         self.chunks: dict[Any, tuple[int, float]] = {}  # by kind of stage: the size of a chunk, bytes of a unit
         self.expected_bytes = 0  # of all tasks under way, as far as results so far tell
@@ -88,7 +88,7 @@ class Pool:
             raise
 
     def _start(self) -> None:
-        self.parcel.users.add(id(self))
+        self.shared_plan.users.add(id(self))
         self.slots = Slots(LEASED_SLOTS + self.num_workers)
         self._control = self.slots.take()  # in front, the number below which tasks are cancelled
         self._wake_fds += os.pipe()
@@ -128,26 +128,26 @@ class Pool:
     @property
     def num_open(self) -> int:
         """How many tasks are under way."""
-        return sum(len(process.tickets) for process in self._processes)
+        return sum(len(process.tasks) for process in self._processes)
 
     # ---- tasks
 
     def submit(
         self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str], worker: int | None = None
-    ) -> Ticket:
+    ) -> Task:
         """Gives a task to a worker."""
         with self.locked():
             self._check()
             if worker is None:
                 worker = min(self._processes, key=_load).index
-            ticket = self._new_ticket(make, describe)
-            self._send(worker, ticket)
-            return ticket
+            task = self._new_task(make, describe)
+            self._send(worker, task)
+            return task
 
-    def _new_ticket(self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str]) -> Ticket:
-        ticket = Ticket(self._next_number, make, describe)
+    def _new_task(self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str]) -> Task:
+        task = Task(self._next_number, make, describe)
         self._next_number += 1
-        return ticket
+        return task
 
     def choose_worker(self) -> int:
         """A worker for a stream of its own."""
@@ -156,90 +156,90 @@ class Pool:
             process.num_lanes += 1
             return process.index
 
-    def forget_lane(self, worker: int, task: tuple[Any, ...]) -> None:
+    def forget_stream(self, worker: int, request: tuple[Any, ...]) -> None:
         """Tells a worker that a stream of its own is not needed any more."""
         if self.closed:
             return
         with self.locked():
             process = self._processes[worker]
             process.num_lanes -= 1
-            ticket = self._new_ticket(lambda process: task, str)
-            ticket.cancelled = True
-            ticket.slot = self.slots.take()
-            if process.send(_message(ticket, task)):
-                process.tickets.append(ticket)
+            task = self._new_task(lambda process: request, str)
+            task.cancelled = True
+            task.slot = self.slots.take()
+            if process.send(_message(task, request)):
+                process.tasks.append(task)
             else:  # nothing is waited for here: the worker keeps the stream until it ends
-                self._drop(ticket)
+                self._drop(task)
 
-    def ready(self, ticket: Ticket) -> bool:
+    def ready(self, task: Task) -> bool:
         """Whether the answer is there."""
         with self.locked():
-            if ticket.answer is None:
+            if task.answer is None:
                 self._read_answers(0)
-            return ticket.answer is not None
+            return task.answer is not None
 
-    def wait(self, ticket: Ticket) -> bool:
+    def wait(self, task: Task) -> bool:
         """Waits until there is an answer to some task; whether there is one to this."""
         with self.locked():
-            if ticket.answer is None:
+            if task.answer is None:
                 self._check()
                 self._read_answers(None)
-            return ticket.answer is not None
+            return task.answer is not None
 
-    def result(self, ticket: Ticket) -> Any:
+    def result(self, task: Task) -> Any:
         """The answer to a task, which is there; the error, where it is one."""
         with self.locked():
-            return self._take(ticket)
+            return self._take(task)
 
-    def peek(self, ticket: Ticket) -> Any:
+    def peek(self, task: Task) -> Any:
         """The answer to a task, if there is one, which stays where it is."""
-        if not isinstance(ticket.answer, Sheet) or ticket.slot is None:
+        if not isinstance(task.answer, Extent) or task.slot is None:
             return None
-        return read(ticket.slot.bytes(ticket.answer.total).copy(), ticket.answer)
+        return read(task.slot.bytes(task.answer.total).copy(), task.answer)
 
-    def cancel(self, tickets: "deque[Ticket]") -> None:
+    def cancel(self, tasks: "deque[Task]") -> None:
         """Forgets tasks; those not begun are not computed if nothing else is under way."""
         if self.closed:
             return
         with self.locked():
-            for ticket in tickets:
-                ticket.cancelled = True
-                if ticket.answer is not None:
-                    self._drop(ticket)
-            if all(ticket.cancelled for process in self._processes for ticket in process.tickets):
+            for task in tasks:
+                task.cancelled = True
+                if task.answer is not None:
+                    self._drop(task)
+            if all(task.cancelled for process in self._processes for task in process.tasks):
                 self._control.bytes(8).view(np.int64)[0] = self._next_number
 
-    def _send(self, worker: int, ticket: Ticket) -> None:
-        ticket.slot = ticket.slot or self.slots.take()
+    def _send(self, worker: int, task: Task) -> None:
+        task.slot = task.slot or self.slots.take()
         try:
             process = self._processes[worker]
-            message = _message(ticket, ticket.make(process.number))
+            message = _message(task, task.make(process.number))
             while not process.send(message):
                 # A worker that has no room for tasks may be waiting for room for its answers.
                 self._read_answers(FULL_S)
                 self._check()
                 if process is not self._processes[worker]:  # it died meanwhile
                     process = self._processes[worker]
-                    message = _message(ticket, ticket.make(process.number))
-            process.tickets.append(ticket)
+                    message = _message(task, task.make(process.number))
+            process.tasks.append(task)
         except Exception:
-            self._drop(ticket)
+            self._drop(task)
             raise
 
-    def _take(self, ticket: Ticket) -> Any:
-        answer, slot = ticket.answer, ticket.slot
+    def _take(self, task: Task) -> Any:
+        answer, slot = task.answer, task.slot
         if isinstance(answer, BaseException):
             raise answer
         assert answer is not None
         assert slot is not None
-        ticket.slot = None
+        task.slot = None
         return self.slots.read(slot, answer)
 
-    def _drop(self, ticket: Ticket) -> None:
-        if ticket.slot is not None:
-            size = ticket.answer.total if isinstance(ticket.answer, Sheet) else 0
-            self.slots.give_back(ticket.slot, size)
-            ticket.slot = None
+    def _drop(self, task: Task) -> None:
+        if task.slot is not None:
+            size = task.answer.total if isinstance(task.answer, Extent) else 0
+            self.slots.give_back(task.slot, size)
+            task.slot = None
 
     def _check(self, *, even_if_interrupted: bool = False) -> None:
         if self.closed or (self.interrupted and not even_if_interrupted):
@@ -282,20 +282,20 @@ class Pool:
         if kind == NO_START:
             self.close(wait=False)
             raise unpacked_error(message[ANSWER.size :])
-        ticket = process.tickets.popleft()
-        assert ticket.number == number
-        ticket.took_s = took_s
-        ticket.answer = Sheet(total, start)
+        task = process.tasks.popleft()
+        assert task.number == number
+        task.took_s = took_s
+        task.answer = Extent(total, start)
         if kind == FAILURE:
-            ticket.answer = self._failure(ticket)
-        if ticket.cancelled or kind == SKIPPED:
-            self._drop(ticket)
+            task.answer = self._failure(task)
+        if task.cancelled or kind == SKIPPED:
+            self._drop(task)
 
-    def _failure(self, ticket: Ticket) -> BaseException:
-        assert ticket.slot is not None
-        assert isinstance(ticket.answer, Sheet)
-        slot, ticket.slot = ticket.slot, None
-        return unpacked_error(self.slots.read_copy(slot, ticket.answer))
+    def _failure(self, task: Task) -> BaseException:
+        assert task.slot is not None
+        assert isinstance(task.answer, Extent)
+        slot, task.slot = task.slot, None
+        return unpacked_error(self.slots.read_copy(slot, task.answer))
 
     # ---- death
 
@@ -319,25 +319,25 @@ class Pool:
             raise
         new.set_up(self)
         new.num_lanes = dead.num_lanes
-        if dead.tickets and dead.ready:
-            self._blame(dead.tickets[0], status)
-        for ticket in dead.tickets:
-            if ticket.cancelled or ticket.answer is not None:
-                self._drop(ticket)
+        if dead.tasks and dead.ready:
+            self._blame(dead.tasks[0], status)
+        for task in dead.tasks:
+            if task.cancelled or task.answer is not None:
+                self._drop(task)
                 continue
             if self._closed:
                 return
             try:
-                self._send(dead.index, ticket)
+                self._send(dead.index, task)
             except Exception as e:
-                ticket.answer = e
+                task.answer = e
 
-    def _blame(self, ticket: Ticket, status: int) -> None:
+    def _blame(self, task: Task, status: int) -> None:
         """Notes that a worker died over a task; the second time, that is the answer to it."""
-        ticket.attempts += 1
-        if ticket.attempts > 1:
-            ticket.answer = WorkerError(
-                f"A worker process ended ({ending(status)}) while it computed {ticket.describe()}, and so did the one "
+        task.attempts += 1
+        if task.attempts > 1:
+            task.answer = WorkerError(
+                f"A worker process ended ({ending(status)}) while it computed {task.describe()}, and so did the one "
                 "that tried again. If it was out of memory, give MultiprocessingOptions fewer num_workers; otherwise "
                 "look at what the functions of the pipeline do with these elements."
             )
@@ -380,7 +380,7 @@ class Pool:
                 self.slots.close()
             if hasattr(self, "_control"):
                 self._control.unmap()
-            self.parcel.give_up(id(self))
+            self.shared_plan.give_up(id(self))
             while self._wake_fds:
                 os.close(self._wake_fds.pop())
             _pools.discard(self)
@@ -392,19 +392,19 @@ class Pool:
 
 
 def _load(process: Process) -> int:
-    return len(process.tickets)
+    return len(process.tasks)
 
 
-def _message(ticket: Ticket, task: tuple[Any, ...]) -> bytes:
+def _message(task: Task, request: tuple[Any, ...]) -> bytes:
     """A task as it is sent; one with a block, or a long one, is put into its slot."""
-    assert ticket.slot is not None
-    if task[0] != "block":
-        packed = pickle.dumps(task)
+    assert task.slot is not None
+    if request[0] != "block":
+        packed = pickle.dumps(request)
         if len(packed) <= INLINE_BYTES:
-            return TASK.pack(ticket.number, ticket.slot.number, 0, -1) + packed
-    writer = Writer(ticket.slot)
-    sheet = writer.dump(tuple(part(writer) if callable(part) else part for part in task))
-    return TASK.pack(ticket.number, ticket.slot.number, *sheet)
+            return TASK.pack(task.number, task.slot.number, 0, -1) + packed
+    writer = Writer(task.slot)
+    extent = writer.dump(tuple(part(writer) if callable(part) else part for part in request))
+    return TASK.pack(task.number, task.slot.number, *extent)
 
 
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()

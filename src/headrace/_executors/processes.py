@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace._executors.wire import MESSAGE_BYTES, STARTED_AS_WORKER
+from headrace._executors.messages import MESSAGE_BYTES, STARTED_AS_WORKER
 from headrace._signals import raised_by_signal
 from headrace.errors import WorkerError
 
 if TYPE_CHECKING:
-    from headrace._executors.pool import Pool, Ticket
+    from headrace._executors.pool import Pool, Task
 
 
 def _has_pidfd() -> bool:
@@ -49,13 +49,13 @@ KEPT_MEMORY = {  # large arrays are made in memory that is at hand, not page by 
 
 
 class Process:
-    """One worker process, and the tickets it has to answer, oldest first; no other process ever has its number."""
+    """One worker process, and the tasks it has to answer, oldest first; no other process ever has its number."""
 
     _numbers = itertools.count()
 
     def __init__(self, index: int, pool: "Pool"):
         self.index, self.number = index, next(Process._numbers)
-        self.tickets: deque[Ticket] = deque()
+        self.tasks: deque[Task] = deque()
         self.ready = False
         self.num_lanes = 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -75,7 +75,7 @@ class Process:
         in_main_thread = threading.current_thread() is threading.main_thread()
         their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # none of those that Popen replaces
         try:
-            fds = (their_fd, pool.slots.fd, pool.parcel.fd)
+            fds = (their_fd, pool.slots.fd, pool.shared_plan.fd)
             command += map(str, (*fds, int(in_main_thread), os.getpid()))
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
@@ -87,7 +87,7 @@ class Process:
 
     def set_up(self, pool: "Pool") -> None:
         """Tells the process what it needs to know before its first task."""
-        self.send(pickle.dumps((self.index, pool.num_workers, pool.parcel.sheet, pool.world)))
+        self.send(pickle.dumps((self.index, pool.num_workers, pool.shared_plan.extent, pool.world)))
 
     def send(self, message: bytes) -> bool:
         """Sends a message; whether there was room for it."""

@@ -23,14 +23,10 @@ import numpy as np
 
 from headrace import _as_grain
 from headrace._executors import thread_executor, workers
-from headrace._executors.freight import pack, unpack
+from headrace._executors.block_codec import pack, unpack
 from headrace._executors.imports import Missing
 from headrace._executors.inline import InlineExecutor
-from headrace._executors.parcel import find_culprit, open_parcel
-from headrace._executors.ring import Sheet, Slot, Writer, read
-from headrace._executors.threads import Threads
-from headrace._executors.tracebacks import packed_error
-from headrace._executors.wire import (
+from headrace._executors.messages import (
     ANSWER,
     FAILURE,
     MESSAGE_BYTES,
@@ -41,6 +37,10 @@ from headrace._executors.wire import (
     STARTED_AS_WORKER,
     TASK,
 )
+from headrace._executors.shared_plan import find_culprit, open_parcel
+from headrace._executors.slots import Extent, Slot, Writer, read
+from headrace._executors.threads import Threads
+from headrace._executors.tracebacks import packed_error
 from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
@@ -80,7 +80,7 @@ def main() -> None:
     _leave()
 
 
-def _open(fd: int, plan: Sheet, missing: Missing) -> Any:
+def _open(fd: int, plan: Extent, missing: Missing) -> Any:
     try:
         return open_parcel(fd, plan)
     except LookupError:
@@ -164,7 +164,7 @@ class _Worker:
         self._slots: dict[int, Slot] = {}
         self._found: dict[Path, Op] = {}
         self._fetchers: dict[int, tuple[Op, Any]] = {}
-        self._lanes: dict[int, tuple[Stream, _Counts, int]] = {}
+        self._streams: dict[int, tuple[Stream, _Counts, int]] = {}
         self._threads = Threads()
         self._cancelled_below = self._slot(0).bytes(8).view(np.int64)
 
@@ -177,20 +177,22 @@ class _Worker:
         try:
             # What came in the slot is copied out: the answer will be written over it.
             inline = start < 0
-            task = pickle.loads(message[TASK.size :]) if inline else read(slot.bytes(total).copy(), Sheet(total, start))
+            task = (
+                pickle.loads(message[TASK.size :]) if inline else read(slot.bytes(total).copy(), Extent(total, start))
+            )
             if number < self._cancelled_below[0] and task[0] != "drop":
                 return ANSWER.pack(number, SKIPPED, 0, 0, 0.0)
             made = self._compute_with_all_there(task, writer)
             try:
-                sheet = writer.dump(made)
+                extent = writer.dump(made)
             except WorkerError:
                 raise
             except Exception as e:
                 raise _cannot_be_sent(self._find(task[1]), made, e) from e
         except BaseException as e:
             self._missing.explain(e)
-            kind, sheet = FAILURE, Writer(slot).dump(packed_error(e))
-        return ANSWER.pack(number, kind, *sheet, time.perf_counter() - begin)
+            kind, extent = FAILURE, Writer(slot).dump(packed_error(e))
+        return ANSWER.pack(number, kind, *extent, time.perf_counter() - begin)
 
     def _slot(self, number: int) -> Slot:
         if number not in self._slots:
@@ -217,7 +219,7 @@ class _Worker:
             return self._compute(task, writer)
         except LookupError:
             # A stream that failed is opened again by the consumer, who knows where.
-            if not self._missing.import_rest() or task[0] == "lane":
+            if not self._missing.import_rest() or task[0] == "stream":
                 raise
         return self._compute(task, writer)
 
@@ -235,18 +237,18 @@ class _Worker:
 
     # ---- the kinds of tasks
 
-    def _index(self, op: Op, writer: Writer, position: Any, stop: int, gapless: bool, careful: bool) -> "_Made":
+    def _index(self, op: Op, writer: Writer, position: Any, stop: int, gapless: bool, single_step: bool) -> "_Made":
         """All outputs of a range of indices."""
         counts, batch = _Counts(), last_batch(op)
         if batch is not None:
             stacked_in[batch] = writer.empty
         try:
             stream = open_stream(op, position, self._context(counts, stop=stop, gapless=gapless))
-            return _everything(stream, counts, careful=careful)
+            return _everything(stream, counts, single_step=single_step)
         finally:
             stacked_in.clear()
 
-    def _block(self, op: Op, writer: Writer, position: Any, depth: int, packed: Any, careful: bool) -> "_Made":
+    def _block(self, op: Op, writer: Writer, position: Any, depth: int, packed: Any, single_step: bool) -> "_Made":
         """All outputs of a block of inputs, which the operation `depth` before this one has made."""
         counts, given = _Counts(), find(op, (0,) * depth)
 
@@ -254,22 +256,22 @@ class _Worker:
             return _Given(unpack(packed)) if op is given else None
 
         stream = open_stream(op, position, self._context(counts, elsewhere=elsewhere))
-        return _everything(stream, counts, careful=careful)
+        return _everything(stream, counts, single_step=single_step)
 
-    def _lane(self, op: Op, writer: Writer, lane: int, number: int, position: Any, n: int) -> "_Made | None":
+    def _stream(self, op: Op, writer: Writer, key: int, number: int, position: Any, n: int) -> "_Made | None":
         """The next outputs of a stream; `position` is where to open it, if it is not open here yet."""
-        stream, counts, expected = self._lanes.pop(lane, (None, _Counts(), -1))
+        stream, counts, expected = self._streams.pop(key, (None, _Counts(), -1))
         if stream is None or expected != number:
             if position is None:
                 raise WorkerError("A stream that failed was asked for more.")
             stream = open_stream(op, position[0], self._context(counts))
         run = stream.pull(n)
-        self._lanes[lane] = stream, counts, number + 1
+        self._streams[key] = stream, counts, number + 1
         return None if run is None else (run.block, _positions(run), counts)
 
-    def _drop(self, op: Op, writer: Writer, lane: int) -> None:
+    def _drop(self, op: Op, writer: Writer, key: int) -> None:
         """Closes a stream that nobody asks for any more."""
-        stream, _, _ = self._lanes.pop(lane, (None, None, 0))
+        stream, _, _ = self._streams.pop(key, (None, None, 0))
         if stream is not None:
             stream.close()
 
@@ -337,19 +339,19 @@ class _Given(Stream):
         return None if block is None else self._run(block, lambda j: j)
 
 
-def _everything(stream: Stream, counts: "_Counts", *, careful: bool) -> _Made:
-    """All that a stream has, and the position after each output; carefully, an error and what came before it."""
+def _everything(stream: Stream, counts: "_Counts", *, single_step: bool) -> _Made:
+    """All that a stream has, and the position after each output; in single steps, an error and what came before it."""
     blocks: list[Block] = []
     positions: Any = None
     errors: list[Exception] = []
     try:
-        while (run := stream.pull(0 if careful else FAR)) is not None:
+        while (run := stream.pull(0 if single_step else FAR)) is not None:
             if len(run.block):
                 blocks.append(run.block)
                 found = _positions(run)
                 positions = found if positions is None else [*positions, *found]
     except Exception as e:
-        if not (careful and blocks):
+        if not (single_step and blocks):
             raise
         errors.append(e)
     finally:

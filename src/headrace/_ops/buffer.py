@@ -88,15 +88,15 @@ class Prefetch(Unary):
         return f"a thread works ahead, {self.buffer_size} elements"
 
 
-class Home:
+class PoolCache:
     """Where workers wait between two epochs, and what they were told; never sent anywhere."""
 
     def __init__(self):
         self.idle: dict[Any, Any] = {}
-        self.parcels: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+        self.shared_plans: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
     def __reduce__(self):
-        return Home, ()
+        return PoolCache, ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,7 +108,7 @@ class MpPrefetch(Unary):
     is_no_step = True  # as Grain without workers: seeds must not depend on their number
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
-    home: Home = field(default_factory=Home, repr=False)
+    pool_cache: PoolCache = field(default_factory=PoolCache, repr=False)
 
     def __post_init__(self):
         if not isinstance(self.options, MultiprocessingOptions):

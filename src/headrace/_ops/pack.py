@@ -15,9 +15,9 @@ import numpy as np
 from headrace import _tree
 from headrace._ops.base import Op, Unary, check_seed
 from headrace._ops.bins import BestFitBins, Bins, FirstFitBins
+from headrace._ops.concat_split import Tape
 from headrace._ops.layout import Layout, Leaf
 from headrace._ops.long_sequences import made_to_fit
-from headrace._ops.tape import Tape
 from headrace._spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError
 from headrace.options import check_counts

@@ -117,7 +117,7 @@ LAG_UNIT = 2.0**-30
 """Lags are multiples of it, so that states can hold them as ints."""
 
 
-class Plan(NamedTuple):
+class Timetable(NamedTuple):
     """A block of elements: the part of each, and the lags before and after.
 
     Where the schedule fails in the block, it has elements up to there, and the error.
@@ -130,7 +130,7 @@ class Plan(NamedTuple):
     error: PipelineError | None
 
 
-def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) -> Plan:
+def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) -> Timetable:
     """The parts of `BLOCK` elements, from the weights of these and of those after them."""
     known = min(len(weights), BLOCK)
     digest = plan_number(hashlib.sha1(weights.tobytes(), usedforsecurity=False).hexdigest())
@@ -149,7 +149,7 @@ def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) ->
     after = ahead[BLOCK - 1] - np.bincount(which, minlength=num_parts)
     after -= after.sum() / num_parts  # or what is rounded would add up
     next_lags = tuple((np.round(after / LAG_UNIT) * LAG_UNIT).tolist())
-    return Plan(which[:known], lags, next_lags, digest, error)
+    return Timetable(which[:known], lags, next_lags, digest, error)
 
 
 def plan_number(digest: str) -> int:
@@ -206,7 +206,7 @@ class ScheduledMix(Mixing):
     def first_numbers(self) -> tuple[Any, ...]:
         return 0, (0.0,) * len(self.parts), 0
 
-    def planned(self, block: int, lags: Lags) -> Plan:
+    def planned(self, block: int, lags: Lags) -> Timetable:
         """A block of elements; many parts are looked at further ahead."""
         first, ahead = block * BLOCK, max(BLOCK, 4 * len(self.parts))
         weights, error = self.schedule.shares(first, first + BLOCK + ahead, self._parts)

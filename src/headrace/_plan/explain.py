@@ -7,7 +7,7 @@ from headrace._ops.base import Op, Unary
 from headrace._ops.buffer import MpPrefetch, ToStream
 from headrace._ops.combine import Interleave, Nary
 from headrace._ops.source import Source, UserDataset
-from headrace._plan.stages import all_operations, is_lane, ready_for_workers, stages_up_to
+from headrace._plan.stages import all_operations, is_one_worker_stream, ready_for_workers, stages_up_to
 from headrace.options import AUTOTUNE
 from headrace.sources import RangeDataSource
 
@@ -60,7 +60,7 @@ def _note_places(op: Op, places: dict[Op, str]) -> None:
         places.setdefault(each, "worker: " if is_remote else "consumer: ")
     for several in inner:
         if isinstance(several, Nary | Interleave):
-            for part in filter(is_lane, several.parents):
+            for part in filter(is_one_worker_stream, several.parents):
                 places.update(dict.fromkeys(all_operations(part), "worker: "))
 
 

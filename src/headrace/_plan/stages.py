@@ -5,7 +5,7 @@ cut. A stage is a chain of element operations on a *base*:
 
 - `IndexStage`: the base is a random-access chain. A chunk is a range of its indices.
 - `BlockStage`: the base is an ordering point, computed in the consumer. A chunk is a block of its outputs.
-- `LaneStage`: a stream without random access, or a part of several such. One worker computes all of it.
+- `StreamStage`: a stream without random access, or a part of several such. One worker computes all of it.
 
 Inside a stage nothing may need the number of elements that came before, unless it follows from the number of
 inputs: a `random_map` behind a `filter` starts a stage of its own, and a `batch` there belongs to the consumer.
@@ -149,7 +149,7 @@ class BlockStage(Stage):
     """A stage on blocks from an ordering point."""
 
 
-class LaneStage(Stage):
+class StreamStage(Stage):
     """A stream that one worker computes from a position on."""
 
 
@@ -186,13 +186,13 @@ def _may_be_in_a_stage(op: Op) -> bool:
 def _first_stage(op: Op, *, gaps: bool) -> Stage | None:
     if isinstance(op, ToStream):
         return IndexStage(op, op, aligned=op.allow_nones or not (gaps or op.parent.has_holes))
-    return LaneStage(op, op) if isinstance(op, UserDataset) else None
+    return StreamStage(op, op) if isinstance(op, UserDataset) else None
 
 
 def _extended(stage: Stage, op: Op) -> Stage | None:
     """A stage with one more operation, unless that needs to know more than a chunk says."""
     needs_count = op.counts_elements or op.group_size is not None
-    if isinstance(stage, LaneStage) or not _may_be_in_a_stage(op) or (needs_count and not stage.aligned):
+    if isinstance(stage, StreamStage) or not _may_be_in_a_stage(op) or (needs_count and not stage.aligned):
         return None
     if op.group_size is not None and not isinstance(stage, IndexStage):
         return None
@@ -205,7 +205,7 @@ def _extended(stage: Stage, op: Op) -> Stage | None:
     )
 
 
-def is_lane(op: Op) -> bool:
+def is_one_worker_stream(op: Op) -> bool:
     """Whether a part of several is best computed by one worker as a whole: there is no random access in it."""
     while op.before is not None or (isinstance(op, Interleave | Mixing | Zip) and len(op.parents) == 1):
         op = op.parents[0]
@@ -230,7 +230,7 @@ class Place:
 
     path: Path
     family: Path  # the same for all datasets of an interleave
-    lane: bool  # a part of several: see `is_lane`
+    is_part: bool  # a part of several: see `is_one_worker_stream`
     weight: int  # how many of its elements make one output of the whole
 
 
@@ -239,10 +239,10 @@ DEEP = 64  # positions within positions
 
 
 def places_in_plan(
-    op: Op, path: Path, *, family: Path | None = None, lane: bool = False, weight: int = 1
+    op: Op, path: Path, *, family: Path | None = None, is_part: bool = False, weight: int = 1
 ) -> Iterator[tuple[Op, Place]]:
     """All stream operations of a plan but the datasets of an interleave, which are numbered as they are opened."""
-    ahead = [(op, Place(path, path if family is None else family, lane, weight))]
+    ahead = [(op, Place(path, path if family is None else family, is_part, weight))]
     while ahead:
         op, place = ahead.pop()
         yield op, place

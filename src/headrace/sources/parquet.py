@@ -23,7 +23,7 @@ from headrace.sources.tables.batches import TableBatches as TableBatches
 from headrace.sources.tables.batches import numbers_of
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.groups import shuffled_groups as shuffled_groups
-from headrace.sources.tables.kept import blaming, open_input
+from headrace.sources.tables.lru_cache import blaming, open_input
 from headrace.sources.tables.parquet import open_parquet, with_nulls
 from headrace.sources.tables.values import arrow, columns_of, schema_without_views, spec_of, table_without_views
 

@@ -6,7 +6,7 @@ before anything that later outputs need is read. A position is the operation's o
 its `state_fields`, and then its parent's position, or a tuple of its parents'.
 
 `pull(n)` gives about `n` outputs, or `None` at the end; a run may be empty where a filter dropped all of it.
-`pull(0)` is careful: no more than one input is read for it, or as many as one output needs.
+`pull(0)` is single_step: no more than one input is read for it, or as many as one output needs.
 """
 
 from collections import deque
@@ -205,13 +205,13 @@ class Feed:
         self.size = 0
         self._pieces: deque[tuple[Block, At, int]] = deque()
 
-    def fill(self, count: int, *, careful: bool, enough: int | None = None) -> None:
+    def fill(self, count: int, *, single_step: bool, enough: int | None = None) -> None:
         """Pulls until `count` elements are there, or the stream has ended; waits for no more than `enough`."""
         while self.size < count and not self.ended:
             wanted = count if enough is None or self.stream.ready() else enough
             if self.size >= wanted:
                 return
-            run = self.stream.pull(0 if careful else wanted - self.size)
+            run = self.stream.pull(0 if single_step else wanted - self.size)
             if run is None:
                 self.ended = True
             elif len(run.block):
@@ -250,7 +250,7 @@ class Feed:
 class GroupStream(Unary):
     """One group of outputs after another; position: (group, outputs taken of it, parent's at its start).
 
-    `_make(ordinal, careful)` gives a group's outputs, and the parent's position at the start of the next.
+    `_make(ordinal, single_step)` gives a group's outputs, and the parent's position at the start of the next.
     """
 
     def __init__(self, group: int, taken: int, parent: Stream):
@@ -260,12 +260,12 @@ class GroupStream(Unary):
         self._ready: Block | None = None
         self._next_start: Position = None
 
-    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
+    def _make(self, ordinal: int, *, single_step: bool) -> tuple[Block, Position] | None:
         raise NotImplementedError
 
     def pull(self, n: int) -> Run | None:
         if self._ready is None:
-            made = self._make(self._ordinal, careful=n == 0)
+            made = self._make(self._ordinal, single_step=n == 0)
             if made is None:
                 return None
             self._ready, self._next_start = made

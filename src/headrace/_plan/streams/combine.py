@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
-from headrace._ops.schedule import BLOCK, Plan, ScheduledMix
+from headrace._ops.schedule import BLOCK, ScheduledMix, Timetable
 from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.kernels import fetcher
 from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
@@ -53,7 +53,7 @@ class ZipStream(NaryStream):
     def pull(self, n: int) -> Run | None:
         count = max(n, 1)
         for feed in self._feeds:
-            feed.fill(max(count, 1), careful=n == 0)
+            feed.fill(max(count, 1), single_step=n == 0)
             count = min(count, feed.size)
             if count == 0 and not self._op.strict:
                 return None  # what comes after the end of a parent is not asked for
@@ -94,7 +94,7 @@ class MixStream(NaryStream):
     def pull(self, n: int) -> Run | None:
         before = self.position[-1]
         which, numbers = self._due(max(n, 1))
-        which = which[: self._available(which, careful=n == 0)]
+        which = which[: self._available(which, single_step=n == 0)]
         if not len(which):
             return None
         used = by_part(which)
@@ -110,11 +110,11 @@ class MixStream(NaryStream):
 
         return self._run(block, after)
 
-    def _available(self, which: np.ndarray, *, careful: bool) -> int:
+    def _available(self, which: np.ndarray, *, single_step: bool) -> int:
         """Fills the parents; how far the schedule goes before one of them has nothing left."""
         far = len(which)
         for i, due in by_part(which):
-            self._feeds[i].fill(len(due), careful=careful)
+            self._feeds[i].fill(len(due), single_step=single_step)
             if self._feeds[i].size < len(due):
                 far = min(far, int(due[self._feeds[i].size]))
         return far
@@ -139,7 +139,7 @@ class ScheduledMixStream(MixStream):
     def __init__(self, op: ScheduledMix, numbers: tuple[Any, ...], feeds: list[Feed]):
         count, lags, digest = numbers
         super().__init__(op, (count, tuple(lags), digest), feeds)
-        self._plan: Plan | None = None
+        self._plan: Timetable | None = None
 
     def _due(self, n: int) -> tuple[np.ndarray, At]:
         count, lags = self.position[:2]
@@ -209,8 +209,8 @@ class InterleaveStream(Stream):
     def pull(self, n: int) -> Run | None:
         waiting = self._next < self._op.num_datasets
         if n <= len(self._slots) or (waiting and None in self._slots):
-            return self._visit(careful=n == 0)
-        return self._rounds(n) or self._visit(careful=False)
+            return self._visit(single_step=n == 0)
+        return self._rounds(n) or self._visit(single_step=False)
 
     def _rounds(self, n: int) -> Run | None:
         """Whole rounds of all open slots at once, as many as every one of them can give."""
@@ -221,7 +221,7 @@ class InterleaveStream(Stream):
             return None
         feeds = [feed for _, _, feed in order]
         for feed in feeds:
-            feed.fill(n // len(feeds), careful=False)
+            feed.fill(n // len(feeds), single_step=False)
         rounds = min(n // len(feeds), *(feed.size for feed in feeds))
         if not rounds:
             return None
@@ -240,7 +240,7 @@ class InterleaveStream(Stream):
 
         return self._run(block, after)
 
-    def _visit(self, *, careful: bool) -> Run | None:
+    def _visit(self, *, single_step: bool) -> Run | None:
         """Goes round the slots until one gives an element."""
         idle = 0
         while idle < len(self._slots):
@@ -253,7 +253,7 @@ class InterleaveStream(Stream):
                     continue
                 self._open_ahead()
             _, feed = self._slots[here]  # type: ignore[misc]
-            feed.fill(1, careful=careful)
+            feed.fill(1, single_step=single_step)
             if feed.size:
                 block = feed.take(1)
                 return self._run(

@@ -38,7 +38,7 @@ class BatchStream(Unary):
 
     def pull(self, n: int) -> Run | None:
         op, size = self._op, self._op.batch_size
-        self._feed.fill(size * max(n, 1), careful=n == 0, enough=size)
+        self._feed.fill(size * max(n, 1), single_step=n == 0, enough=size)
         after = self._feed.positions()
         count = min(self._feed.size // size, max(n, 1))
         batches = [make_batch(op, self._feed.take(size)) for _ in range(count)]
@@ -69,7 +69,7 @@ class RebatchStream(Unary):
     def pull(self, n: int) -> Run | None:
         batches, positions = [], []
         for _ in range(max(n, 1)):
-            self._read(careful=n == 0)
+            self._read(single_step=n == 0)
             if self._rows == 0 or (self._rows < self._op.batch_size and self._op.drop_remainder):
                 break
             batches.append(self._cut(min(self._rows, self._op.batch_size)))
@@ -78,10 +78,10 @@ class RebatchStream(Unary):
             return None
         return self._run(Rows(batches, owned=True), lambda j: positions[j - 1])
 
-    def _read(self, *, careful: bool) -> None:
+    def _read(self, *, single_step: bool) -> None:
         """Reads elements until they hold enough rows."""
         while self._rows < self._op.batch_size:
-            self._feed.fill(1, careful=careful)
+            self._feed.fill(1, single_step=single_step)
             if not self._feed.size:
                 return
             after = self._feed.positions()
@@ -143,12 +143,12 @@ class BufferShuffleStream(GroupStream):
         self._op = op
         self._late: tuple[Block, np.ndarray] | None = None  # of the stretch before: what lands in this group
 
-    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
+    def _make(self, ordinal: int, *, single_step: bool) -> tuple[Block, Position] | None:
         size = self._op.buffer_size
         if ordinal and self._late is None:
-            self._late = self._split(ordinal - 1, careful=careful)[2:]
+            self._late = self._split(ordinal - 1, single_step=single_step)[2:]
         begins = self._feed.positions()(0)
-        early, early_at, late, late_at = self._split(ordinal, careful=careful)
+        early, early_at, late, late_at = self._split(ordinal, single_step=single_step)
         before, before_at = self._late or (Rows([], owned=True), np.empty(0))
         if not len(before) and not len(early) and not len(late):
             return None
@@ -157,10 +157,10 @@ class BufferShuffleStream(GroupStream):
         order = np.argsort(np.concatenate([before_at - size, early_at]), kind="stable")
         return concat([before, early]).take(order), begins
 
-    def _split(self, stretch: int, *, careful: bool) -> tuple[Block, np.ndarray, Block, np.ndarray]:
+    def _split(self, stretch: int, *, single_step: bool) -> tuple[Block, np.ndarray, Block, np.ndarray]:
         """A stretch of the input: what lands inside it, and what lands in the next."""
         size = self._op.buffer_size
-        self._feed.fill(size, careful=careful)
+        self._feed.fill(size, single_step=single_step)
         block = self._feed.take(size)
         landing = self._op.landing(stretch, len(block))
         inside = landing < size
@@ -181,9 +181,9 @@ class PaddedBatchStream(GroupStream):
         super().__init__(*at)
         self._op = op
 
-    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
+    def _make(self, ordinal: int, *, single_step: bool) -> tuple[Block, Position] | None:
         assert self._op.window_size is not None
-        self._feed.fill(self._op.window_size, careful=careful)
+        self._feed.fill(self._op.window_size, single_step=single_step)
         elements = self._feed.take(self._op.window_size).own_rows()
         if not elements:
             return None

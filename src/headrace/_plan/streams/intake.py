@@ -36,9 +36,9 @@ class Intake:
         """Whether each sequence is equally long in all leaves."""
         return len(self.columns) == 1 or all(len(set(lengths)) == 1 for lengths in self.lengths)
 
-    def read(self, count: int, *, careful: bool) -> bool:
+    def read(self, count: int, *, single_step: bool) -> bool:
         """Reads about `count` sequences more; false at the end."""
-        self._feed.fill(1 if careful else count, careful=careful)
+        self._feed.fill(1 if single_step else count, single_step=single_step)
         at, size = self._feed.positions(), self._feed.size
         if not size:
             return False

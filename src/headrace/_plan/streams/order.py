@@ -50,8 +50,8 @@ class WindowShuffleStream(GroupStream):
         super().__init__(*at)
         self._op = op
 
-    def _make(self, ordinal: int, *, careful: bool) -> tuple[Block, Position] | None:
-        self._feed.fill(self._op.window_size, careful=careful)
+    def _make(self, ordinal: int, *, single_step: bool) -> tuple[Block, Position] | None:
+        self._feed.fill(self._op.window_size, single_step=single_step)
         block = self._feed.take(self._op.window_size)
         if not len(block):
             return None

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from headrace._ops.concat_split import Piece
 from headrace._ops.layout import Leaf
 from headrace._ops.pack import ConcatThenSplit, FirstFitPack, Packer
-from headrace._ops.tape import Piece
 from headrace._plan.blocks import Block, Columns, Rows, concat
 from headrace._plan.packed import Column, Written, write, write_end_to_end
 from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, start_at, stream_of
@@ -49,7 +49,7 @@ class PackStream(Unary):
 
     def pull(self, n: int) -> Run | None:
         if self._block is None:
-            if not self._make(max(n, 1), careful=n == 0):
+            if not self._make(max(n, 1), single_step=n == 0):
                 return None
             if self._taken > self._ends[0]:
                 raise StateError(
@@ -73,13 +73,13 @@ class PackStream(Unary):
 
         return self._run(block.cut(first, stop), after)
 
-    def _make(self, n: int, *, careful: bool) -> bool:
+    def _make(self, n: int, *, single_step: bool) -> bool:
         """Makes groups until they have about `n` rows; false where there is nothing left."""
         groups, num_rows = [], 0
         most = max(1, BLOCK_CELLS // sum(leaf.length for leaf in self._layout.leaves))
         numbers, starts, ends, first = [self._number], [0], [], 0
         while num_rows < min(n, most):
-            group = self._next_group(first, min(n, most) - num_rows, careful=careful)
+            group = self._next_group(first, min(n, most) - num_rows, single_step=single_step)
             if group is None:
                 break
             groups.append(group)
@@ -101,18 +101,18 @@ class PackStream(Unary):
         self._head = lambda group: (numbers[group], at(starts[group]))
         self._intake.drop(starts[-1])
 
-    def _next_group(self, first: int, num_rows: int, *, careful: bool) -> Group | None:
+    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
         """The group that begins at a sequence; at least `num_rows` rows will be needed."""
         raise NotImplementedError
 
-    def _fill(self, put: Callable[[int], int], first: int, num_rows: int, *, careful: bool) -> int:
+    def _fill(self, put: Callable[[int], int], first: int, num_rows: int, *, single_step: bool) -> int:
         """Puts in sequences until one closes the group, whose number it gives; reads what is likely to be needed."""
         intake, stop = self._intake, first
         while True:
             placed = stop - first
             # A little more each time where the guess was not enough.
             count = max(int(self._per_row * num_rows) - placed, placed // 8, 1)
-            if stop == len(intake) and not intake.read(count, careful=careful):
+            if stop == len(intake) and not intake.read(count, single_step=single_step):
                 return stop
             stop = put(stop)
             if stop < len(intake):
@@ -148,10 +148,10 @@ class BinsStream(PackStream):
 
     _packer: FirstFitPack
 
-    def _next_group(self, first: int, num_rows: int, *, careful: bool) -> Group | None:
+    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
         op, bins = self._packer, self._packer.open_bins(self._layout.leaves)
         num_rows = max(num_rows, op.num_packing_bins)
-        stop = self._fill(lambda i: bins.put(self._intake.lengths, i), first, num_rows, careful=careful)
+        stop = self._fill(lambda i: bins.put(self._intake.lengths, i), first, num_rows, single_step=single_step)
         if stop == first:
             return None
         used = [content for content in bins.contents if content]
@@ -210,37 +210,37 @@ class SplitStream(PackStream):
         self._even = one_length and op.split_full_length_features
         self._to_check = bool(self._number)
 
-    def _next_group(self, first: int, num_rows: int, *, careful: bool) -> Group | None:
+    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
         tape, taken = self._tape, tuple(self._number) if self._number else None
 
         def put(_: int) -> int:
             tape.append(self._intake.lengths[len(tape) :])
             return tape.closing(first, taken)
 
-        stop = self._fill(put, first, num_rows, careful=careful)
+        stop = self._fill(put, first, num_rows, single_step=single_step)
         if stop == first == len(tape):
             return None
         rows, left = tape.cut(first, stop, taken)
         return Group(rows, left or 0, stop)
 
-    def _make(self, n: int, *, careful: bool) -> bool:
+    def _make(self, n: int, *, single_step: bool) -> bool:
         if self._to_check:
-            self._check_taken(careful=careful)
+            self._check_taken(single_step=single_step)
             self._to_check = False
         if self._even:
-            num_rows = 1 if careful else min(n, max(1, BLOCK_CELLS // self._layout.leaves[0].length))
-            self._read_tokens(num_rows * self._layout.leaves[0].length, careful=careful)
+            num_rows = 1 if single_step else min(n, max(1, BLOCK_CELLS // self._layout.leaves[0].length))
+            self._read_tokens(num_rows * self._layout.leaves[0].length, single_step=single_step)
             self._even = self._intake.is_even and self._intake.is_uniform
         if self._even:
             with errors_named(self._packer):
                 return self._cut_evenly()
-        made = super()._make(n, careful=careful)
+        made = super()._make(n, single_step=single_step)
         self._tape.drop(len(self._tape) - len(self._intake))
         return made
 
-    def _check_taken(self, *, careful: bool) -> None:
+    def _check_taken(self, *, single_step: bool) -> None:
         """Raises unless the first sequence has what is said to be taken of it."""
-        there = len(self._intake) or self._intake.read(1, careful=careful)
+        there = len(self._intake) or self._intake.read(1, single_step=single_step)
         lengths = self._intake.lengths[0] if there else (0,) * len(self._layout.leaves)
         if any(map(int.__gt__, self._number, lengths)):
             raise StateError(
@@ -249,14 +249,14 @@ class SplitStream(PackStream):
             )
         self._even = self._even and len(set(self._number)) == 1
 
-    def _read_tokens(self, count: int, *, careful: bool) -> None:
+    def _read_tokens(self, count: int, *, single_step: bool) -> None:
         """Reads until there are so many tokens that have not come, or all."""
         intake = self._intake
         there = sum(length[0] for length in intake.lengths) - (self._number[0] if self._number else 0)
         while there < count:
             known = len(intake)
             wanted = (count - there) * max(known, 1) // max(there, 1) + 1 if there > 0 else 1
-            if not intake.read(min(wanted, count - there), careful=careful):
+            if not intake.read(min(wanted, count - there), single_step=single_step):
                 return
             there += sum(length[0] for length in intake.lengths[known:])
 

@@ -12,7 +12,7 @@ from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, co
 from headrace.sources.hugging_face.places import Places
 from headrace.sources.indices import place_of, places_of
 from headrace.sources.tables.bounds import check_array
-from headrace.sources.tables.kept import blaming
+from headrace.sources.tables.lru_cache import blaming
 
 Element = Any
 

@@ -22,7 +22,7 @@ from headrace.sources import files
 from headrace.sources.indices import place_of, places_of
 from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema
-from headrace.sources.tables.kept import Recent, blaming, open_input
+from headrace.sources.tables.lru_cache import Recent, blaming, open_input
 from headrace.sources.tables.values import (
     columns_of,
     empty,

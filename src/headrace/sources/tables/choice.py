@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.errors import DataError, PipelineError, optional
-from headrace.sources.tables.kept import first_line
+from headrace.sources.tables.lru_cache import first_line
 from headrace.sources.tables.values import arrow
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources import files
 from headrace.sources.tables.base import Group, Scan, TableDataSource
-from headrace.sources.tables.kept import MAGIC_BYTES, Unpacked, codec_of
+from headrace.sources.tables.lru_cache import MAGIC_BYTES, Unpacked, codec_of
 from headrace.sources.tables.records import RecordEnds, num_lines
 from headrace.sources.tables.values import arrow, columns_with_nulls
 

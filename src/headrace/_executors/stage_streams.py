@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace._executors.freight import pack, unpack
-from headrace._executors.pool import Pool, Ticket
-from headrace._executors.ring import Sheet
+from headrace._executors.block_codec import pack, unpack
+from headrace._executors.pool import Pool, Task
+from headrace._executors.slots import Extent
 from headrace._executors.tracebacks import unpacked_error
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
@@ -19,13 +19,13 @@ from headrace._plan.stages import (
     ANY,
     BlockStage,
     IndexStage,
-    LaneStage,
     Place,
     Stage,
+    StreamStage,
     all_operations,
     base_position,
     depth,
-    is_lane,
+    is_one_worker_stream,
     later,
     places_in_plan,
     portable,
@@ -46,9 +46,9 @@ class Plan:
     """How one `mp_prefetch` is computed: which of its operations are stages, and where workers find them."""
 
     def __init__(
-        self, root: Op, number: int, pool: Pool, options: MultiprocessingOptions, *, careful: bool, gaps: bool
+        self, root: Op, number: int, pool: Pool, options: MultiprocessingOptions, *, single_step: bool, gaps: bool
     ):
-        self.root, self.pool, self.options, self.careful = root, pool, options, careful
+        self.root, self.pool, self.options, self.single_step = root, pool, options, single_step
         self._gaps = gaps
         self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
         self._places.update(places_in_plan(root, (number,)))
@@ -58,12 +58,12 @@ class Plan:
         """Notes where workers find a dataset of an interleave."""
         at = self._places[interleave]
         path, family = (*at.path, number), (*at.family, ANY)
-        self._places.update(places_in_plan(part, path, family=family, lane=True, weight=at.weight))
+        self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=at.weight))
 
     def elsewhere(self, op: Op, position: Position, context: Context) -> Stream | None:
         """The stream of an operation that is a stage."""
         place = self._places[op]
-        stage = LaneStage(op, op) if place.lane and is_lane(op) else self._stage(op)
+        stage = StreamStage(op, op) if place.is_part and is_one_worker_stream(op) else self._stage(op)
         return None if stage is None else _STREAMS[type(stage)](stage, place, position, self, context)
 
     def _stage(self, op: Op) -> Stage | None:
@@ -79,9 +79,9 @@ class StageStream(Stream):
         super().__init__(start_of(stage.top) if position is None else position)
         self._stage, self._place, self._plan, self._pool = stage, place, plan, plan.pool
         self._context = context
-        self._tickets: deque[Ticket] = deque()
+        self._tasks: deque[Task] = deque()
         # How much a chunk should hold, and how large a chunk of one is: as others like it found.
-        self._chunk, self._unit_bytes = (1, 0.0) if plan.careful else plan.pool.chunks.get(place.family, (1, 0.0))
+        self._chunk, self._unit_bytes = (1, 0.0) if plan.single_step else plan.pool.chunks.get(place.family, (1, 0.0))
         self._ended = self._closed = False
         self._error: BaseException | None = None
         self._watches: dict[int, Any] = {}
@@ -95,21 +95,21 @@ class StageStream(Stream):
             raise self._error
         with self._pool.locked():  # another thread may find that this stream's worker has died
             self._work_ahead()
-            while self._tickets:
-                while not self._pool.wait(self._tickets[0]):
+            while self._tasks:
+                while not self._pool.wait(self._tasks[0]):
                     self._learn_size()
                     self._work_ahead()
-                result = self._pool.result(self._tickets[0])
-                ticket = self._tickets.popleft()
-                self._pool.expected_bytes -= ticket.num_bytes
+                result = self._pool.result(self._tasks[0])
+                task = self._tasks.popleft()
+                self._pool.expected_bytes -= task.num_bytes
                 run = self._finish(result)
                 if run is not None:
-                    self._adapt(ticket, run.block)
+                    self._adapt(task, run.block)
                     return run
             return None
 
     def ready(self) -> bool:
-        return bool(self._tickets) and self._pool.ready(self._tickets[0])
+        return bool(self._tasks) and self._pool.ready(self._tasks[0])
 
     def start(self) -> None:
         with self._pool.locked():
@@ -119,19 +119,19 @@ class StageStream(Stream):
     def _work_ahead(self) -> None:
         """Gives out tasks as long as there is room."""
         while not self._ended and self._has_room():
-            ticket = self._next_task()
-            if ticket is None:
+            task = self._next_task()
+            if task is None:
                 self._ended = True
                 return
-            ticket.num_bytes = int(self._unit_bytes * ticket.chunk)
-            self._pool.expected_bytes += ticket.num_bytes
-            self._tickets.append(ticket)
+            task.num_bytes = int(self._unit_bytes * task.chunk)
+            self._pool.expected_bytes += task.num_bytes
+            self._tasks.append(task)
 
     def _has_room(self) -> bool:
-        under_way = len(self._tickets)
+        under_way = len(self._tasks)
         if under_way == 0:
             return True
-        if self._plan.careful:
+        if self._plan.single_step:
             return False
         options, workers = self._plan.options, self._pool.num_workers
         if not self._unit_bytes and under_way >= 2 * workers:
@@ -146,42 +146,42 @@ class StageStream(Stream):
     def _learn_size(self) -> None:
         """While the next result is waited for: how large results are, if others tell."""
         if not self._unit_bytes:
-            sizes = [ticket.answer.total / ticket.chunk for ticket in self._tickets if isinstance(ticket.answer, Sheet)]
+            sizes = [task.answer.total / task.chunk for task in self._tasks if isinstance(task.answer, Extent)]
             self._unit_bytes = max(sizes, default=0.0)
 
-    def _next_task(self) -> Ticket | None:
+    def _next_task(self) -> Task | None:
         raise NotImplementedError
 
     def _finish(self, result: Any) -> Run | None:
         """The run that a result is; `None` where it says that there is no more."""
         raise NotImplementedError
 
-    def _adapt(self, ticket: Ticket, block: Block) -> None:
+    def _adapt(self, task: Task, block: Block) -> None:
         """Chunks grow while they are cheap, and as long as was asked; one that is late halves them."""
-        if self._plan.careful:
+        if self._plan.single_step:
             return
-        size, num_bytes = max(1, self._size(ticket, block)), block.num_bytes()
+        size, num_bytes = max(1, self._size(task, block)), block.num_bytes()
         self._unit_bytes = max(self._unit_bytes * 0.9, num_bytes / size)
-        if ticket.took_s > 4 * CHUNK_S:
+        if task.took_s > 4 * CHUNK_S:
             self._chunk = max(1, size // 2)
-        elif ticket.took_s < CHUNK_S and 2 * num_bytes < CHUNK_BYTES and size >= self._chunk:
+        elif task.took_s < CHUNK_S and 2 * num_bytes < CHUNK_BYTES and size >= self._chunk:
             self._chunk = min(2 * self._chunk, LONGEST_CHUNK)
         self._pool.chunks[self._place.family] = self._chunk, self._unit_bytes
 
-    def _size(self, ticket: Ticket, block: Block) -> int:
+    def _size(self, task: Task, block: Block) -> int:
         """How much a chunk held."""
-        return ticket.chunk
+        return task.chunk
 
-    def _submit(self, make: Any, describe: Any, worker: int | None = None, *, chunk: int | None = None) -> Ticket:
-        ticket = self._pool.submit(make, describe, worker)
-        ticket.chunk = self._chunk if chunk is None else chunk
-        return ticket
+    def _submit(self, make: Any, describe: Any, worker: int | None = None, *, chunk: int | None = None) -> Task:
+        task = self._pool.submit(make, describe, worker)
+        task.chunk = self._chunk if chunk is None else chunk
+        return task
 
     def _forget_tasks(self) -> None:
         with self._pool.locked():
-            self._pool.expected_bytes -= sum(ticket.num_bytes for ticket in self._tickets)
-            self._pool.cancel(self._tickets)
-            self._tickets.clear()
+            self._pool.expected_bytes -= sum(task.num_bytes for task in self._tasks)
+            self._pool.cancel(self._tasks)
+            self._tasks.clear()
 
     def _opened(self, result: Any) -> tuple[Any, Any]:
         """The outputs of a result and the positions after them; the next pull raises an error that came after them."""
@@ -213,7 +213,7 @@ class IndexStageStream(StageStream):
         self._origin, self._first = self.position, base_position(stage, self.position)
         self._next, self._length = self._first, stage.base.parents[0].length()
 
-    def _next_task(self) -> Ticket | None:
+    def _next_task(self) -> Task | None:
         first = self._next
         if first >= self._length:
             return None
@@ -221,8 +221,8 @@ class IndexStageStream(StageStream):
         position = self._origin
         if first > self._first:
             position = later(self._stage, self._origin, first - self._first, first)
-        task = ("index", self._place.path, portable(position), stop, self._stage.counts, self._plan.careful)
-        return self._submit(lambda process: task, partial(self._describe, first, stop))
+        request = ("index", self._place.path, portable(position), stop, self._stage.counts, self._plan.single_step)
+        return self._submit(lambda process: request, partial(self._describe, first, stop))
 
     def _describe(self, first: int, stop: int) -> str:
         indices = show_source_indices(self._stage.base, first, stop)
@@ -247,20 +247,27 @@ class BlockStageStream(StageStream):
 
     def _has_room(self) -> bool:
         # Making a task may mean waiting for its elements, and a result that is there should not wait for that.
-        return super()._has_room() and not (len(self._tickets) > 1 and self._pool.ready(self._tickets[0]))
+        return super()._has_room() and not (len(self._tasks) > 1 and self._pool.ready(self._tasks[0]))
 
-    def _next_task(self) -> Ticket | None:
-        run = self._parent.pull(0 if self._plan.careful else self._chunk)
+    def _next_task(self) -> Task | None:
+        run = self._parent.pull(0 if self._plan.single_step else self._chunk)
         while run is not None and not len(run.block):
-            run = self._parent.pull(0 if self._plan.careful else self._chunk)
+            run = self._parent.pull(0 if self._plan.single_step else self._chunk)
         if run is None:
             return None
         stage, block, first = self._stage, run.block, self._inputs
         position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
-        task = ("block", self._place.path, portable(position), depth(stage), partial(pack, block), self._plan.careful)
+        request = (
+            "block",
+            self._place.path,
+            portable(position),
+            depth(stage),
+            partial(pack, block),
+            self._plan.single_step,
+        )
         self._inputs += len(block)
         self._runs.append(run)
-        return self._submit(lambda process: task, partial(self._describe, run), chunk=len(block))
+        return self._submit(lambda process: request, partial(self._describe, run), chunk=len(block))
 
     def _describe(self, run: Run) -> str:
         text = f"{len(run.block)} elements for {self._stage.top.label()}"
@@ -284,27 +291,27 @@ class BlockStageStream(StageStream):
         self._parent.close(wait=wait)
 
 
-class LaneStream(StageStream):
+class WholeStream(StageStream):
     """A stream that one worker computes: tasks ask for its next outputs."""
 
-    _lanes = itertools.count()
+    _keys = itertools.count()
 
     def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
         super().__init__(stage, place, position, plan, context)
         self._known = position  # the last position to go on from; `None` is the start
-        self._lane = next(LaneStream._lanes)
+        self._key = next(WholeStream._keys)
         self._worker = self._pool.choose_worker()
         self._process: int | None = None  # that has the stream open
         self._asked = self._answered = 0
 
-    def _next_task(self) -> Ticket | None:
-        number, n = self._asked, 0 if self._plan.careful else self._chunk
+    def _next_task(self) -> Task | None:
+        number, n = self._asked, 0 if self._plan.single_step else self._chunk
         self._asked += 1
 
         def make(process: int) -> tuple[Any, ...]:
             # A process that has the stream open goes on with it; another one has to be told where.
             is_new, self._process = process != self._process, process
-            return "lane", self._place.path, self._lane, number, self._position_before(number) if is_new else None, n
+            return "stream", self._place.path, self._key, number, self._position_before(number) if is_new else None, n
 
         return self._submit(make, self._describe, self._worker)
 
@@ -313,11 +320,11 @@ class LaneStream(StageStream):
 
     def _position_before(self, number: int) -> tuple[Position]:
         """The last position known before a task, all before it having been answered."""
-        before = [self._pool.peek(self._tickets[i]) for i in range(number - self._answered)]
+        before = [self._pool.peek(self._tasks[i]) for i in range(number - self._answered)]
         found = next(((result[1][-1],) for result in reversed(before) if result and result[1]), (self._known,))
         return (portable(*found),)
 
-    def _size(self, ticket: Ticket, block: Block) -> int:
+    def _size(self, task: Task, block: Block) -> int:
         return len(block)
 
     def _finish(self, result: Any) -> Run | None:
@@ -334,11 +341,11 @@ class LaneStream(StageStream):
 
     def close(self, *, wait: bool = True) -> None:
         if not self._closed:
-            self._pool.forget_lane(self._worker, ("drop", self._place.path, self._lane))
+            self._pool.forget_stream(self._worker, ("drop", self._place.path, self._key))
         super().close(wait=wait)
 
 
-_STREAMS = {IndexStage: IndexStageStream, BlockStage: BlockStageStream, LaneStage: LaneStream}
+_STREAMS = {IndexStage: IndexStageStream, BlockStage: BlockStageStream, StreamStage: WholeStream}
 
 
 class PrefetchedStream(Stream):
@@ -367,7 +374,7 @@ class PrefetchedStream(Stream):
             processes=lambda op, position, context: open_stream(op.parent, position, context),
             elsewhere=plan.elsewhere,
             enter=plan.enter,
-            lookahead=0 if plan.careful else plan.pool.num_workers,
+            lookahead=0 if plan.single_step else plan.pool.num_workers,
         )
         return open_stream(plan.root, position, context)
 

@@ -22,7 +22,7 @@ TRIAL_BUFFER = 8
 GAIN = 1.25  # threads must be this much faster
 
 
-class ChoosingExecutor:
+class AutotunedExecutor:
     """Inline at first; then whatever a trial found faster.
 
     Tasks come back in order whoever computes them: after a change, what the one before still has comes first.

@@ -56,7 +56,7 @@ def _memory_file() -> Any:
     return tempfile.TemporaryFile()
 
 
-class Sheet(NamedTuple):
+class Extent(NamedTuple):
     """Where in a slot an object is: how far its bytes go, and the pickle at their end."""
 
     total: int
@@ -157,7 +157,7 @@ class Writer:
         """Whether an array is one of the slot's."""
         return id(array) in self._mine
 
-    def dump(self, value: Any, pickler: "Callable[[Writer, io.BytesIO], Pickler] | None" = None) -> Sheet:
+    def dump(self, value: Any, pickler: "Callable[[Writer, io.BytesIO], Pickler] | None" = None) -> Extent:
         """Puts an object into the slot."""
         stream = io.BytesIO()
         (pickler or Pickler)(self, stream).dump(value)
@@ -173,7 +173,7 @@ class Writer:
             else:
                 whole[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
         whole[start:middle], whole[middle:end] = buffers, pickled
-        return Sheet(end, start)
+        return Extent(end, start)
 
     def place(self, array: np.ndarray) -> int:
         """Where an array is going to be."""
@@ -245,10 +245,10 @@ def _order(array: np.ndarray) -> str:
 _reading = threading.local()
 
 
-def read(memory: np.ndarray, sheet: Sheet) -> Any:
+def read(memory: np.ndarray, extent: Extent) -> Any:
     """An object, its arrays being views of the memory that it was laid out in."""
     _reading.memory = memory
-    head = memory[sheet.start : sheet.total]
+    head = memory[extent.start : extent.total]
     end = 8 + 16 * int(head[:8].view(np.int64)[0])
     try:
         if end == 8:
@@ -345,21 +345,21 @@ class Slots:
         self._high[slot.number] = high
         self._free.append(slot)
 
-    def read(self, slot: Slot, sheet: Sheet) -> Any:
+    def read(self, slot: Slot, extent: Extent) -> Any:
         """What is in a slot; its arrays keep the slot, or are copies where too many slots are kept already."""
         self._collect()
-        if sheet.total <= SMALL_BYTES or len(self._leases) >= self._max_leased:
-            return self.read_copy(slot, sheet)
-        self._in_use[slot.number] = sheet.total
-        lease = _Lease(slot, sheet.total)
+        if extent.total <= SMALL_BYTES or len(self._leases) >= self._max_leased:
+            return self.read_copy(slot, extent)
+        self._in_use[slot.number] = extent.total
+        lease = _Lease(slot, extent.total)
         self._leases[slot.number] = _LeaseEnd(lease, self._ended)
-        return read(np.asarray(lease), sheet)
+        return read(np.asarray(lease), extent)
 
-    def read_copy(self, slot: Slot, sheet: Sheet) -> Any:
+    def read_copy(self, slot: Slot, extent: Extent) -> Any:
         """What is in a slot, in memory of its own; the slot is free."""
-        memory = slot.bytes(sheet.total).copy()
-        self.give_back(slot, sheet.total)
-        return read(memory, sheet)
+        memory = slot.bytes(extent.total).copy()
+        self.give_back(slot, extent.total)
+        return read(memory, extent)
 
     def _collect(self) -> None:
         """Takes back the slots that nobody looks at any more."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from headrace import _tree
-from headrace._executors.ring import Writer
+from headrace._executors.slots import Writer
 from headrace._plan.blocks import Block, Rows
 
 STACKED_BYTES = 1 << 14  # larger arrays are laid out one by one, each aligned

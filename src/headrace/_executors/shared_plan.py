@@ -18,12 +18,12 @@ import cloudpickle
 import numpy as np
 
 from headrace import _tree
-from headrace._executors.ring import Pickler, Sheet, Slot, Writer, anonymous_file, read, received_classes
+from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read, received_classes
 from headrace._ops.base import Op, describe, parents_first
 from headrace.errors import WorkerError
 
 
-class Parcel:
+class SharedPlan:
     """A plan in shared memory, for as long as any pool uses it: operations, and a function that workers begin with."""
 
     def __init__(self, trees: list[Op], init: Callable[[int, int], None] | None):
@@ -44,7 +44,7 @@ class Parcel:
         return not self._close.alive
 
     @functools.cached_property
-    def sheet(self) -> Sheet:
+    def extent(self) -> Extent:
         """Where the plan is in the file; it is written when this is first asked for."""
         value = (self.trees, self._init)
         try:
@@ -55,9 +55,9 @@ class Parcel:
             raise _cannot_be_sent(self.trees, self._init, e) from e
 
 
-def open_parcel(fd: int, sheet: Sheet) -> tuple[list[Op], Callable[[int, int], None] | None]:
-    """What is in a parcel, in a worker."""
-    trees, init, nodes = read(Slot(fd, private=True).bytes(sheet.total), sheet)
+def open_parcel(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None]:
+    """What is in a shared_plan, in a worker."""
+    trees, init, nodes = read(Slot(fd, private=True).bytes(extent.total), extent)
     _tree.adopt_nodes(nodes)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
     return trees, init

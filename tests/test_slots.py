@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace._executors.ring import Slot, Slots, Writer, anonymous_file, read
+from headrace._executors.slots import Slot, Slots, Writer, anonymous_file, read
 from headrace.testing import assert_equal
 from tests.proc import held_bytes, nothing_left
 
@@ -224,9 +224,9 @@ def test_a_batch_is_stacked_where_it_is_handed_over():
     writer = Writer(slot)
     stacked = writer.empty((4, 1000), np.dtype(np.int64))
     stacked[:] = 3
-    sheet = writer.dump({"x": stacked, "y": np.arange(5)})
+    extent = writer.dump({"x": stacked, "y": np.arange(5)})
     stacked[:] = 4
-    found = read(Slot(fd).bytes(sheet.total), sheet)
+    found = read(Slot(fd).bytes(extent.total), extent)
     assert (found["x"] == 4).all()
     assert found["y"].tolist() == [0, 1, 2, 3, 4]
     assert found["x"].ctypes.data % 64 == 0
@@ -239,8 +239,8 @@ def test_a_slot_is_free_when_the_last_view_of_it_dies():
 
     def put(value):
         slot = slots.take()
-        sheet = Writer(slot).dump(value)
-        return slot.number, slots.read(slot, sheet)
+        extent = Writer(slot).dump(value)
+        return slot.number, slots.read(slot, extent)
 
     one, first = put(np.zeros(10_000))
     two, second = put(np.zeros(10_000))
