@@ -29,8 +29,8 @@ def check_memory(size: int) -> None:
 def too_little(size: int, found: str) -> RingMemoryError:
     """The error where there is too little memory for blocks."""
     return RingMemoryError(
-        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, and {found}. Give "
-        "MultiprocessingOptions fewer num_workers or a smaller per_worker_buffer_size, or make elements or batches smaller."
+        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, and {found}. Give fewer num_workers "
+        "or a smaller per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
     )
 
 
