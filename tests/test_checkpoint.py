@@ -271,3 +271,24 @@ def test_an_elastic_iterator_is_a_dataset():
     assert list(mapped) == list(mapped) == list(mapped.prefetch(2)) == [12, 44, 76, 108, 140]
     assert_resumable(mapped)
     assert next(elastic).tolist() == [16, 18, 20, 22]
+
+
+@pytest.mark.parametrize(("before", "after"), [((4, 2), (6, 3)), ((6, 3), (4, 1)), ((4, 1), (4, 2))])
+@pytest.mark.parametrize("steps", [1, 5, 8, 20])
+def test_a_pipeline_after_an_elastic_iterator_goes_on_with_another_global_batch_size(before, after, steps):
+    ds = headrace.MapDataset.range(240).shuffle(seed=3)
+
+    def shards(global_batch_size, count):
+        parts = [ElasticIterator(ds, global_batch_size, hp.ShardOptions(i, count)) for i in range(count)]
+        return [iter(part.map(lambda batch: batch.tolist())) for part in parts]
+
+    first = shards(*before)
+    seen = [x for _ in range(steps) for iterator in first for x in next(iterator)]
+    states = [iterator.get_state() for iterator in first]
+    assert all(state == states[0] for state in states)
+    second = shards(*after)
+    for iterator in second:
+        iterator.set_state(states[0])
+    seen += [x for iterator in second for batch in iterator for x in batch]
+    left_over = (240 - steps * before[0]) % after[0]
+    assert len(seen) == len(set(seen)) == 240 - left_over

@@ -395,3 +395,35 @@ def wait_until(condition, seconds=20):
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     return condition()
+
+
+def test_one_call_of_next_does_not_compute_thousands_of_elements_by_default():
+    """While it is tried whether threads pay, and after."""
+    computed = []
+
+    def load(x):
+        computed.append(x)
+        time.sleep(0.0005)
+        return x
+
+    most = 0
+    with iter(MapDataset.range(20_000).map(load).to_iter_dataset()) as iterator:
+        for _ in range(600):
+            before = len(computed)
+            next(iterator)
+            most = max(most, len(computed) - before)
+    assert most < 1000  # threads may fill their buffer of 500
+
+
+def test_large_elements_are_not_computed_far_ahead_by_default():
+    computed = []
+
+    def load(x):
+        computed.append(x)
+        time.sleep(0.001)
+        return np.zeros(100_000, np.uint8)
+
+    with iter(MapDataset.range(20_000).map(load).to_iter_dataset()) as iterator:
+        for _ in range(200):
+            next(iterator)
+    assert len(computed) < 200 + 600

@@ -123,7 +123,7 @@ def test_parts_of_a_mix_share_one_pool():
         found = [next(iterator) for _ in range(50)]
         assert len(workers_of(os.getpid())) == 2
         assert found == expected[:50]
-        assert iterator.get_state()["count"] == 50
+        assert iterator.get_state()["0 mix"]["count"] == 50
     assert list(ds) == expected
 
 
@@ -528,7 +528,8 @@ def test_an_error_behind_an_ordering_point_names_its_operation():
         with pytest.raises(Boom) as info:
             next(iterator)
         assert info.value.__notes__[0].startswith("in map(check at")
-        state = {**iterator.get_state(), "group": 6, "taken_of_group": 0, "parent": {"next_index": 30}}
+        state = iterator.get_state()
+        state |= {"next_index": 30, "1 window_shuffle": state["1 window_shuffle"] | {"window": 6, "taken_of_group": 0}}
         with pytest.warns(StateWarning, match="it was changed"):
             iterator.set_state(state, strict=False)
         assert next(iterator) in range(30, 35)
@@ -566,12 +567,12 @@ def test_other_silly_options_are_refused():
         MultiprocessingOptions(num_workers=1, per_worker_buffer_size=0)
     ds = MapDataset.range(3).to_iter_dataset()
     with pytest.raises(PipelineError, match="MultiprocessingOptions"):
-        ds.mp_prefetch(4)
+        ds.mp_prefetch("4")
     for init in (3, lambda: 0):
         with pytest.raises(PipelineError, match="worker_init_fn"):
             ds.mp_prefetch(workers(1), worker_init_fn=init)
     with pytest.raises(AttributeError, match="after `to_iter_dataset\\(\\)`"):
-        MapDataset.range(3).mp_prefetch(workers(1))
+        MapDataset.range(3).rebatch(2)
     with pytest.raises(AttributeError, match="before `to_iter_dataset\\(\\)`"):
         ds.shard(2, 0)
 
@@ -850,9 +851,9 @@ def test_a_batch_is_stacked_in_the_slot_that_it_travels_in():
     for each in (ds.batch(4).to_iter_dataset(), ds.to_iter_dataset().batch(4)):
         fd = anonymous_file(2)
         writer = Writer(Slot(fd, 1))
-        _, _, columns = _Worker([each._op], fd, Missing(Imports([], [])))._compute(("index", (0,), 0, 4, True), writer)[
-            0
-        ]
+        _, _, columns = _Worker([each._op], fd, Missing(Imports([], [])))._compute(
+            ("index", (0,), 0, 4, True, False), writer
+        )[0]
         ((_, _, labels), (_, _, images)) = columns if columns[0][2][0].ndim == 1 else columns[::-1]
         assert writer.holds(images[0])
         assert labels[0].tolist() == [0, 1, 2, 3]

@@ -142,7 +142,7 @@ def test_a_schedule_may_be_another_far_ahead_and_between_blocks():
 
 def test_counts_stay_within_one_element_for_very_long():
     schedule = ScheduledMix(tuple(part._op for part in parts(2)), WeightSchedule({0: [9, 1]}))
-    _, lags, _ = schedule.start
+    _, lags, _ = schedule.first_numbers()
     for block in range(2000):
         plan = schedule.planned(0, lags)
         lags = plan.next_lags

@@ -230,3 +230,19 @@ def test_a_debugger_stands_in_the_users_function(tmp_path):
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ).stdout
     assert f"> {script}(6)mine()\n-> return 1 / x\n" in shown
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise RuntimeError("nothing to say")
+
+
+def raises_speechless(x):
+    raise Speechless(x)
+
+
+def test_an_error_that_cannot_be_shown_comes_as_it_is():
+    with iter(MapDataset.range(3).map(raises_speechless).mp_prefetch(1)) as iterator, pytest.raises(Speechless) as info:
+        next(iterator)
+    assert info.value.args == (0,)
+    assert "raises_speechless" in [frame.name for frame in traceback.extract_tb(info.value.__traceback__)]

@@ -151,7 +151,8 @@ class Walk:
             self._n = max(1, min(self._n, len(block)) // 2)
             self._growth.restart()
         elif took_s < RUN_S and self._n < self._longest and self._growth.may_double():
-            if 2 * block.num_bytes() <= RUN_BYTES:
+            # By what was asked for: threads may give less, and the next run all of it.
+            if 2 * self._n * block.num_bytes() <= RUN_BYTES * max(1, len(block)):
                 self._n *= 2
             else:
                 self._longest = self._n

@@ -121,7 +121,10 @@ def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseEx
 
 def in_words(error: BaseException) -> str:
     """The kind of an error and what it says."""
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    try:
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    except Exception as e:  # of its own `__str__`
+        return f"{type(error).__name__} (which cannot say more: {type(e).__name__})"
 
 
 def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

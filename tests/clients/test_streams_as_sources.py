@@ -130,6 +130,7 @@ def test_a_further_iterator_goes_on_where_the_source_is():
 
 def test_a_stream_does_not_go_far_back(monkeypatch):
     monkeypatch.setattr(in_order, "KEPT", 3)
+    monkeypatch.setattr(in_order, "FORGET_EVERY", 1)
     stream = in_order.InOrder(Stream(), 10**9, None)
     assert [stream[i] for i in (0, 3, 1, 2, 5, 3)] == [0, 3, 1, 2, 5, 3]
     with pytest.raises(PipelineError, match="has given 6 and cannot go back to number 2"):
@@ -149,3 +150,59 @@ def test_what_comes_before_a_failing_element_comes_once_and_then_its_error(worke
     for _ in range(2):
         with pytest.raises(ValueError, match="22"):
             next(iterator)
+
+
+class FailsOnce:
+    def __init__(self, size=1):
+        self.numbers, self.size = iter(range(200)), size
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        number = next(self.numbers)
+        if number == 7:
+            raise ValueError("seven")
+        return np.full(self.size, number)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_an_error_of_the_source_comes_in_its_place_again_and_again(num_threads):
+    iterator = iter(loader(FailsOnce(), batch=False, num_threads=num_threads))
+    assert [int(next(iterator)[0]) for _ in range(7)] == list(range(7))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="seven"):
+            next(iterator)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_a_further_iterator_gets_what_was_read_ahead_for_the_last(num_threads):
+    source = FailsOnce()
+    source.numbers = iter(range(100, 200))
+    made = loader(source, batch=False, num_threads=num_threads)
+    first = iter(made)
+    assert numbers(next(first) for _ in range(5)) == list(range(100, 105))
+    assert numbers(iter(made)) == list(range(105, 200))
+
+
+def test_what_was_handed_over_is_not_kept():
+    source = FailsOnce()
+    source.numbers = iter(range(8, 5000))
+    made = loader(source, batch=False, num_threads=2)
+    for _ in zip(range(150), made, strict=False):
+        pass
+    assert len(made._in_order._kept) < 60
+
+
+class Rows:
+    rows = ((0, "a"), (1, "b"), (2, "c"))
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return next(iter([row for row in self.rows if index == row[0]]))
+
+
+def test_a_source_that_looks_for_its_index_with_next_is_no_stream():
+    assert not reads_in_order(Rows())

@@ -41,6 +41,8 @@ class AutotunedExecutor:
         self._rates: list[float] = []  # inline, in threads, inline once more
 
     def wants(self, n: int) -> int:
+        if self._rates and self._current is self._inline:  # on trial once more: not for longer than the first time
+            n = min(n, max(1, int(self._rates[0] * TRIAL_S)))
         return self._current.wants(n)
 
     def submit(self, task: Callable[[], Any], size: int) -> None:

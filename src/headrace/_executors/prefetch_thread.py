@@ -30,7 +30,9 @@ class _Buffer:
 
     def __init__(self, max_elements: int):
         self.max_elements = max_elements
-        self.changed = threading.Condition()
+        # Entered by its lock: a signal that raises in `Condition.__enter__`, which is Python, would leave it held.
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
         self.ready: deque[tuple[Run, int]] = deque()
         self.elements = 0
         self.num_bytes = 0
@@ -39,7 +41,7 @@ class _Buffer:
 
     def room(self) -> int:
         """How many elements may still be made; waits until there is room, 0 when closed."""
-        with self.changed:
+        with self._lock:
             self.changed.wait_for(lambda: self.closed or self._has_room())
             return 0 if self.closed else max(1, self.max_elements - self.elements)
 
@@ -48,19 +50,19 @@ class _Buffer:
 
     def put(self, run: Run) -> None:
         size = run.block.num_bytes()
-        with self.changed:
+        with self._lock:
             self.ready.append((run, size))
             self.elements += len(run.block)
             self.num_bytes += size
             self.changed.notify_all()
 
     def finish(self, end: Any) -> None:
-        with self.changed:
+        with self._lock:
             self.end = end
             self.changed.notify_all()
 
     def get(self) -> Run | None:
-        with self.changed:
+        with self._lock:
             self.changed.wait_for(lambda: self.ready or self.end is not None or self.closed)
             if not self.ready:
                 if isinstance(self.end, BaseException):
@@ -75,7 +77,7 @@ class _Buffer:
             return run
 
     def close(self) -> None:
-        with self.changed:
+        with self._lock:
             self.closed = True
             self.ready.clear()
             self.changed.notify_all()

@@ -100,7 +100,10 @@ def _places(traceback: TracebackType | None) -> list[Place]:
 
 def _sendable(error: Exception) -> Any:
     """What arrives as the error, or at least as an error that says the same."""
-    return next((sent for sent in (error, _TakenApart(error)) if _arrives(sent, BaseException)), _plain(error))
+    for sent in (error, _TakenApart(error)):
+        if _arrives(sent, BaseException):
+            return sent
+    return _plain(error)
 
 
 def _plain(error: BaseException) -> WorkerError:

@@ -10,11 +10,13 @@ import weakref
 from typing import Any
 
 from headrace._ops.source import Source
+from headrace._plan.origins import index_in
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError, StateError
 from headrace.options import ReadOptions
 
-KEPT = 1 << 13  # elements; more than are read ahead of the consumer
+KEPT = 1 << 13  # elements at most; more than are read ahead of the consumer
+FORGET_EVERY = 16  # elements
 
 
 def reads_in_order(source: Any) -> bool:
@@ -26,7 +28,7 @@ def reads_in_order(source: Any) -> bool:
     if code is None or code.co_argcount != 2 or "next" not in code.co_names:
         return False
     index = code.co_varnames[1]
-    loaded = (step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD"))
+    loaded = (step.argval for step in dis.get_instructions(code) if "LOAD" in step.opname)
     return not any(index == name or (isinstance(name, tuple) and index in name) for name in loaded)
 
 
@@ -40,6 +42,7 @@ class InOrder:
         self._kept: dict[int, Any] = {}
         self._count = 0  # how many were read since somebody began to iterate
         self._is_new = True  # nothing was ever read
+        self._error: Exception | None = None  # of the source, which has then lost its place
         self._lock = threading.Lock()
         self._reader: Any = None  # a reference to the iterator that reads
 
@@ -55,8 +58,9 @@ class InOrder:
         with self._lock:
             while self._count <= nth:
                 self._kept[self._count] = self._read(self._count)
-                self._kept.pop(self._count - KEPT, None)
                 self._count += 1
+                if self._count % FORGET_EVERY == 0:
+                    self._forget(self._handed_over())
             if nth not in self._kept:
                 raise PipelineError(
                     f"{type(self._source).__name__} gives its elements one after the other, has given {self._count} "
@@ -66,6 +70,8 @@ class InOrder:
 
     def _read(self, nth: int) -> Any:
         """The next element; each of several threads has a stream of its own, which it finds by its name."""
+        if self._error is not None:
+            raise self._error
         if nth >= self._length:
             raise IndexError(f"{type(self._source).__name__} has ended after {nth} elements.")
         thread, self._is_new = threading.current_thread(), False
@@ -74,19 +80,33 @@ class InOrder:
             return self._source[nth]
         except StopIteration:
             self._length = nth
+        except Exception as e:
+            self._error = e
+            raise
         finally:
             thread.name = name
         return self._read(nth)
 
     def begin(self, iterator: Any) -> None:
         """Counts from here on: a further iterator takes over where the last one stopped."""
-        last = None if self._reader is None else self._reader()
+        last, first = None if self._reader is None else self._reader(), self._handed_over()
         if last is not None:
             last.close()
         self._reader = weakref.ref(iterator)
         with self._lock:
-            self._count, self._length = 0, self._said_length
-            self._kept.clear()
+            ahead = [self._kept[i] for i in range(first, self._count) if i in self._kept] if last is not None else []
+            self._kept = dict(enumerate(ahead))
+            self._count, self._length, self._error = len(ahead), self._said_length, None
+
+    def _handed_over(self) -> int:
+        """How many elements the iterator that reads is done with."""
+        reader = None if self._reader is None else self._reader()
+        found = None if reader is None else index_in(reader._walk.op, reader._walk.position())
+        return 0 if found is None else found[1]
+
+    def _forget(self, first: int) -> None:
+        for nth in [nth for nth in self._kept if nth < first or nth < self._count - KEPT]:
+            del self._kept[nth]
 
     def check_is_new(self) -> None:
         """Raises where elements were read already, so that the place in a state cannot be found any more."""

@@ -128,6 +128,7 @@ class ElasticDatasetIterator(StreamIterator):
     """Walks one shard's rows of every global batch."""
 
     _state_is_global = True
+    _state_every = 1  # in a pipeline: steps since a state would be of this global batch size
 
     def __init__(self, dataset: ElasticIterator):
         self._dataset = dataset

@@ -1,5 +1,6 @@
 """Streams of `_ops/buffer.py`: where a stream starts and ends, what is kept of it, what runs ahead."""
 
+import sys
 import time
 from collections import deque
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from headrace._plan.streams.base import (
 LATE_S = 0.024  # a run that has taken so long is handed over as far as it is there
 PIECE_S = 0.001  # so much of a run is made between two looks at the clock
 CHEAP_S = 2e-6  # where an element costs less, runs are made in one piece
+FIRST_PIECE = 4
 
 
 class GapFound(Exception):
@@ -72,19 +74,25 @@ class IndexStream(Stream):
         return self._run(block, lambda j: first + j)
 
     def _fetch_in_time(self, wanted: range) -> Block:
-        """Elements, or the first of them where they suddenly take long."""
-        begin, size = time.perf_counter(), len(wanted)
-        if self._element_s > CHEAP_S and not self._takes_many:
-            size = max(1, int(PIECE_S / self._element_s))
-        block, end = self._fetch(wanted[:size]), size
-        if end < len(wanted):
-            blocks = [block]
-            while end < len(wanted) and time.perf_counter() - begin < LATE_S:
-                blocks.append(self._fetch(wanted[end : end + size]))
-                end += size
-            block = concat(blocks)
-        self._is_late, self._element_s = end < len(wanted), (time.perf_counter() - begin) / len(block)
-        return block
+        """Elements, or the first of them where they take long."""
+        blocks, begin = [], time.perf_counter()
+        last, end = begin, 0
+        while end < len(wanted) and last - begin < LATE_S:
+            size = min(self._piece(), len(wanted) - end)
+            blocks.append(self._fetch(wanted[end : end + size]))
+            end += size
+            now = time.perf_counter()
+            self._element_s, last = (now - last) / size, now
+        self._is_late = end < len(wanted)
+        return concat(blocks) if len(blocks) > 1 else blocks[0]
+
+    def _piece(self) -> int:
+        """How many elements to make before the next look at the clock."""
+        if self._element_s == 0.0:
+            return FIRST_PIECE  # nobody knows yet what they cost
+        if self._element_s <= CHEAP_S:
+            return sys.maxsize
+        return max(1, int((LATE_S if self._takes_many else PIECE_S) / self._element_s))
 
     @cached_property
     def _takes_many(self) -> bool:

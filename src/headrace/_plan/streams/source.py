@@ -19,8 +19,8 @@ to `n` elements at once, and its state after the first `j` of those; or None at 
 class UserStream(Stream):
     """The iterator of a user's own dataset.
 
-    Its own state is asked for at every `EVERY`-th output only; the position is that state and how many
-    outputs came since. An iterator without states is replayed from its start.
+    Its own state is asked for at every `EVERY`-th output only, or as it says by `_state_every`; the position is that
+    state and how many outputs came since. An iterator without states is replayed from its start.
     """
 
     EVERY = 16
@@ -30,6 +30,7 @@ class UserStream(Stream):
         self._op, self._ended = op, False
         self._iterator = op.dataset._own_iter()
         self._has_states = hasattr(self._iterator, "get_state")
+        self._every = getattr(self._iterator, "_state_every", self.EVERY)
         # Asked of the class: whoever wraps an iterator and hands on its attributes has elements of his own.
         self._next_block: Blocks | None = getattr(type(self._iterator), "__next_block__", None)
         state, since = self.position
@@ -55,7 +56,7 @@ class UserStream(Stream):
         block, state_after = found[0], functools.cache(found[1])
 
         def after(j: int) -> Position:
-            replay = (since + j) % self.EVERY if self._has_states else since + j
+            replay = (since + j) % self._every if self._has_states else since + j
             return (state_after(j - replay), replay) if j > replay else (state, since + j)
 
         return self._run(block, after)
@@ -71,7 +72,7 @@ class UserStream(Stream):
             except StopIteration:
                 self._ended = True
                 break
-            if self._has_states and (since + len(rows)) % self.EVERY == 0:
+            if self._has_states and (since + len(rows)) % self._every == 0:
                 states[len(rows)] = copy.deepcopy(self._iterator.get_state())
         return (Rows(rows, owned=False), states.__getitem__) if rows else None
 
