@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -21,7 +21,43 @@ from headrace.options import check_counts
 from headrace.records import Record, RecordMetadata
 
 
-class FirstFitPackIterDataset(IterDataset):
+class _BinPackIterDataset(IterDataset):
+    """Packs sequences whole into bins, by a strategy."""
+
+    _strategy: ClassVar[str]
+
+    def __init__(
+        self,
+        parent: Dataset,
+        *,
+        length_struct: Any,
+        num_packing_bins: int,
+        seed: int = 0,
+        shuffle_bins: bool = True,
+        shuffle_bins_group_by_feature: str | None = None,
+        meta_features: Sequence[str] = (),
+        pack_alignment_struct: Any = None,
+        padding_struct: Any = None,
+        max_sequences_per_bin: int | None = None,
+    ):
+        super().__init__(parent)
+        stream = as_stream(parent, type(self).__name__)
+        self._operation = stream.pack(
+            length_struct,
+            strategy=self._strategy,
+            drop_other_features=True,
+            num_packing_bins=num_packing_bins,
+            seed=seed,
+            shuffle_bins=shuffle_bins,
+            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
+            meta_features=meta_features,
+            pack_alignment_struct=pack_alignment_struct,
+            padding_struct=padding_struct,
+            max_sequences_per_bin=max_sequences_per_bin,
+        )._op
+
+
+class FirstFitPackIterDataset(_BinPackIterDataset):
     """Packs each sequence into the first of several bins that has room for it.
 
     A row has, beside each feature, `{feature}_segment_ids` (which sequence of the row, from 1; 0 is padding) and
@@ -49,73 +85,17 @@ class FirstFitPackIterDataset(IterDataset):
         max_sequences_per_bin: How many sequences a row has at most.
     """
 
-    def __init__(
-        self,
-        parent: Dataset,
-        *,
-        length_struct: Any,
-        num_packing_bins: int,
-        seed: int = 0,
-        shuffle_bins: bool = True,
-        shuffle_bins_group_by_feature: str | None = None,
-        meta_features: Sequence[str] = (),
-        pack_alignment_struct: Any = None,
-        padding_struct: Any = None,
-        max_sequences_per_bin: int | None = None,
-    ):
-        super().__init__(parent)
-        stream = as_stream(parent, "FirstFitPackIterDataset")
-        self._operation = stream.pack(
-            length_struct,
-            strategy="first_fit",
-            drop_other_features=True,
-            num_packing_bins=num_packing_bins,
-            seed=seed,
-            shuffle_bins=shuffle_bins,
-            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
-            meta_features=meta_features,
-            pack_alignment_struct=pack_alignment_struct,
-            padding_struct=padding_struct,
-            max_sequences_per_bin=max_sequences_per_bin,
-        )._op
+    _strategy = "first_fit"
 
 
-class BestFitPackIterDataset(IterDataset):
+class BestFitPackIterDataset(_BinPackIterDataset):
     """Packs each sequence into the fullest of several bins that has room for it.
 
     The fullest bin is the one with the most tokens, summed over all features that have a length. The arguments and
     the rows are those of `FirstFitPackIterDataset`.
     """
 
-    def __init__(
-        self,
-        parent: Dataset,
-        *,
-        length_struct: Any,
-        num_packing_bins: int,
-        seed: int = 0,
-        shuffle_bins: bool = True,
-        shuffle_bins_group_by_feature: str | None = None,
-        meta_features: Sequence[str] = (),
-        pack_alignment_struct: Any = None,
-        padding_struct: Any = None,
-        max_sequences_per_bin: int | None = None,
-    ):
-        super().__init__(parent)
-        stream = as_stream(parent, "BestFitPackIterDataset")
-        self._operation = stream.pack(
-            length_struct,
-            strategy="best_fit",
-            drop_other_features=True,
-            num_packing_bins=num_packing_bins,
-            seed=seed,
-            shuffle_bins=shuffle_bins,
-            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
-            meta_features=meta_features,
-            pack_alignment_struct=pack_alignment_struct,
-            padding_struct=padding_struct,
-            max_sequences_per_bin=max_sequences_per_bin,
-        )._op
+    _strategy = "best_fit"
 
 
 class ConcatThenSplitIterDataset(IterDataset):
