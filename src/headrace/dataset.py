@@ -9,12 +9,13 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, SupportsIndex, TypeVar, Unpack, overload
 
 import numpy as np
 
 from headrace import _grain_marks, transforms
 from headrace._dataset import Dataset, map_ops, stream_ops
+from headrace._dataset_types import IterTypes, MapTypes
 from headrace._grain_marks import in_pipeline
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
@@ -29,13 +30,15 @@ from headrace._plan.kernels import fetcher
 from headrace.errors import PipelineError
 from headrace.iterator import StreamIterator
 from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
+from headrace.protocols import RandomAccessDataSource
 from headrace.sources import ArrayDataSource, RangeDataSource
 from headrace.sources.arrays import is_array_like
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
-class MapDataset(Dataset[T], _grain_marks.MapDataset):
+class MapDataset(MapTypes[T], _grain_marks.MapDataset):
     """A dataset with a length and elements by index.
 
     For a dataset of your own, subclass it and define `__len__` and `__getitem__` (and `__getitems__`, if
@@ -63,8 +66,14 @@ class MapDataset(Dataset[T], _grain_marks.MapDataset):
 
     # ---- sources
 
+    @overload
     @staticmethod
-    def source(source: Any) -> "MapDataset":
+    def source(source: RandomAccessDataSource[S]) -> "MapDataset[S]": ...
+    @overload
+    @staticmethod
+    def source(source: Any) -> "MapDataset[Any]": ...
+    @staticmethod
+    def source(source: Any) -> "MapDataset[Any]":
         """The elements of a source: anything with `__len__` and `__getitem__`.
 
         A NumPy array, or a dict of arrays with one leading length, is read by rows; a source that has
@@ -112,7 +121,7 @@ class MapDataset(Dataset[T], _grain_marks.MapDataset):
         return MapDataset._of(Concatenate(map_ops(datasets, "concatenate")))
 
     @staticmethod
-    def zip(datasets: "Sequence[MapDataset]", *, strict: bool = True) -> "MapDataset[tuple]":
+    def zip(datasets: "Sequence[MapDataset[Any]]", *, strict: bool = True) -> "MapDataset[tuple[Any, ...]]":
         """Tuples of one element from each dataset."""
         return MapDataset._of(Zip(map_ops(datasets, "zip"), strict=strict))
 
@@ -132,6 +141,10 @@ class MapDataset(Dataset[T], _grain_marks.MapDataset):
     def _fetch(self) -> Callable[[Indices], Block]:
         return fetcher(self._operation or self._op)
 
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> T: ...
+    @overload
+    def __getitem__(self, index: builtins.slice | Sequence[int] | np.ndarray) -> "MapDataset[T]": ...
     def __getitem__(self, index: Any) -> Any:
         """An element by index; a dataset of elements, for a slice or a sequence of ints."""
         if isinstance(index, builtins.slice):
@@ -233,7 +246,7 @@ class MapDataset(Dataset[T], _grain_marks.MapDataset):
         return self.to_iter_dataset().mp_prefetch(options, worker_init_fn)
 
 
-class IterDataset(Dataset[T], _grain_marks.IterDataset):
+class IterDataset(IterTypes[T], _grain_marks.IterDataset):
     """A dataset that is a stream.
 
     For a dataset of your own, subclass it and define `__iter__`, which returns a `DatasetIterator`.
@@ -289,7 +302,7 @@ class IterDataset(Dataset[T], _grain_marks.IterDataset):
         return IterDataset._of(Mix(parts, weights, names))
 
     @staticmethod
-    def zip(datasets: "Sequence[Dataset]", *, strict: bool = True) -> "IterDataset[tuple]":
+    def zip(datasets: "Sequence[Dataset[Any]]", *, strict: bool = True) -> "IterDataset[tuple[Any, ...]]":
         """Tuples of one element from each dataset."""
         return IterDataset._of(Zip(stream_ops(datasets, "zip"), strict=strict))
 

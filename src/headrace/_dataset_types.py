@@ -1,0 +1,5 @@
+"""What methods of datasets return, for editors and type checkers: see the `.pyi` beside this."""
+
+from headrace._dataset import Dataset
+
+MapTypes = IterTypes = Dataset
