@@ -109,8 +109,8 @@ class DatasetOptions:
     Args:
         filter_warn_threshold_ratio: The share of dropped elements from which a filter warns; `None` never.
         filter_raise_threshold_ratio: The share from which it raises; `None` never.
-        execution_tracking_mode: How closely execution is recorded.
-        min_shm_size: The size in bytes from which arrays of workers travel in shared memory.
+        execution_tracking_mode: Taken as Grain takes it; nothing is recorded.
+        min_shm_size: Taken as Grain takes it; all arrays of workers travel in shared memory.
     """
 
     filter_warn_threshold_ratio: float | None = _UNSET
