@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
+_FAULTS = {signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV)}
+_HANDLED = signal.valid_signals() - _FAULTS if hasattr(signal, "pthread_sigmask") else set()
+
 _running: dict[threading.Thread, Callable[[], None]] = {}  # with what tells each to stop
 _given_up: set[threading.Thread] = set()
 
@@ -40,6 +44,8 @@ def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Calla
     """Starts a thread; `stop` makes it return when the program ends."""
 
     def run() -> None:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # or processes that it starts would inherit this one
         _running[thread] = stop
         try:
             in_pipeline(target, *args)
@@ -48,7 +54,13 @@ def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Calla
             _given_up.discard(thread)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    # A handler that raises within `Thread.start` would leave Python's own table of threads half written.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED) if _HANDLED else None
+    try:
+        thread.start()
+    finally:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return thread
 
 
