@@ -80,10 +80,12 @@ def _is_user(module: ModuleType) -> bool:
     """Whether a module has something of Headrace's, and is not part of it."""
     if module.__name__.startswith(PACKAGE):
         return False
-    return any(_home(value).startswith((PACKAGE, PRIVATE)) for value in list(getattr(module, "__dict__", {}).values()))
+    return any(
+        module_of(value).startswith((PACKAGE, PRIVATE)) for value in list(getattr(module, "__dict__", {}).values())
+    )
 
 
-def _home(value: Any) -> str:
+def module_of(value: Any) -> str:
     """The module that a value is, or comes from."""
     if isinstance(value, ModuleType):
         return value.__name__

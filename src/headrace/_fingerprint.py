@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace._ops.base import Op, describe
-from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Nary
-from headrace._ops.source import UserDataset
 from headrace.errors import StateError
 
 Entries = dict[str, dict[str, Any]]
@@ -139,12 +137,12 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
 def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
     """How many entries go up to the last operation that makes a part of a group once more; the base, its position."""
     num_open = 0
-    while not isinstance(op, ToStream | UserDataset | Nary | Interleave) and op.is_stream:
+    while op.before is not None:
         if op.state_fields is not None:
             if not num_open and is_reread(op, position[:-1]):
                 num_open = len(fingerprint(op))
             position = position[-1]
-        op = op.parents[0]
+        op = op.before
     return num_open, op, position
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from headrace._fingerprint import ints
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
-from headrace._ops.combine import Interleave, Mix, Mixing, Zip
+from headrace._ops.combine import Interleave, Mix, Zip
 from headrace._ops.element import FlatMap, MapWithIndex, RandomMap
 from headrace._ops.group import Rebatch
 from headrace._ops.order import Repeat, WindowShuffle
@@ -125,7 +125,7 @@ def translated(op: Op, state: Any, *, again: bool = False) -> Json:
     """A state that Grain wrote of a pipeline like this one, as one of ours; with `again`, of a later epoch."""
     entries: list[tuple[str, Json]] = []
     ahead = False  # whether the state may be inside one of `mp_prefetch`, whose form is that of an interleave
-    while not isinstance(op, ToStream | UserDataset | Interleave | Mixing | Zip):
+    while op.before is not None:
         form = _form(op)
         if form is not None or op.state_fields is not None:
             state = _of_one_worker(state)
@@ -136,7 +136,7 @@ def translated(op: Op, state: Any, *, again: bool = False) -> Json:
             again = again or (isinstance(op, Repeat) and state["epoch"] > 0)
             state, ahead = state[form.parent], False
         ahead = ahead or isinstance(op, MpPrefetch | Prefetch)
-        op = op.parents[0]
+        op = op.before
     begin = _begin(op, state, ahead=ahead, again=again)
     return begin | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
 

@@ -32,8 +32,6 @@ from headrace.errors import StateError, StateWarning
 
 Json = dict[str, Any]
 BESIDE = ("pipeline", "functions", "checksum")
-BASES = ToStream | UserDataset | Interleave | Mixing | Zip
-"""What a stream begins with; all other operations have one parent, which is a stream."""
 
 
 class Identity:
@@ -116,11 +114,11 @@ def encode(op: Op, position: Any) -> Json:
     if position is None:
         position = start_of(op)
     entries: list[tuple[str, Json]] = []  # from the last operation on
-    while not isinstance(op, BASES):
+    while op.before is not None:
         if op.state_fields is not None:
             entries.append((op.name, _encode_own(op, position)))
             position = position[-1]
-        op = op.parents[0]
+        op = op.before
     state = {"next_index": position} if isinstance(op, ToStream) else {f"0 {op.name}": _encode_base(op, position)}
     return state | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
 
@@ -161,13 +159,13 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
     _check_dict(state)
     entries = _entries(state)
     levels: list[tuple[Any, ...]] = []
-    while not isinstance(op, BASES):
+    while op.before is not None:
         if op.state_fields is not None:
             name, fields = entries.pop() if len(entries) > 1 else entries[0]
             _check(op, name, fields)
             levels.append(_numbers(op, fields))
             reread = reread or is_reread(op, levels[-1])
-        op = op.parents[0]
+        op = op.before
     name, fields = entries.pop()
     if entries and name == op.name:
         raise StateError(f"The state has `{name}` after what the stream begins with, {op.label()}.")

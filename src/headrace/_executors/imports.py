@@ -14,9 +14,10 @@ import sysconfig
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
+from headrace._as_grain import module_of
 from headrace._signals import raised_by_signal
 
 FRAMEWORKS = {"flax", "jax", "keras", "lightning", "tensorflow", "torch", "torchvision", "transformers"}
@@ -94,17 +95,11 @@ def _is_own(module: ModuleType) -> bool:
 def _needs_framework(module: ModuleType, seen: set[str]) -> bool:
     """Whether one of the user's modules has something of a framework's, or another of them that it imports does."""
     seen.add(module.__name__)
-    named = {_home(value) for value in list(vars(module).values())} - seen
+    named = {module_of(value) for value in list(vars(module).values())} - seen
     if not FRAMEWORKS.isdisjoint(map(_top, named)):
         return True
     others = [sys.modules[name] for name in named if name in sys.modules]
     return any(_needs_framework(other, seen) for other in others if other.__name__ not in seen and _is_own(other))
-
-
-def _home(value: Any) -> str:
-    if isinstance(value, ModuleType):
-        return value.__name__
-    return str(value.__module__) if isinstance(value, type | FunctionType) else ""
 
 
 # ---- in a worker

@@ -109,7 +109,7 @@ class Op:
         only_reorders: Whether each output is an element as it came, so that a map may as well run before it.
         maps_move_into_parts: Whether a map of its outputs is the same as one of each part.
         hides_seeds: Whether seeds before it are not for what follows.
-        is_no_step: Whether it does not count in the distance to a seed.
+        is_seed_step: Whether it counts in the distance to a seed.
         stays_here: Whether only the consumer's own process can compute it.
         site: The file and line of the user's code that built it.
     """
@@ -125,7 +125,7 @@ class Op:
     only_reorders: ClassVar[bool] = False
     maps_move_into_parts: ClassVar[bool] = False
     hides_seeds: ClassVar[bool] = False
-    is_no_step: ClassVar[bool] = False
+    is_seed_step: ClassVar[bool] = True
     stays_here: ClassVar[bool] = False
     site: str = field(default_factory=call_site, kw_only=True)
 
@@ -354,7 +354,7 @@ def _seeds_before(parents: tuple[Op, ...], *, hidden: bool) -> list[tuple[int, i
     while level:
         above: list[Op] = []
         for op in level:
-            while op.is_no_step:
+            while not op.is_seed_step:
                 (op,) = op.parents
             seed = getattr(op, "seeds_what_follows", None)
             if seed is not None:

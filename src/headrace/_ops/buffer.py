@@ -105,7 +105,7 @@ class MpPrefetch(Unary):
 
     name = "mp_prefetch"
     is_transparent = only_reorders = True
-    is_no_step = True  # as Grain without workers: seeds must not depend on their number
+    is_seed_step = False  # as Grain without workers: seeds must not depend on their number
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
     pool_cache: PoolCache = field(default_factory=PoolCache, repr=False)
