@@ -239,8 +239,7 @@ def test_a_child_that_lives_on_does_not_keep_the_name_of_its_parent(name):
         from headrace.sources import SharedMemoryDataSource
         source = SharedMemoryDataSource(["old"], name={name!r})
         if os.fork() == 0:
-            time.sleep(100)
-        print("forked", flush=True)
+            print("forked", flush=True)
         time.sleep(100)
     """
     with running(script) as (maker, _):
