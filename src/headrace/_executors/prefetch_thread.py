@@ -14,7 +14,6 @@ from typing import Any
 from headrace._executors.growth import Growth
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
-from headrace._ops.group import Batch
 from headrace._ops.source import UserDataset
 from headrace._plan.streams import Run, Stream, Unary
 from headrace._threads import join_threads, start_thread
@@ -215,6 +214,9 @@ class HeadStart(AheadStream):
         run = self.parent.pull(n)
         return None if run is None else self._run(*run)
 
+    def ready(self) -> bool:
+        return self.parent.ready() if self.is_used_up else super().ready()
+
 
 def _head_start(op: Op) -> int:
     """How many outputs `start_prefetch` has computed; 0 where something works ahead anyway, or no thread may."""
@@ -227,8 +229,8 @@ def _head_start(op: Op) -> int:
             if 0 in (options.num_threads, options.prefetch_buffer_size):
                 return 0
             size = AUTOTUNED_SIZE if options.prefetch_buffer_size is AUTOTUNE else options.prefetch_buffer_size
-        if isinstance(each, Batch) and each.is_stream:
-            batched *= each.batch_size
+        if each.is_stream:
+            batched *= each.group_size or 1
     return max(2, size // 4 // batched)  # the threads below have their own buffer, which these fill
 
 
