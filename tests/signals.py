@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from headrace import MapDataset, MultiprocessingOptions, ReadOptions, _signals
+from headrace import MapDataset, MultiprocessingOptions, ReadOptions, _signals, _threads
 from tests.pipelines import slowly
 from tests.proc import children_of, descriptors, until, workers_of
 
@@ -269,6 +269,26 @@ def check_that_exceptions_reach_the_user_while_workers_start():
             while time.monotonic() < end:
                 next(iterator)
         iterator.close()
+
+
+def check_that_threads_start_while_signals_come():
+    """Other threads take signals too, so holding them back in this one would not do."""
+    stop, chance = threading.Event(), random.Random(6)
+    threading.Thread(target=stop.wait, args=(60,), daemon=True).start()
+    raised, before = 0, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for _ in range(300):
+        threads = []  # Python swallows what a handler raises while a thread's object is dropped
+        try:
+            with alarms(notify, chance.uniform(0.00001, 0.0003)):
+                while len(threads) < 1000:
+                    threads.append(_threads.start_thread(bool, name="one of many", stop=bool))
+        except Notice:
+            raised += 1
+    assert raised > 250
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    until(lambda: threading.active_count() == 2, "threads left")
+    assert not threading._limbo
+    stop.set()
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ does wait so long, because a thread that is still at work after that is frozen w
 holds, and whoever needs that lock then would wait for ever.
 """
 
+import _thread
 import atexit
 import contextlib
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
-_FAULTS = {signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV)}
-_HANDLED = signal.valid_signals() - _FAULTS if hasattr(signal, "pthread_sigmask") else set()
-
 _running: dict[threading.Thread, Callable[[], None]] = {}  # with what tells each to stop
 _given_up: set[threading.Thread] = set()
 
@@ -44,8 +41,6 @@ def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Calla
     """Starts a thread; `stop` makes it return when the program ends."""
 
     def run() -> None:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # or processes that it starts would inherit this one
         _running[thread] = stop
         try:
             in_pipeline(target, *args)
@@ -54,14 +49,31 @@ def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Calla
             _given_up.discard(thread)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    # A handler that raises within `Thread.start` would leave Python's own table of threads half written.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED) if _HANDLED else None
-    try:
+    if threading.current_thread() is threading.main_thread():
+        _start_from_another_thread(thread)
+    else:
         thread.start()
-    finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return thread
+
+
+def _start_from_another_thread(thread: threading.Thread) -> None:
+    """Starts a thread where no signal handler runs: one that raises in `Thread.start` leaves Python's locks held."""
+    errors: list[BaseException] = []
+    done = _thread.allocate_lock()
+
+    def start() -> None:
+        try:
+            thread.start()
+        except BaseException as e:
+            errors.append(e)
+        finally:
+            done.release()
+
+    done.acquire()
+    _thread.start_new_thread(start, ())
+    done.acquire()
+    if errors:
+        raise errors[0]
 
 
 def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) -> None:

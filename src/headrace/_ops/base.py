@@ -7,7 +7,7 @@ A stream operation's *position* is what is needed to go on from an output: its o
 `state_fields`, and its parents' positions. Where `state_fields` is `None`, its position is its parent's.
 `state_params` names the arguments that a position's numbers depend on.
 
-What the planner needs to know of an operation stands in its class: see `Op`. The planner never asks for its type.
+What the planner needs to know of an operation stands in its class: see `Op`.
 """
 
 import dataclasses
