@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, device_put, pick_performance_config
 from headrace.data import digits
-from headrace.experimental import device_put, pick_performance_config
 
 everything = MapDataset.source(digits())
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace._executors.walk import Walk
 from headrace._plan.streams import GapFound
-from headrace._walk import Walk
 from headrace.errors import HeadraceError
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children

@@ -1,7 +1,7 @@
 """What each operation means, said once more and as plainly as possible: one element at a time, no blocks.
 
 The tests compare the library with this, so that meaning and cost cannot drift apart unseen. Nothing here is
-shared with `headrace._plan`; only the ciphers and the schedules of `_rng` and `_ops` are.
+shared with `headrace._plan`; only the ciphers and the schedules of `_utils.rng` and `_ops` are.
 """
 
 import sys
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
 from headrace._ops import buffer, combine, element, group, order, pack, schedule, source
 from headrace._ops.base import Op
-from headrace._rng import index_shuffle
+from headrace._utils import trees
+from headrace._utils.rng import index_shuffle
 
 
 def rng_at(seed: int, index: int) -> np.random.Generator:
@@ -31,12 +31,12 @@ def item(op: Op, i: int) -> Any:
     """Element `i` of a random-access chain."""
     match op:
         case source.Source():
-            return _tree.copy_tree(op.source[i % len(op.source)])
+            return trees.copy_tree(op.source[i % len(op.source)])
         case source.UserDataset():
             return op.dataset[i]
         case element.Map(batched=True):
             x = item(op.parent, i)
-            return None if x is None else _unstack(op.transform(_tree.stack([x])))
+            return None if x is None else _unstack(op.transform(trees.stack([x])))
         case element.Map():
             return _unless_hole(op.fn, item(op.parent, i))
         case element.MapWithIndex():
@@ -53,7 +53,7 @@ def item(op: Op, i: int) -> Any:
             n, size = op.parent.length(), op.batch_size
             epoch, batch = divmod(i, op.length())
             rows = [item(op.parent, epoch * n + j) for j in range(batch * size, min((batch + 1) * size, n))]
-            return (op.batch_fn or _tree.stack)(rows)
+            return (op.batch_fn or trees.stack)(rows)
         case combine.Zip():
             epoch, place = divmod(i, op.length())
             return tuple(item(part, epoch * part.length() + place) for part in op.parts)
@@ -101,7 +101,7 @@ def stream(op: Op) -> Iterator[Any]:
             yield from op.dataset
         case element.Map(batched=True):
             for x in stream(op.parent):
-                yield None if x is None else _unstack(op.transform(_tree.stack([x])))
+                yield None if x is None else _unstack(op.transform(trees.stack([x])))
         case element.Map():
             yield from (_unless_hole(op.fn, x) for x in stream(op.parent))
         case element.MapWithIndex():
@@ -117,12 +117,12 @@ def stream(op: Op) -> Iterator[Any]:
         case group.Batch():
             for rows in _chunks(stream(op.parent), op.batch_size):
                 if len(rows) == op.batch_size or not op.drop_remainder:
-                    yield (op.batch_fn or _tree.stack)(rows)
+                    yield (op.batch_fn or trees.stack)(rows)
         case group.Rebatch():
-            rows = (_tree.tree_map(lambda a, j=j: a[j], x) for x in stream(op.parent) for j in range(_length(x)))
+            rows = (trees.tree_map(lambda a, j=j: a[j], x) for x in stream(op.parent) for j in range(_length(x)))
             for chunk in _chunks(rows, op.batch_size):
                 if len(chunk) == op.batch_size or not op.drop_remainder:
-                    yield _tree.stack(chunk)
+                    yield trees.stack(chunk)
         case order.WindowShuffle():
             for w, rows in enumerate(_chunks(stream(op.parent), op.window_size)):
                 seed = (op.seed + w) % 2**32
@@ -298,7 +298,7 @@ def _chunks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _length(tree: Any) -> int:
-    return len(_tree.leaves(tree)[0])
+    return len(trees.leaves(tree)[0])
 
 
 def _unless_hole(fn: Any, x: Any) -> Any:
@@ -306,4 +306,4 @@ def _unless_hole(fn: Any, x: Any) -> Any:
 
 
 def _unstack(columns: Any) -> Any:
-    return _tree.tree_map(lambda a: np.asarray(a)[0], columns)
+    return trees.tree_map(lambda a: np.asarray(a)[0], columns)

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 
-from headrace import MapDataset, MultiprocessingOptions, ReadOptions, _signals, _threads
+from headrace import MapDataset, MultiprocessingOptions, ReadOptions
+from headrace._utils import signals
+from headrace._utils.threads import start_thread
 from tests.pipelines import slowly
 from tests.proc import children_of, descriptors, until, workers_of
 
@@ -202,7 +204,7 @@ def check_that_dropped_iterators_leave_no_worker_behind_whoever_keeps_the_except
 
 
 def check_a_second_signal_while_the_first_is_handled():
-    once, orig = [True], _signals.signal_handlers
+    once, orig = [True], signals.signal_handlers
 
     def interrupts_once(x):
         if x == 5 and once:
@@ -211,14 +213,14 @@ def check_a_second_signal_while_the_first_is_handled():
         return x
 
     def second():
-        _signals.signal_handlers = orig
+        signals.signal_handlers = orig
         signal.raise_signal(signal.SIGUSR1)
 
     for number in (signal.SIGALRM, signal.SIGUSR1):
         signal.signal(number, notify)
     ds = MapDataset.range(20).to_iter_dataset(ReadOptions(num_threads=0)).map(interrupts_once).window_shuffle(6, seed=1)
     iterator, got = iter(ds), []
-    _signals.signal_handlers = second  # which is called while an exception is handled
+    signals.signal_handlers = second  # which is called while an exception is handled
     for _ in range(3):
         with contextlib.suppress(Notice):
             got.extend(iterator)
@@ -281,7 +283,7 @@ def check_that_threads_start_while_signals_come():
         try:
             with alarms(notify, chance.uniform(0.00001, 0.0003)):
                 while len(threads) < 1000:
-                    threads.append(_threads.start_thread(bool, name="one of many", stop=bool))
+                    threads.append(start_thread(bool, name="one of many", stop=bool))
         except Notice:
             raised += 1
     assert raised > 250

@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 
-from headrace._addresses import digest, identity, redacted, secrets_in, told_apart, without_login
+from headrace._utils.addresses import digest, identity, redacted, secrets_in, told_apart, without_login
 from headrace.errors import DataError, HeadraceError, MissingDependency, Quoted, RemoteError, without_secrets
 from headrace.sources import Address
 

@@ -8,10 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from headrace import MapDataset, MultiprocessingOptions, ReadOptions, _tree
+from headrace import MapDataset, MultiprocessingOptions, ReadOptions
 from headrace._executors.block_codec import pack, unpack
 from headrace._executors.slots import Slot, Writer, anonymous_file, read
 from headrace._plan.blocks import Columns, Rows, concat
+from headrace._utils import trees
 from headrace.packing import FirstFitPackIterDataset
 
 GAPS = {"names": ["a", "b"], "formats": ["<i2", ">f8"], "offsets": [2, 8], "itemsize": 24}
@@ -139,20 +140,20 @@ def test_a_batch_is_what_numpy_stacks_in_whatever_memory(slot, elements):
     expected = np_stack(elements)
     writer = Writer(slot)
     if type(elements[0]) is not str:  # a StringDType has these
-        assert_same(_tree.stack(elements, empty=writer.empty), expected)
-        assert_same(_tree.stack(elements), expected)
+        assert_same(trees.stack(elements, empty=writer.empty), expected)
+        assert_same(trees.stack(elements), expected)
     ds = MapDataset.source(list(elements))
     n = len(elements)
     made = [ds.batch(n)[0], *ds.to_iter_dataset(ReadOptions(num_threads=1)).batch(n)]
     for batch in made:
-        assert_same(batch, _tree.stack(elements))
+        assert_same(batch, trees.stack(elements))
 
 
 @given(DTYPES, SHAPES, st.integers(1, 4))
 def test_a_batch_of_columns_is_that_of_their_rows(dtype, shape, batch_size):
     array = array_of(dtype, (6, *shape))
     assume(shape or not dtype.hasobject)  # a column of objects stays one, rows of numbers do not
-    expected = [_tree.stack(list(array[i : i + batch_size])) for i in range(0, 6, batch_size)]
+    expected = [trees.stack(list(array[i : i + batch_size])) for i in range(0, 6, batch_size)]
     ds = MapDataset.source({"x": array})
     for batched in (
         ds.batch(batch_size),

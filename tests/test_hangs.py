@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace._threads import ThreadPool, map_in_threads
+from headrace._utils.threads import ThreadPool, map_in_threads
 from headrace.errors import ClosedError
 
 HUNG = """

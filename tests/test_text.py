@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, MissingDependency, PipelineError
 from headrace.packing import FirstFitPackIterDataset
 from headrace.sources import JsonLinesIterDataset

@@ -1,22 +1,26 @@
 """Feeds accelerators: reads, shuffles, transforms, mixes, batches and hands over records for training."""
 
+import sys as _sys
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from headrace import checkpoint as checkpoint
-from headrace import constants as constants
 from headrace import device as device
 from headrace import experimental as experimental
-from headrace import monitoring as monitoring
 from headrace import multiprocessing as multiprocessing
 from headrace import python as python
 from headrace import samplers as samplers
 from headrace import sharding as sharding
 from headrace import sources as sources
 from headrace import transforms as transforms
-from headrace._as_grain import as_grain as as_grain
-from headrace._config import config as config
 from headrace._ops.schedule import WeightSchedule as WeightSchedule
+from headrace._utils.lazy_imports import later as _later
+from headrace.compat.grain import constants as constants
+from headrace.compat.grain import monitoring as monitoring
+from headrace.compat.grain import operations as operations
+from headrace.compat.grain.as_grain import as_grain as as_grain
+from headrace.compat.grain.config import config as config
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
 from headrace.iterator import DatasetIterator as DatasetIterator
@@ -30,21 +34,40 @@ from headrace.options import ReadOptions as ReadOptions
 from headrace.records import Record as Record
 from headrace.records import RecordMetadata as RecordMetadata
 
+if _TYPE_CHECKING:
+    from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
+    from headrace.device.jax import device_put as device_put
+    from headrace.performance import pick_performance_config as pick_performance_config
+
 __version__ = "0.1.0"
-_LATER = ("packing", "proto", "text")
+_MODULES = {"packing": "packing", "proto": "compat.grain.proto", "text": "text"}
+_getattr, _dir, _ = _later(
+    __name__,
+    {
+        "checkpoint.elastic": ("ElasticIterator",),
+        "device.jax": ("device_put",),
+        "performance": ("pick_performance_config",),
+    },
+)
+_sys.modules |= {  # `import headrace.constants`
+    "headrace.constants": constants,
+    "headrace.monitoring": monitoring,
+    "headrace.operations": operations,
+    "headrace.python.experimental": experimental,
+}
 
 
 def __getattr__(name: str) -> _Any:
-    """Modules that are imported when they are asked for, and the names of `headrace.python`.
+    """What is imported when it is asked for, and the names of `headrace.python`.
 
     The latter are there so that code written for it may import this package instead.
     """
-    if name in _LATER:
-        return _import_module(f"{__name__}.{name}")
+    if name in _MODULES:
+        return _import_module(f"{__name__}.{_MODULES[name]}")
     if name.startswith("__") or not hasattr(python, name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _getattr(name)
     return getattr(python, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *dir(python)})
+    return sorted({*_dir(), *_MODULES, *dir(python)})

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from headrace._addresses import identity, redacted
+from headrace._utils.addresses import identity, redacted
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import HeadraceError
 from headrace.sources import files, opening

@@ -13,23 +13,24 @@ from typing import Any, SupportsIndex, TypeVar, Unpack, overload
 
 import numpy as np
 
-from headrace import _grain_marks, transforms
-from headrace._dataset import Dataset, map_ops, stream_ops
-from headrace._dataset_types import IterTypes, MapTypes
-from headrace._grain_marks import in_pipeline
+from headrace import transforms
+from headrace._dataset.base import Dataset, map_ops, stream_ops
+from headrace._dataset.types import IterTypes, MapTypes
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
-from headrace._ops.pack import PackOptions, packer
 from headrace._ops.schedule import ScheduledMix, WeightSchedule
 from headrace._ops.source import Source
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
+from headrace.compat.grain import marks
+from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import PipelineError
 from headrace.iterator import StreamIterator
 from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
+from headrace.packing.operations import PackOptions, packer
 from headrace.protocols import RandomAccessDataSource
 from headrace.sources import ArrayDataSource, RangeDataSource
 from headrace.sources.arrays import is_array_like
@@ -38,7 +39,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class MapDataset(MapTypes[T], _grain_marks.MapDataset):
+class MapDataset(MapTypes[T], marks.MapDataset):
     """A dataset with a length and elements by index.
 
     For a dataset of your own, subclass it and define `__len__` and `__getitem__` (and `__getitems__`, if
@@ -246,7 +247,7 @@ class MapDataset(MapTypes[T], _grain_marks.MapDataset):
         return self.to_iter_dataset().mp_prefetch(options, worker_init_fn)
 
 
-class IterDataset(IterTypes[T], _grain_marks.IterDataset):
+class IterDataset(IterTypes[T], marks.IterDataset):
     """A dataset that is a stream.
 
     For a dataset of your own, subclass it and define `__iter__`, which returns a `DatasetIterator`.

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from headrace._addresses import redacted
+from headrace._utils.addresses import redacted
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 FROM_WORKER = "__headrace_from_worker__"  # a global of frames that stand for those of a worker process

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from headrace import _files, _state, _state_arrays
+from headrace._executors.walk import Walk
 from headrace._ops.base import Op
 from headrace._plan.next_index import index_at, position_at
-from headrace._stats import NoStats
-from headrace._walk import Walk
+from headrace._states import arrays, files, positions
+from headrace.compat.grain.stats import NoStats
 from headrace.errors import ClosedError, StateError
 
 T = TypeVar("T")
@@ -41,10 +41,10 @@ class _Checkpointable(Generic[T]):
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
-        text = _files.dump(self.get_state())
+        text = files.dump(self.get_state())
 
         async def write() -> None:
-            _files.write(await directory.await_creation(), text)
+            files.write(await directory.await_creation(), text)
 
         return write()
 
@@ -52,7 +52,7 @@ class _Checkpointable(Generic[T]):
         """Goes to the state that `save` wrote to a folder."""
 
         async def read() -> None:
-            _files.restore(self, directory)
+            files.restore(self, directory)
 
         return read()
 
@@ -130,7 +130,7 @@ class PipelineIterator(_Checkpointable[T]):
 
     def __init__(self, op: Op):
         self._walk = Walk(op)
-        self._identity = _state.Identity(op)
+        self._identity = positions.Identity(op)
         self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
 
     def get_state(self) -> dict[str, Any]:
@@ -144,17 +144,17 @@ class PipelineIterator(_Checkpointable[T]):
         fewer datasets open on one of them. Arrays are of one size.
         """
         state = self.get_state()
-        return _state_arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
+        return arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
         """Goes to where `get_state` or `state_as_array` was called.
 
         A state of a pipeline with another order is an error that says what differs; with `strict=False`, a warning.
         """
-        self._walk.go_to(_state.restore(self._walk.op, state, strict=strict))
+        self._walk.go_to(positions.restore(self._walk.op, state, strict=strict))
 
     def _position_state(self) -> dict[str, Any]:
-        return _state.encode(self._walk.op, self._walk.position())
+        return positions.encode(self._walk.op, self._walk.position())
 
     def get_next_index(self) -> int:
         return index_at(self._walk.op, self._walk.position())

@@ -6,12 +6,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headrace import _grain_marks, _state_arrays, transforms
+from headrace import transforms
 from headrace._loader import state as states
 from headrace._loader.chain import chain
 from headrace._loader.in_order import InOrder, reads_in_order
 from headrace._loader.kinds import as_transforms, identity
 from headrace._loader.order import Order
+from headrace._states import arrays
+from headrace.compat.grain import marks
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
 from headrace.iterator import PipelineIterator
@@ -22,7 +24,7 @@ from headrace.sharding import NoSharding, ShardOptions
 T = TypeVar("T")
 
 
-class DataLoader(_grain_marks.DataLoader):
+class DataLoader(marks.DataLoader):
     """Reads the records that a sampler chooses and applies operations to them.
 
     >>> from headrace.transforms import Batch
@@ -144,7 +146,7 @@ class DataLoaderIterator(PipelineIterator[T]):
 
     def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
         """Goes to where `get_state` or `state_as_array` was called; with `strict=False`, of any loader."""
-        given: Any = _state_arrays.unpacked(state) if _state_arrays.is_array(state) else state
+        given: Any = arrays.unpacked(state) if arrays.is_array(state) else state
         self._go_to(given, validate=strict)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:

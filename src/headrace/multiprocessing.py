@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace._shared import NamedMemory, remove
+from headrace._utils.shared_memory import NamedMemory, remove
 from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace._dataset import Dataset
+from headrace._dataset.base import Dataset
 from headrace._executors.autotune import ELEMENT_S, GAIN
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.memory import available_bytes
@@ -24,7 +24,7 @@ from headrace._plan.blocks import Block
 from headrace._plan.kernels import fetcher
 from headrace._plan.stages import all_operations
 from headrace._plan.streams import Context, Position, Run, Stream, Unary, open_stream, stream_of
-from headrace._threads import num_cores as num_cores
+from headrace._utils.threads import num_cores as num_cores
 from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from headrace._rng import KeyedRng, shuffled_indices
+from headrace._utils.rng import KeyedRng, shuffled_indices
 from headrace.errors import PipelineError
 from headrace.options import check_count
 from headrace.records import RecordMetadata

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
-from headrace._dataset import Dataset
+from headrace._dataset.base import Dataset
+from headrace._utils import trees
 from headrace.dataset import MapDataset
 from headrace.iterator import DatasetIterator
 from headrace.loader import DataLoader
@@ -43,7 +43,7 @@ def assert_resumable(ds: Dataset | DataLoader | DatasetIterator, *, max_outputs:
     iterator = opened()
     states, elements = [iterator.get_state()], []
     for element in iterator:
-        elements.append(_tree.copy_tree(element))
+        elements.append(trees.copy_tree(element))
         states.append(iterator.get_state())
         if len(elements) == max_outputs:
             break
@@ -89,9 +89,9 @@ def assert_map_batch_agrees(transform: Map, elements: list[Any]) -> None:
     ...     def map_batch(self, xs): return xs + 1
     >>> assert_map_batch_agrees(AddOne(), [np.arange(3), np.arange(3, 6)])
     """
-    one_by_one = _tree.stack([transform.map(_tree.copy_tree(element)) for element in elements])
-    together = transform.map_batch(_tree.stack(elements))  # type: ignore[attr-defined]
-    assert_equal(_tree.tree_map(np.asarray, together), one_by_one)
+    one_by_one = trees.stack([transform.map(trees.copy_tree(element)) for element in elements])
+    together = transform.map_batch(trees.stack(elements))  # type: ignore[attr-defined]
+    assert_equal(trees.tree_map(np.asarray, together), one_by_one)
 
 
 def assert_map_rows_agrees(transform: Map, elements: list[Any]) -> None:
@@ -102,9 +102,9 @@ def assert_map_rows_agrees(transform: Map, elements: list[Any]) -> None:
     ...     def map_rows(self, texts): return list(map(len, texts))
     >>> assert_map_rows_agrees(Lengths(), ["a", "bcd"])
     """
-    one_by_one = [transform.map(_tree.copy_tree(element)) for element in elements]
+    one_by_one = [transform.map(trees.copy_tree(element)) for element in elements]
     for count in {1, len(elements) // 2, len(elements)} - {0}:
-        together = transform.map_rows(_tree.copy_tree(elements[:count]))  # type: ignore[attr-defined]
+        together = transform.map_rows(trees.copy_tree(elements[:count]))  # type: ignore[attr-defined]
         assert_equal(together, one_by_one[:count])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grain.experimental
 
 import headrace.experimental
-from headrace._state import BESIDE
+from headrace._states.positions import BESIDE
 from headrace.errors import HeadraceError
 from headrace.testing import assert_equal
 from tests.against_grain.functions import GRAINS, OURS, Boom, build

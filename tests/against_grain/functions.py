@@ -201,7 +201,10 @@ def _workers(ds: Any, num_workers: int) -> Any:
     return ds.mp_prefetch(headrace.MultiprocessingOptions(num_workers=num_workers))
 
 
-OURS = _names(headrace, headrace.experimental, headrace.python) | {"read": _read, "workers": _workers}
+OURS = _names(headrace, headrace.experimental, headrace.python) | {
+    "read": _read,
+    "workers": _workers,
+}
 # Grain reads in the consumer's thread and has no workers: with them its order and its errors are others.
 GRAINS = _names(grain, grain.experimental, grain.python) | {
     "read": lambda threads, buffer: INLINE,

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace import _grain_src
+from headrace.compat.grain import private_modules
 from headrace.errors import DataError
 from headrace.sources import write_tfrecord
 
-NAMES = [(path, name) for path, homes in _grain_src.MODULES.items() for several in homes.values() for name in several]
+NAMES = [
+    (path, name) for path, homes in private_modules.MODULES.items() for several in homes.values() for name in several
+]
 
 
 @pytest.mark.parametrize(("path", "name"), NAMES)
@@ -52,7 +54,7 @@ def path(tmp_path):
 
 
 def test_a_reader_of_tfrecords_seeks(path):
-    reader = _grain_src._TFRecordReader(path)
+    reader = private_modules._TFRecordReader(path)
     assert next(reader) == b"\0"
     place = reader.tell()
     assert next(reader) == b"\1\1"
@@ -63,7 +65,7 @@ def test_a_reader_of_tfrecords_seeks(path):
 
 
 def test_a_readers_states_are_those_of_grain_and_of_headrace(path):
-    iterator = _grain_src._TFRecordDatasetIterator(path)
+    iterator = private_modules._TFRecordDatasetIterator(path)
     next(iterator), next(iterator)
     other = iter(headrace.experimental.TFRecordIterDataset(path))
     other.set_state(iterator.get_state())
@@ -82,22 +84,24 @@ def test_a_reader_says_where_a_file_is_damaged(path, place):
     data[place] ^= 1
     Path(path).write_bytes(data)
     with pytest.raises(DataError, match=r"a\.tfrecord is damaged in the record before offset"):
-        list(iter(_grain_src._TFRecordReader(path).__next__, None))
+        list(iter(private_modules._TFRecordReader(path).__next__, None))
 
 
 def test_a_reader_sees_that_a_file_was_cut_short(path):
     Path(path).write_bytes(Path(path).read_bytes()[:-2])
     with pytest.raises(DataError, match="the file ends too early"):
-        list(iter(_grain_src._TFRecordReader(path).__next__, None))
+        list(iter(private_modules._TFRecordReader(path).__next__, None))
 
 
 def test_mixtures_and_prefetches_under_their_private_names():
     parts = [headrace.MapDataset.range(4), headrace.MapDataset.range(10, 14)]
-    mixed = _grain_src.MixedMapDataset(parents=parts, proportions=[1, 2])
+    mixed = private_modules.MixedMapDataset(parents=parts, proportions=[1, 2])
     assert list(mixed) == list(headrace.MapDataset.mix(parts, [1, 2]))
     streams = [part.to_iter_dataset() for part in parts]
-    assert list(_grain_src.MixedIterDataset(streams, [1, 2])) == list(headrace.IterDataset.mix(streams, [1, 2]))
+    assert list(private_modules.MixedIterDataset(streams, [1, 2])) == list(headrace.IterDataset.mix(streams, [1, 2]))
     options = headrace.ReadOptions(num_threads=1)
-    assert list(_grain_src.PrefetchIterDataset(_grain_src.SourceMapDataset([3, 1]), read_options=options)) == [3, 1]
-    assert _grain_src._determine_worker_count(None) > 0
-    assert np.array_equal(_grain_src.ConcatenateMapDataset(parts)[5], 11)
+    assert list(
+        private_modules.PrefetchIterDataset(private_modules.SourceMapDataset([3, 1]), read_options=options)
+    ) == [3, 1]
+    assert private_modules._determine_worker_count(None) > 0
+    assert np.array_equal(private_modules.ConcatenateMapDataset(parts)[5], 11)

@@ -12,7 +12,7 @@ from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._ops.order import gather_options
 from headrace._plan.streams import Context, FilterWatch
-from headrace._threads import join_threads
+from headrace._utils.threads import join_threads
 from headrace.options import AUTOTUNE, ReadOptions
 from headrace.protocols import Executor
 

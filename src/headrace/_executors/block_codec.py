@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
 from headrace._executors.slots import Writer
 from headrace._plan.blocks import Block, Rows
+from headrace._utils import trees
 
 STACKED_BYTES = 1 << 14  # larger arrays are laid out one by one, each aligned
 LONGEST_TUPLE = 16  # longer lists and tuples are not taken apart
@@ -38,11 +38,11 @@ def _pack(rows: list[Any], writer: Writer, *, owned: bool) -> tuple[Any, ...]:
         columns = [list(column) for column in zip(*rows, strict=True)]
         if not _has_twice(columns):
             return kind, None, [_pack(column, writer, owned=owned) for column in columns]
-    elif kind is not None and _tree.is_plain_number(kind) and len(rows) > 1:
+    elif kind is not None and trees.is_plain_number(kind) and len(rows) > 1:
         stacked = np.array(rows)
         if stacked.dtype.type is kind:
             return np.ndarray, None, stacked
-    return None, None, rows if owned else [_tree.copy_tree(row) for row in rows]
+    return None, None, rows if owned else [trees.copy_tree(row) for row in rows]
 
 
 def _has_twice(columns: list[list[Any]]) -> bool:
@@ -54,7 +54,7 @@ def _has_twice(columns: list[list[Any]]) -> bool:
 def _pack_arrays(rows: list[np.ndarray], writer: Writer, *, owned: bool) -> tuple[Any, ...]:
     first = rows[0]
     if first.dtype.hasobject:
-        return None, None, rows if owned else [_tree.copy_tree(row) for row in rows]
+        return None, None, rows if owned else [trees.copy_tree(row) for row in rows]
     is_small = 0 < first.nbytes < STACKED_BYTES and not writer.holds(first)
     if len(rows) > 1 and is_small and all(_like(row, first) for row in rows):
         stacked = writer.empty((len(rows), *first.shape), first.dtype)

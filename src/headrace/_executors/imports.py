@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from headrace._as_grain import module_of
-from headrace._signals import raised_by_signal
+from headrace._utils.signals import raised_by_signal
+from headrace.compat.grain.as_grain import module_of
 
 FRAMEWORKS = {"flax", "jax", "keras", "lightning", "tensorflow", "torch", "torchvision", "transformers"}
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})

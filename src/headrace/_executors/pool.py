@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _as_grain
 from headrace._executors import imports
 from headrace._executors.messages import ANSWER, FAILURE, NO_START, READY, SKIPPED, TASK
 from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
 from headrace._executors.shared_plan import SharedPlan
 from headrace._executors.slots import Extent, Slot, Slots, Writer, read
 from headrace._executors.tracebacks import unpacked_error
+from headrace.compat.grain import as_grain
 from headrace.errors import ClosedError, WorkerError
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
@@ -96,7 +96,7 @@ class Pool:
             "path": sys.path,
             "argv": sys.argv,
             "pythonpath": os.environ.get("PYTHONPATH"),
-            "as_grain": _as_grain.in_force(),
+            "as_grain": as_grain.in_force(),
             "imports": imports.of_main_script(),
         }
         self.world = Writer(self._control, start=8).dump(world)

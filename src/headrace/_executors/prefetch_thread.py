@@ -16,7 +16,7 @@ from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._ops.source import UserDataset
 from headrace._plan.streams import Run, Stream, Unary
-from headrace._threads import join_threads, start_thread
+from headrace._utils.threads import join_threads, start_thread
 from headrace.errors import ClosedError
 from headrace.options import AUTOTUNE
 

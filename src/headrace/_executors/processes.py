@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace._executors.messages import MESSAGE_BYTES, STARTED_AS_WORKER
-from headrace._signals import raised_by_signal
+from headrace._utils.signals import raised_by_signal
 from headrace.errors import WorkerError
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from headrace import _tree
 from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read, received_classes
 from headrace._ops.base import Op, describe, parents_first
+from headrace._utils import trees
 from headrace.errors import WorkerError
 
 
@@ -27,7 +27,7 @@ class SharedPlan:
     """A plan in shared memory, for as long as any pool uses it: operations, and a function that workers begin with."""
 
     def __init__(self, trees: list[Op], init: Callable[[int, int], None] | None):
-        self.trees, self._init = trees, init
+        self.pipelines, self._init = trees, init
         self._classes: set[type] = set()  # workers name them by what this process knows them by: they must stay
         self.users: set[int] = set()
         self.fd = anonymous_file(1)
@@ -46,21 +46,21 @@ class SharedPlan:
     @functools.cached_property
     def extent(self) -> Extent:
         """Where the plan is in the file; it is written when this is first asked for."""
-        value = (self.trees, self._init)
+        value = (self.pipelines, self._init)
         try:
             return Writer(Slot(self.fd)).dump((*value, _Nodes()), partial(_PlanPickler, self._classes))
         except WorkerError:
             raise
         except Exception as e:
-            raise _cannot_be_sent(self.trees, self._init, e) from e
+            raise _cannot_be_sent(self.pipelines, self._init, e) from e
 
 
-def open_parcel(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None]:
+def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None]:
     """What is in a shared_plan, in a worker."""
-    trees, init, nodes = read(Slot(fd, private=True).bytes(extent.total), extent)
-    _tree.adopt_nodes(nodes)
+    pipelines, init, nodes = read(Slot(fd, private=True).bytes(extent.total), extent)
+    trees.adopt_nodes(nodes)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
-    return trees, init
+    return pipelines, init
 
 
 class _Nodes:
@@ -78,7 +78,7 @@ class _PlanPickler(Pickler):
         if isinstance(obj, type):
             self._classes.add(obj)
         if isinstance(obj, _Nodes):
-            return list, (_tree.jax_nodes(self._classes),)
+            return list, (trees.jax_nodes(self._classes),)
         if hasattr(type(obj), "reduce_by_value"):  # its name is enough: this process keeps the memory
             return obj.__reduce__()
         if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace._executors.growth import Growth
-from headrace._threads import ThreadPool, join_threads
+from headrace._utils.threads import ThreadPool, join_threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

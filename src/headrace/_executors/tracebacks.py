@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 from headrace._executors.slots import ClassPickler
-from headrace._signals import raised_by_signal
+from headrace._utils.signals import raised_by_signal
 from headrace.errors import FROM_WORKER, WorkerError, in_words, put_together, users_frames
 
 MOST_FRAMES = 100  # of one traceback: the first and the last of them

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from headrace import _as_grain
 from headrace._executors import thread_executor, workers
 from headrace._executors.block_codec import pack, unpack
 from headrace._executors.imports import Missing
@@ -37,17 +36,18 @@ from headrace._executors.messages import (
     STARTED_AS_WORKER,
     TASK,
 )
-from headrace._executors.shared_plan import find_culprit, open_parcel
+from headrace._executors.shared_plan import find_culprit, open_shared_plan
 from headrace._executors.slots import Extent, Slot, Writer, read
 from headrace._executors.threads import Threads
 from headrace._executors.tracebacks import packed_error
-from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import fetcher, stacked_in
 from headrace._plan.origins import last_own
 from headrace._plan.stages import Path, all_operations, find, last_batch, portable
 from headrace._plan.streams import Context, Run, Stream, open_stream
+from headrace.compat.grain import as_grain
+from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import WorkerError
 from headrace.options import AUTOTUNE, ReadOptions
 
@@ -58,7 +58,7 @@ FAR = 1 << 30  # more elements than any chunk has
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the consumer's business
     os.environ.pop(STARTED_AS_WORKER, None)  # or programs that functions start would have it
-    connection_fd, ring_fd, parcel_fd, kill_with_parent, parent = map(int, sys.argv[1:])
+    connection_fd, ring_fd, plan_fd, kill_with_parent, parent = map(int, sys.argv[1:])
     _end_with(parent, by_signal=bool(kill_with_parent))
     connection = socket.socket(fileno=connection_fd)
     index, count, plan, world = pickle.loads(_receive(connection) or _leave())
@@ -67,10 +67,10 @@ def main() -> None:
     workers.is_worker = True
     missing = Missing(known["imports"])
     try:
-        trees, init = _open(parcel_fd, plan, missing)
+        pipelines, init = _open(plan_fd, plan, missing)
         if init is not None:
             _begin(init, index, count)
-        worker = _Worker(trees, ring_fd, missing)
+        worker = _Worker(pipelines, ring_fd, missing)
     except BaseException as e:
         _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + packed_error(e, MESSAGE_BYTES // 2))
         _leave()
@@ -82,11 +82,11 @@ def main() -> None:
 
 def _open(fd: int, plan: Extent, missing: Missing) -> Any:
     try:
-        return open_parcel(fd, plan)
+        return open_shared_plan(fd, plan)
     except LookupError:
         if not missing.import_rest():
             raise
-    return open_parcel(fd, plan)
+    return open_shared_plan(fd, plan)
 
 
 def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
@@ -104,7 +104,7 @@ def _enter(world: dict[str, Any]) -> None:
     os.environ.pop("PYTHONPATH", None)
     if world["pythonpath"] is not None:
         os.environ["PYTHONPATH"] = world["pythonpath"]
-    _as_grain.enforce(*world["as_grain"])
+    as_grain.enforce(*world["as_grain"])
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -159,8 +159,8 @@ def _watch(parent: int) -> None:
 class _Worker:
     """Computes tasks."""
 
-    def __init__(self, trees: list[Op], ring_fd: int, missing: Missing):
-        self._trees, self._ring_fd, self._missing = trees, ring_fd, missing
+    def __init__(self, pipelines: list[Op], ring_fd: int, missing: Missing):
+        self._pipelines, self._ring_fd, self._missing = pipelines, ring_fd, missing
         self._slots: dict[int, Slot] = {}
         self._found: dict[Path, Op] = {}
         self._fetchers: dict[int, tuple[Op, Any]] = {}
@@ -204,7 +204,7 @@ class _Worker:
             if len(self._found) > 1000:  # an interleave of very many datasets
                 self._found.clear()
                 self._fetchers.clear()
-            self._found[path] = find(self._trees[path[0]], path[1:])
+            self._found[path] = find(self._pipelines[path[0]], path[1:])
         return self._found[path]
 
     def _fetch(self, op: Op) -> Any:

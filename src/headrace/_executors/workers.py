@@ -49,7 +49,7 @@ class Workers:
         group = self._group(op) if op in self._found else [op]
         pool = self._pool(group)
         number = 2 * group.index(op) + single_step
-        plan = partial(Plan, pool.shared_plan.trees[number], number, pool, op.options, single_step=single_step)
+        plan = partial(Plan, pool.shared_plan.pipelines[number], number, pool, op.options, single_step=single_step)
         # In a dataset that an interleave has made, workers end with it: there may be very many.
         end = None if op in self._found else partial(self._end, _key(group))
         return PrefetchedStream(lambda gaps: plan(gaps=gaps), position, context, end)

@@ -5,8 +5,8 @@ from typing import Any
 
 from headrace import transforms
 from headrace._ops.base import describe
+from headrace.compat.grain.operations import Operation
 from headrace.errors import PipelineError
-from headrace.operations import Operation
 
 _METHODS: dict[str, type] = {
     "map": transforms.Map,

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from headrace import transforms
-from headrace._dataset import Dataset
+from headrace._dataset.base import Dataset
 from headrace._loader.kinds import RANDOM, function_of
 from headrace._loader.order import Order
 from headrace._ops.base import describe
 from headrace._ops.element import PlacedMap
+from headrace.compat.grain.operations import Operation, batched
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator
-from headrace.operations import Operation, batched
 from headrace.records import Record, RecordMetadata
 
 

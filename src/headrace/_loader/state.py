@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace._addresses import told_apart
-from headrace._dataset import Dataset
+from headrace._dataset.base import Dataset
 from headrace._loader.kinds import ELEMENTWISE, identity
 from headrace._loader.order import Order
+from headrace._utils.addresses import told_apart
 from headrace.errors import StateError
 from headrace.samplers import BuiltInSampler
 from headrace.sharding import ShardOptions

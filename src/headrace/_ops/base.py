@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace._addresses import redacted
-from headrace._rng import derive_seed
+from headrace._utils.addresses import redacted
+from headrace._utils.rng import derive_seed
 from headrace.errors import PipelineError, SpecError
 
 ENDLESS = sys.maxsize

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
 from headrace._ops.base import Unary, from_parents, resolve_seed
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils import trees
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
 from headrace.options import check_counts
 
@@ -106,7 +106,7 @@ class Rebatch(Grouped):
     @from_parents
     def spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
-        return _tree.tree_map(lambda leaf: _stacked((size, *leaf.shape[1:]), leaf), self.parent.spec())
+        return trees.tree_map(lambda leaf: _stacked((size, *leaf.shape[1:]), leaf), self.parent.spec())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,12 +191,12 @@ class PaddedBatch(Grouped):
 
     def pad(self, elements: Sequence[Any], length: int | None) -> Any:
         """Elements padded to one shape and stacked."""
-        leaves, spec = _tree.flatten(elements[0])
+        leaves, spec = trees.flatten(elements[0])
         try:
             columns = zip(*(spec.flatten_up_to(element) for element in elements), strict=True)
         except ValueError as e:
             raise StructureError(f"A batch needs elements of the same structure: {e}") from e
-        values = _tree.broadcast(self._pad_values(elements[0]), elements[0]) if leaves else []
+        values = trees.broadcast(self._pad_values(elements[0]), elements[0]) if leaves else []
         return spec.unflatten([_pad_leaf(column, value, length) for column, value in zip(columns, values, strict=True)])
 
     def _pad_values(self, element: Any) -> Any:
@@ -218,7 +218,7 @@ class PaddedBatch(Grouped):
             size = self.batch_size if self.drop_remainder else None
             return _stacked((size, *(None for _ in leaf.shape)), leaf)
 
-        return _tree.tree_map(padded, self.parent.spec())
+        return trees.tree_map(padded, self.parent.spec())
 
 
 def _pad_leaf(column: Sequence[Any], value: Any, length: int | None) -> np.ndarray:
@@ -255,12 +255,12 @@ class PadTo:
 
 
 def _with_leading(spec: Any, size: int | None) -> Any:
-    return _tree.tree_map(lambda leaf: _stacked((size, *leaf.shape), leaf), spec)
+    return trees.tree_map(lambda leaf: _stacked((size, *leaf.shape), leaf), spec)
 
 
 def _stacked(shape: tuple[int | None, ...], leaf: Any) -> ShapeDtypeStruct:
     """A leaf of this shape, with the dtype that stacking gives it."""
-    dtype = _tree.stacked_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
+    dtype = trees.stacked_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
     return ShapeDtypeStruct(shape, dtype)
 
 
@@ -278,5 +278,5 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     def fill(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.full((missing, *leaf.shape[1:]), pad_value, leaf.dtype)])
 
-    batch = _tree.stack(list(values))
-    return _tree.tree_map(fill, batch) if missing else batch
+    batch = trees.stack(list(values))
+    return trees.tree_map(fill, batch) if missing else batch

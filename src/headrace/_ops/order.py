@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from headrace._ops.base import ENDLESS, Op, Unary, check_seed, from_parents, resolve_seed
-from headrace._rng import permutation, shuffled_indices
+from headrace._utils.rng import permutation, shuffled_indices
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, check_counts
 

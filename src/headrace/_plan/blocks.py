@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
+from headrace._utils import trees
 
 Indices = range | np.ndarray
 """Element indices: a consecutive run stays a `range` until somebody needs an array."""
@@ -51,7 +51,7 @@ class Block:
         """The elements at these positions."""
         raise NotImplementedError
 
-    def stack(self, empty: _tree.Empty | None = None) -> Any:
+    def stack(self, empty: trees.Empty | None = None) -> Any:
         """The elements as one batch, in memory of its own; of what `empty` gives, where that is cheaper than a copy."""
         raise NotImplementedError
 
@@ -77,7 +77,7 @@ class Rows(Block):
 
     def own_rows(self) -> list[Any]:
         if not self.owned:
-            self.items = _tree.own(self.items)
+            self.items = trees.own(self.items)
             self.owned = True
         return self.items
 
@@ -91,12 +91,12 @@ class Rows(Block):
         items = self.items
         return Rows([items[i] for i in positions.tolist()], owned=self.owned)
 
-    def stack(self, empty: _tree.Empty | None = None) -> Any:
-        return _tree.stack(self.items, empty=empty)
+    def stack(self, empty: trees.Empty | None = None) -> Any:
+        return trees.stack(self.items, empty=empty)
 
     def num_bytes(self) -> int:
         sample = self.items[:: max(1, len(self.items) // 4)][:4]
-        return sum(map(_tree.num_bytes, sample)) * len(self.items) // max(1, len(sample))
+        return sum(map(trees.num_bytes, sample)) * len(self.items) // max(1, len(sample))
 
 
 class Columns(Block):
@@ -118,7 +118,7 @@ class Columns(Block):
         if type(tree) is dict and all(type(leaf) is np.ndarray for leaf in tree.values()):
             keys = tuple(tree)
             return [dict(zip(keys, values, strict=True)) for values in zip(*tree.values(), strict=True)]
-        arrays, spec = _tree.flatten(tree)
+        arrays, spec = trees.flatten(tree)
         return [spec.unflatten(values) for values in zip(*arrays, strict=True)]
 
     def cut(self, start: int, stop: int) -> Block:
@@ -127,21 +127,21 @@ class Columns(Block):
     def take(self, positions: np.ndarray) -> Block:
         return Columns(self._map(lambda leaf: leaf.take(positions, axis=0)), len(positions))
 
-    def stack(self, empty: _tree.Empty | None = None) -> Any:
-        return _tree.stack_columns(self.tree)
+    def stack(self, empty: trees.Empty | None = None) -> Any:
+        return trees.stack_columns(self.tree)
 
     def whole(self) -> Any:
         """The columns with the dtypes that stacking gives them; objects and texts stay what they are."""
-        return self._map(_tree.with_stacked_dtype)
+        return self._map(trees.with_stacked_dtype)
 
     def num_bytes(self) -> int:
-        return _tree.num_bytes(self.tree)
+        return trees.num_bytes(self.tree)
 
     def _map(self, fn: Any) -> Any:
         tree = self.tree
         if type(tree) is np.ndarray:
             return fn(tree)
-        return _tree.tree_map(fn, tree)
+        return trees.tree_map(fn, tree)
 
 
 class Ints(Block):
@@ -165,7 +165,7 @@ class Ints(Block):
     def take(self, positions: np.ndarray) -> Block:
         return Ints(as_array(self.values)[positions])
 
-    def stack(self, empty: _tree.Empty | None = None) -> Any:
+    def stack(self, empty: trees.Empty | None = None) -> Any:
         return np.array(as_array(self.values))
 
     def num_bytes(self) -> int:
@@ -180,7 +180,7 @@ def concat(blocks: Sequence[Block]) -> Block:
     if all(type(block) is Ints for block in blocks):
         return Ints(np.concatenate([as_array(block.values) for block in blocks]))  # type: ignore[attr-defined]
     if _same_columns(blocks):
-        tree = _tree.tree_map(lambda *leaves: _tree.join(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
+        tree = trees.tree_map(lambda *leaves: trees.join(leaves), *(block.tree for block in blocks))  # type: ignore[attr-defined]
         return Columns(tree, sum(map(len, blocks)))
     return Rows(list(chain.from_iterable(block.rows() for block in blocks)), owned=_all_owned(blocks))
 
@@ -218,6 +218,6 @@ def _same_columns(blocks: Sequence[Block]) -> bool:
         return False
     kinds = []
     for block in blocks:
-        leaves, spec = _tree.flatten(block.tree)  # type: ignore[attr-defined]
+        leaves, spec = trees.flatten(block.tree)  # type: ignore[attr-defined]
         kinds.append((spec, [(leaf.dtype, leaf.shape[1:]) for leaf in leaves]))
     return all(kind == kinds[0] for kind in kinds)

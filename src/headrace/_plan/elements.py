@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
 from headrace._ops.base import Op
 from headrace._ops.element import Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._plan.blocks import Block, Columns, Rows
-from headrace._rng import CounterRng
+from headrace._utils import trees
+from headrace._utils.rng import CounterRng
 from headrace.errors import PipelineError
 
 Kernel = Callable[[Block, Any], Block]
@@ -57,7 +57,7 @@ def _map_kernel(op: Map) -> Kernel:
 
 def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, holes: bool) -> Block:
     """A function of columns over a block; where rows do not make columns of one kind, over each row alone."""
-    if isinstance(block, Rows) and not _tree.uniform(block.items):
+    if isinstance(block, Rows) and not trees.uniform(block.items):
         out: list[Any] = []
         for i, row in enumerate(block.items):
             alone = Rows([row], owned=True)
@@ -72,11 +72,11 @@ def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, h
 def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
     try:
         columns = block.whole() if isinstance(block, Columns) else block.stack()
-        tree = _tree.tree_map(np.asarray, fn(columns))
+        tree = trees.tree_map(np.asarray, fn(columns))
     except Exception as e:
         blame(e, op, iter(range(len(block) - 1)), idx)
         raise
-    lengths = {name: leaf.shape[:1] for name, leaf in _tree.named_leaves(tree)}
+    lengths = {name: leaf.shape[:1] for name, leaf in trees.named_leaves(tree)}
     if not lengths or any(length != (len(block),) for length in lengths.values()):
         raise PipelineError(
             f"{op.label()} got columns of {len(block)} rows and returned leaves of lengths {lengths}: "

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace import _tree
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
@@ -23,6 +22,7 @@ from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, inter
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import reader, user_reader
+from headrace._utils import trees
 from headrace.errors import PipelineError
 from headrace.sources import ArrayDataSource
 
@@ -270,7 +270,7 @@ def _(op: Batch) -> Fetch:
     return fetch
 
 
-stacked_in: dict[Op, _tree.Empty] = {}
+stacked_in: dict[Op, trees.Empty] = {}
 """Batches that are stacked in memory of somebody's, who is the only one to see them."""
 
 
@@ -320,9 +320,9 @@ class _BatchLayout:
 def _batch_columns(source: Any) -> Callable[[np.ndarray], Any]:
     """The function from rows of an array source to a batch of them."""
     columns = source.__getcolumns__
-    if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in _tree.leaves(source.element_spec)):
+    if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in trees.leaves(source.element_spec)):
         return columns  # which are as stacking makes them
-    return lambda rows: _tree.stack_columns(columns(rows))
+    return lambda rows: trees.stack_columns(columns(rows))
 
 
 def _gather_batches(layout: _BatchLayout, parent: Gather, batch: Callable[[np.ndarray], Any], idx: Indices) -> Block:

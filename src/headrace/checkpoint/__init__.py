@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy_imports import later
+from headrace._utils.lazy_imports import later
 
 if TYPE_CHECKING:
     from headrace.checkpoint.orbax import CheckpointHandler as CheckpointHandler

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace import _state_arrays
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
 from headrace._plan.stages import all_operations
+from headrace._states import arrays
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError, StateError
 from headrace.iterator import DatasetIterator, StreamIterator
@@ -150,8 +150,8 @@ class ElasticDatasetIterator(StreamIterator):
         return {FIELD: self._first + self.get_next_index() * self._dataset._global_batch_size}
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
-        if _state_arrays.is_array(state):
-            state = json.loads(_state_arrays.unpacked(state))
+        if arrays.is_array(state):
+            state = json.loads(arrays.unpacked(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")

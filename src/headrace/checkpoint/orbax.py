@@ -7,7 +7,7 @@ A state is small, so it is taken and written at once: in an asynchronous save, t
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import _files
+from headrace._states import files
 from headrace.errors import PipelineError, optional
 
 ocp: Any = optional("orbax.checkpoint", extra="orbax")
@@ -18,12 +18,12 @@ class CheckpointHandler(ocp.CheckpointHandler):
 
     def save(self, directory: Any, item: Any = None, args: "CheckpointSave | None" = None) -> None:
         """Writes the state of an iterator to a folder."""
-        _files.write(directory, _files.dump(_iterator(item, args).get_state()))
+        files.write(directory, files.dump(_iterator(item, args).get_state()))
 
     def restore(self, directory: Any, item: Any = None, args: "CheckpointRestore | None" = None) -> Any:
         """Brings an iterator to the state in a folder, and returns it."""
         iterator = _iterator(item, args)
-        _files.restore(iterator, directory)
+        files.restore(iterator, directory)
         return iterator
 
     def structure(self, directory: Any) -> None:

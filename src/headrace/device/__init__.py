@@ -5,7 +5,7 @@ Neither framework is imported before it is used; `headrace.device.torch` is impo
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy_imports import later
+from headrace._utils.lazy_imports import later
 
 if TYPE_CHECKING:
     from headrace.device.jax import device_put as device_put

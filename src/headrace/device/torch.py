@@ -6,7 +6,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from headrace import _tree
+from headrace._utils import trees
 from headrace.errors import PipelineError, StateError, optional
 from headrace.sources.torch_data import GUESTS
 
@@ -29,7 +29,7 @@ def as_tensors(batch: Any) -> Any:
     >>> as_tensors({"x": np.arange(3), "name": "a"})
     {'x': tensor([0, 1, 2]), 'name': 'a'}
     """
-    return _tree.tree_map(_as_tensor, batch)
+    return trees.tree_map(_as_tensor, batch)
 
 
 def _as_tensor(leaf: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy_imports import later
+from headrace._utils.lazy_imports import later
 from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
 from headrace.sources.arrays import ArrayDataSource as ArrayDataSource
 from headrace.sources.ranges import RangeDataSource as RangeDataSource

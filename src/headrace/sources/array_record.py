@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from headrace._threads import num_cores
+from headrace._utils.threads import num_cores
 from headrace.errors import PipelineError, optional
 from headrace.sources import files
 from headrace.sources.record_files import Damaged, Pace, Reader, RecordFiles, damage

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils import trees
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 
 
@@ -18,7 +18,7 @@ class ArrayDataSource:
     """
 
     def __init__(self, arrays: Any):
-        named = _tree.named_leaves(arrays)
+        named = trees.named_leaves(arrays)
         if not named:
             raise PipelineError("An array source needs at least one array; got none.")
         for name, array in named:
@@ -31,7 +31,7 @@ class ArrayDataSource:
                 f"Arrays of one source must have the same length; got {listed}. "
                 "Cut them to one length, or make them separate datasets and zip them."
             )
-        self._arrays = _tree.tree_map(np.asarray, arrays)
+        self._arrays = trees.tree_map(np.asarray, arrays)
         self._length = next(iter(lengths.values()))
         self._plain = _plain_takes(self._arrays)
 
@@ -46,7 +46,7 @@ class ArrayDataSource:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return _tree.tree_map(lambda array: _tree.copy_tree(array[index]), self._arrays)
+        return trees.tree_map(lambda array: trees.copy_tree(array[index]), self._arrays)
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
         """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
@@ -56,11 +56,11 @@ class ArrayDataSource:
 
     @property
     def element_spec(self) -> Any:
-        return _tree.tree_map(lambda a: ShapeDtypeStruct(a.shape[1:], a.dtype), self._arrays)
+        return trees.tree_map(lambda a: ShapeDtypeStruct(a.shape[1:], a.dtype), self._arrays)
 
     def __repr__(self) -> str:
         specs = ", ".join(
-            f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in _tree.named_leaves(self.element_spec)
+            f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in trees.named_leaves(self.element_spec)
         )
         return f"ArrayDataSource(length={self._length}, {specs.removeprefix(': ')})"
 
@@ -76,14 +76,14 @@ def _take(arrays: Any, indices: np.ndarray) -> Any:
     if type(arrays) is np.ndarray:
         # The indices are known to be in range, and clipping them is cheaper than checking them.
         rows = arrays.take(indices, 0, None, "clip")
-        return _tree.copy_tree(rows) if rows.dtype.hasobject else rows
+        return trees.copy_tree(rows) if rows.dtype.hasobject else rows
     if type(arrays) is dict:
         return {key: _take(array, indices) for key, array in arrays.items()}
-    return _tree.tree_map(lambda array: _take(array, indices), arrays)
+    return trees.tree_map(lambda array: _take(array, indices), arrays)
 
 
 def is_array_like(value: Any) -> bool:
     """Whether `MapDataset.source` reads `value` as arrays: an array, or a dict whose leaves are all arrays."""
     if isinstance(value, np.ndarray):
         return True
-    return type(value) is dict and bool(value) and all(isinstance(leaf, np.ndarray) for leaf in _tree.leaves(value))
+    return type(value) is dict and bool(value) and all(isinstance(leaf, np.ndarray) for leaf in trees.leaves(value))

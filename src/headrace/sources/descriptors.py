@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from headrace._addresses import redacted
+from headrace._utils.addresses import redacted
 
 T = TypeVar("T")
 

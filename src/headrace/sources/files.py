@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from headrace._addresses import digest, identity, redacted
-from headrace._threads import map_in_threads
+from headrace._utils.addresses import digest, identity, redacted
+from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 from headrace.sources.descriptors import KEPT, Holder
 

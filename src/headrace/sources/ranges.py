@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils.spec import ShapeDtypeStruct
 
 
 class RangeDataSource:

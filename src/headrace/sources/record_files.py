@@ -17,8 +17,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkab
 
 import numpy as np
 
-from headrace._addresses import identity, redacted
-from headrace._threads import map_in_threads
+from headrace._utils.addresses import identity, redacted
+from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.base import FileSource

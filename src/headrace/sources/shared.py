@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._shared import NamedMemory
+from headrace._utils.shared_memory import NamedMemory
 from headrace.errors import PipelineError
 from headrace.sources.indices import place_of
 

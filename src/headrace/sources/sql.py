@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._addresses import redacted, told_apart
+from headrace._utils.addresses import redacted, told_apart
 from headrace.errors import DataError, PipelineError, RemoteError, without_secrets
 from headrace.sources.base import BlockSource
 from headrace.sources.files import is_remote

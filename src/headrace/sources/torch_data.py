@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
+from headrace._utils import trees
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
@@ -24,7 +24,7 @@ def as_arrays(element: Any) -> Any:
 
     A tensor on an accelerator is copied to the host; one that is sparse or quantised stays a tensor.
     """
-    return _tree.tree_map(_as_array, element)
+    return trees.tree_map(_as_array, element)
 
 
 def _as_array(leaf: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace._addresses import place_of
+from headrace._utils.addresses import place_of
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources import files
 

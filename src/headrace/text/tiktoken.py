@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._threads import map_in_threads
+from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError, PipelineError, optional
 from headrace.text.encoder import Encoder
 from headrace.text.origin import Origin

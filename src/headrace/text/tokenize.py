@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from headrace import transforms
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, HeadraceError, PipelineError
 from headrace.options import check_count
 from headrace.text.encoder import Encoder, Settings, Token

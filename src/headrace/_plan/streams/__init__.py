@@ -5,7 +5,6 @@ from headrace._plan.streams import combine as combine
 from headrace._plan.streams import element as element
 from headrace._plan.streams import group as group
 from headrace._plan.streams import order as order
-from headrace._plan.streams import pack as pack
 from headrace._plan.streams import source as source
 from headrace._plan.streams.base import At as At
 from headrace._plan.streams.base import Context as Context

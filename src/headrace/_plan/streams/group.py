@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
 from headrace._ops.base import Op
 from headrace._ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
 from headrace._plan.blocks import Block, Columns, Rows, concat
@@ -26,6 +25,7 @@ from headrace._plan.streams.base import (
     start_at,
     stream_of,
 )
+from headrace._utils import trees
 from headrace.errors import StructureError
 
 
@@ -117,11 +117,11 @@ class _Opened(Columns):
 
 
 def _leading_length(op: Op, element: Any) -> int:
-    lengths = {np.shape(leaf)[:1] for leaf in _tree.leaves(element)}
+    lengths = {np.shape(leaf)[:1] for leaf in trees.leaves(element)}
     if len(lengths) != 1 or lengths == {()}:
         raise StructureError(
             f"{op.label()} needs elements whose leaves have one leading length; got "
-            f"{[np.shape(leaf) for leaf in _tree.leaves(element)]}. Batch them first."
+            f"{[np.shape(leaf) for leaf in trees.leaves(element)]}. Batch them first."
         )
     return lengths.pop()[0]
 

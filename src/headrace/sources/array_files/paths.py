@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace._addresses import redacted, secrets_in
+from headrace._utils.addresses import redacted, secrets_in
 from headrace.errors import DataError, HeadraceError, PipelineError, RemoteError, in_words, without_secrets
 from headrace.sources import files
 

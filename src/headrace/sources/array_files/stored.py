@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace import _tree
-from headrace._addresses import told_apart
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils import trees
+from headrace._utils.addresses import told_apart
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 from headrace.sources.array_files.paths import Path, checked_keys, chosen_keys, damage_named, existing
 from headrace.sources.indices import place_of
@@ -28,7 +28,7 @@ class StoredArrays:
         self._mapped = MappedFiles()
         with damage_named(self._path, self.what):
             self.element_spec = _spec_of(self._arrays())
-        self._length = _tree.leaves(self._arrays())[0].shape[0]
+        self._length = trees.leaves(self._arrays())[0].shape[0]
 
     def _open_file(self) -> Any:
         raise NotImplementedError
@@ -92,7 +92,7 @@ class StoredArrays:
 
     def __getitem__(self, index: int) -> Any:
         place = place_of(index, self._length, "rows")
-        return _tree.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place])))
+        return trees.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place])))
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
         """The rows at `indices`, each of which lies in `0..len - 1`, as columns; the file is read in its own order."""
@@ -105,11 +105,11 @@ class StoredArrays:
                 rows = self._rows(array, places)[order]
             # A list that is asked for twice must be two: they are the user's to change.
             is_list = rows.dtype == object and rows.ndim == 1
-            return np.fromiter(map(_tree.copy_tree, rows), object, len(rows)) if is_list else rows
+            return np.fromiter(map(trees.copy_tree, rows), object, len(rows)) if is_list else rows
 
         if not len(places):
-            return _tree.tree_map(lambda spec: np.empty((0, *spec.shape), spec.dtype), self.element_spec)
-        return _tree.tree_map(read, arrays)
+            return trees.tree_map(lambda spec: np.empty((0, *spec.shape), spec.dtype), self.element_spec)
+        return trees.tree_map(read, arrays)
 
     def close(self) -> None:
         """Closes the file; reading from the source opens it again."""
@@ -131,11 +131,11 @@ class StoredArrays:
 
 
 def _spec_of(arrays: Any) -> Any:
-    return _tree.tree_map(lambda array: ShapeDtypeStruct(array.shape[1:], array.dtype), arrays)
+    return trees.tree_map(lambda array: ShapeDtypeStruct(array.shape[1:], array.dtype), arrays)
 
 
 def _check_lengths(path: str, arrays: Any) -> None:
-    shapes = {name: array.shape for name, array in _tree.named_leaves(arrays)}
+    shapes = {name: array.shape for name, array in trees.named_leaves(arrays)}
     if not all(shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
         listed = ", ".join(f"{name or 'the array'}: {list(shape or ())}" for name, shape in shapes.items())
         raise PipelineError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._addresses import told_apart
+from headrace._utils.addresses import told_apart
 from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.array_files.paths import Path, checked_keys, chosen_keys, damage_named, each, existing

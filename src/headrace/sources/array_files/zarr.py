@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
+from headrace._utils import trees
 from headrace.errors import optional
 from headrace.sources import files
 from headrace.sources.array_files.chunks import blosc_chunk_bytes, checked_store
@@ -53,7 +53,7 @@ class ZarrDataSource(StoredArrays):
     def _opened(self, file: Any, arrays: Any) -> None:
         if not isinstance(file.store, checked_store()):
             return
-        told = {array.path: blosc_chunk_bytes(array) for array in _tree.leaves(arrays)}
+        told = {array.path: blosc_chunk_bytes(array) for array in trees.leaves(arrays)}
         file.store.chunk_bytes = {path: num_bytes for path, (is_blosc, num_bytes) in told.items() if is_blosc}
         file.store.requires_chunks = self._require_chunks
 
@@ -61,7 +61,7 @@ class ZarrDataSource(StoredArrays):
         """Of a folder, the descriptions of the arrays: which chunks there are is not known."""
         if os.path.isfile(self._path):
             return [self._path]
-        names = [os.path.join(self._path, array.path, name) for array in _tree.leaves(arrays) for name in ARRAYS]
+        names = [os.path.join(self._path, array.path, name) for array in trees.leaves(arrays) for name in ARRAYS]
         return list(filter(os.path.exists, names))
 
     def _close_file(self, file: Any) -> None:

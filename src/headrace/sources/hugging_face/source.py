@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
 from headrace.sources.hugging_face.places import Places

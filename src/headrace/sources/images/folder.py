@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace._spec import ShapeDtypeStruct
-from headrace._threads import map_in_threads
+from headrace._utils.spec import ShapeDtypeStruct
+from headrace._utils.threads import map_in_threads
 from headrace.errors import PipelineError
 from headrace.sources import files
 from headrace.sources.images.decoding import decode_image

@@ -10,7 +10,7 @@ import io
 from collections.abc import Generator, Iterator
 from typing import Any, ClassVar, TypeVar
 
-from headrace._addresses import redacted
+from headrace._utils.addresses import redacted
 from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, DataError, StateError
 from headrace.iterator import DatasetIterator

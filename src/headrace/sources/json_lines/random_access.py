@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from headrace._threads import map_in_threads
+from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.base import FileSource

@@ -7,7 +7,7 @@ How a server is reached is told by `Address`, or for all addresses by the enviro
 import secrets
 from typing import Any, NamedTuple, Self
 
-from headrace._addresses import digest, identity, place_of, redacted, without_login
+from headrace._utils.addresses import digest, identity, place_of, redacted, without_login
 from headrace.errors import MissingDependency, PipelineError, optional, without_secrets
 from headrace.sources.files import like
 from headrace.sources.remote.faults import patiently

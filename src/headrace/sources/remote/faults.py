@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from headrace._addresses import redacted, secrets_in
+from headrace._utils.addresses import redacted, secrets_in
 from headrace.errors import HeadraceError, RemoteError, in_words, without_secrets
 
 ATTEMPTS = 8

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from headrace import _tree
-from headrace._threads import map_in_threads
+from headrace._utils import trees
+from headrace._utils.threads import map_in_threads
 from headrace.sources import files
 from headrace.sources.indices import place_of, places_of
 from headrace.sources.mapped import MappedFiles
@@ -170,7 +170,7 @@ class TableDataSource:
         """The rows at these indices; each group is looked up once."""
         places = places_of(indices, len(self), "rows")
         if self._columnar:
-            arrays, tree = _tree.flatten(self._columns_at(places))
+            arrays, tree = trees.flatten(self._columns_at(places))
             return [tree.unflatten(values) for values in zip(*arrays, strict=True)]
         rows: list[Any] = [None] * len(places)
         for at, number, within in self._by_group(places):
@@ -180,7 +180,7 @@ class TableDataSource:
             except Exception:
                 with self._blaming_group(self._groups[number]):
                     raise
-            arrays, tree = _tree.flatten(columns)
+            arrays, tree = trees.flatten(columns)
             for place, values in zip(at.tolist(), zip(*arrays, strict=True), strict=True):
                 rows[place] = tree.unflatten(values)
         return rows

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
+from headrace._utils import trees
 from headrace.dataset import IterDataset
 from headrace.errors import ClosedError, PipelineError, StateError
 from headrace.iterator import DatasetIterator
@@ -80,10 +80,10 @@ class TableBatchIterator(DatasetIterator[dict[str, Any]]):
             if row == self._lengths[group]:
                 group, row = group + 1, 0
             end = min(row + needed, self._lengths[group])
-            pieces.append(_tree.tree_map(lambda leaf, a=row, b=end: leaf[a:b], self._read(group)))
+            pieces.append(trees.tree_map(lambda leaf, a=row, b=end: leaf[a:b], self._read(group)))
             needed, row = needed - (end - row), end
         self._group, self._row = (group, row) if row < self._lengths[group] else (group + 1, 0)
-        return _tree.tree_map(lambda *leaves: np.concatenate(leaves), *pieces)
+        return trees.tree_map(lambda *leaves: np.concatenate(leaves), *pieces)
 
     def _read(self, group: int) -> Any:
         if self._columns is None or self._columns[0] != group:

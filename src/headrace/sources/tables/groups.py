@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
 from headrace._ops.order import GroupShuffle
 from headrace._ops.source import Source
+from headrace._utils import trees
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError
 from headrace.sources.tables.base import TableDataSource
@@ -35,7 +35,7 @@ def _check_cache(source: TableDataSource, window_size: int) -> None:
     """Raises if the groups of two windows, which one batch may lie in, do not fit in the cache."""
     lengths = np.diff(source.group_ends, prepend=0)
     rows = min(int(lengths.sum()), 2 * max(window_size, int(lengths.max(initial=0))))
-    specs = _tree.leaves(source.element_spec)
+    specs = trees.leaves(source.element_spec)
     needed = rows * sum(np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape)) for spec in specs)
     if needed > source.cache_bytes:
         raise PipelineError(

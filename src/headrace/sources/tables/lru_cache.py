@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from headrace._addresses import redacted
+from headrace._utils.addresses import redacted
 from headrace.errors import DataError, HeadraceError
 from headrace.sources import files
 from headrace.sources.tables.values import arrow

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils import trees
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import optional
 
 arrow = functools.partial(optional, "pyarrow", extra="parquet")
@@ -219,4 +219,4 @@ def fill(columns: dict[str, Any], at: np.ndarray, found: dict[str, Any], rows: n
 
 
 def num_bytes(decoded: Any) -> int:
-    return _tree.num_bytes(decoded) if isinstance(decoded, dict) else decoded.nbytes
+    return trees.num_bytes(decoded) if isinstance(decoded, dict) else decoded.nbytes

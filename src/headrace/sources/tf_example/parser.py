@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError
 from headrace.sources.tf_example.alone import BYTES, FLOATS, INTS, features_in, kind_of, values_of
 from headrace.sources.tf_example.feature import Feature

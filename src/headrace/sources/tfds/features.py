@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, HeadraceError, PipelineError
 from headrace.sources.images import decode_image
 from headrace.sources.metadata import Node

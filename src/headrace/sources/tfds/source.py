@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._addresses import redacted
+from headrace._utils.addresses import redacted
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files, metadata
 from headrace.sources.array_record import ArrayRecordDataSource

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._threads import map_in_threads
+from headrace._utils.threads import map_in_threads
 from headrace.sources import files
 from headrace.sources.base import FileSource
 from headrace.sources.crc32c import checksum, masked

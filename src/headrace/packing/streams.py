@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from headrace._ops.concat_split import Piece
-from headrace._ops.layout import Leaf
-from headrace._ops.pack import ConcatThenSplit, FirstFitPack, Packer
 from headrace._plan.blocks import Block, Columns, Rows, concat
-from headrace._plan.packed import Column, Written, write, write_end_to_end
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, start_at, stream_of
-from headrace._plan.streams.intake import Intake, errors_named
+from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, start_at
 from headrace.errors import PipelineError, StateError
+from headrace.packing.concat_split import Piece
+from headrace.packing.intake import Intake, errors_named
+from headrace.packing.layout import Leaf
+from headrace.packing.operations import ConcatThenSplit, FirstFitPack, Packer
+from headrace.packing.rows import Column, Written, write, write_end_to_end
 
 BLOCK_CELLS = 1 << 19  # rows are written together up to about this many tokens
 
@@ -188,8 +188,8 @@ def _group_keys(rows: list[Any], feature: str) -> np.ndarray:
     return sums / np.maximum(1, [np.count_nonzero(values) for values in found])
 
 
-@stream_of.register
-def _(op: FirstFitPack, position: Position, context: Context) -> Stream:
+def open_bins(op: FirstFitPack, position: Position, context: Context) -> Stream:
+    """The stream of a packer into bins."""
     rows, taken, inner = start_at(op, position)
     return BinsStream(op, rows, taken, open_stream(op.parent, inner, context))
 
@@ -317,7 +317,7 @@ def _between(column: Column, first: int, end: tuple[int, int]) -> Column:
     return [found[0][first:], *found[1:]]
 
 
-@stream_of.register
-def _(op: ConcatThenSplit, position: Position, context: Context) -> Stream:
+def open_split(op: ConcatThenSplit, position: Position, context: Context) -> Stream:
+    """The stream of a concat-then-split."""
     number, taken, inner = start_at(op, position)
     return SplitStream(op, number, taken, open_stream(op.parent, inner, context))

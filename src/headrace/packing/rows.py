@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace._ops.layout import Layout, Leaf
 from headrace.errors import PipelineError, StructureError
+from headrace.packing.layout import Layout, Leaf
 
 Column = list[np.ndarray]
 

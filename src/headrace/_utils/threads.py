@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace._grain_marks import in_pipeline
+from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 CLOSE_S = 5.0
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _running: dict[threading.Thread, Callable[[], None]] = {}  # with what tells each to stop
 _given_up: set[threading.Thread] = set()

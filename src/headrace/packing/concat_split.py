@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from headrace._ops.layout import Leaf, Lengths
+from headrace.packing.layout import Leaf, Lengths
 
 Piece = int | tuple[int, Lengths, Lengths]
 """A sequence's number, and for a part of it, where that begins and ends in each leaf."""

@@ -1,23 +1,20 @@
-"""Sequences of different lengths packed into rows of a fixed length."""
+"""Grain's names of the packers: dataset classes, and an operation of a `DataLoader`."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace._dataset import Dataset
-from headrace._ops.bins import Bins, FirstFitBins
-from headrace._ops.layout import Layout
-from headrace._ops.pack import STRATEGIES, PackOptions, options_of, plain_ints
-from headrace._ops.pack import BOSHandling as BOSHandling
-from headrace._plan.packed import columns_of, write
-from headrace._plan.streams.intake import check_lengths
+from headrace._dataset.base import Dataset
+from headrace.compat.grain.operations import Operation
 from headrace.dataset import IterDataset, as_stream
-from headrace.errors import PipelineError
-from headrace.operations import Operation
 from headrace.options import check_counts
+from headrace.packing.bins import Bins, FirstFitBins
+from headrace.packing.intake import check_lengths
+from headrace.packing.layout import Layout
+from headrace.packing.operations import BOSHandling, plain_ints
+from headrace.packing.rows import columns_of, write
 from headrace.records import Record, RecordMetadata
 
 
@@ -142,93 +139,6 @@ class ConcatThenSplitIterDataset(IterDataset):
             bos_features=tuple(bos_features),
             bos_token_id=bos_token_id,
         )._op
-
-
-@dataclass(frozen=True)
-class Padding:
-    """How much of packed rows is padding, feature by feature.
-
-    >>> from headrace import MapDataset
-    >>> ds = MapDataset.source([{"x": np.ones(n)} for n in (3, 2, 1)]).to_iter_dataset()
-    >>> Padding.of(ds.pack({"x": 4}))
-    Padding(num_rows=2, cells={'x': 8}, padding={'x': 2})
-    """
-
-    num_rows: int
-    cells: dict[str, int]
-    padding: dict[str, int]
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> "Padding":
-        """Counts the padding of rows, or of batches of them: where segment ids are 0."""
-        num_rows, cells, padding = 0, Counter[str](), Counter[str]()
-        for row in rows:
-            ids = {key.removesuffix(_IDS): np.asarray(row[key]) for key in row if key.endswith(_IDS)}
-            num_rows += max((ids[key].size // ids[key].shape[-1] for key in ids), default=0)
-            cells.update({key: ids[key].size for key in ids})
-            padding.update({key: int(np.count_nonzero(ids[key] == 0)) for key in ids})
-        return cls(num_rows, dict(cells), dict(padding))
-
-    @property
-    def share(self) -> float:
-        """How much of all cells is padding, from 0 to 1."""
-        return sum(self.padding.values()) / max(1, sum(self.cells.values()))
-
-
-@dataclass(frozen=True)
-class PaddingReport:
-    """The padding of the same sequences, strategy by strategy; printed, it is a table."""
-
-    strategies: dict[str, Padding]
-
-    def __str__(self) -> str:
-        lines = [f"{'strategy':<12}  {'rows':>8}  {'padding':>8}"]
-        for name, padding in self.strategies.items():
-            lines.append(f"{name:<12}  {padding.num_rows:>8,}  {padding.share:>8.2%}")
-        return "\n".join(lines)
-
-
-def padding_report(
-    ds: IterDataset,
-    length_struct: Mapping[str, Any],
-    *,
-    strategies: Sequence[str] = tuple(STRATEGIES),
-    num_sequences: int = 10_000,
-    long_sequences: str = "split",
-    **options: Unpack[PackOptions],
-) -> PaddingReport:
-    """Packs the first sequences of a dataset by each strategy, to see how much of the rows is padding.
-
-    >>> from headrace import MapDataset
-    >>> ds = MapDataset.range(1, 400).map(lambda i: {"x": np.ones(i * 37 % 60 + 1)}).to_iter_dataset()
-    >>> print(padding_report(ds, {"x": 64}, num_packing_bins=8))
-    strategy          rows   padding
-    first_fit          214    11.22%
-    best_fit           213    10.81%
-    concat_split       190     0.01%
-
-    Args:
-        ds: Elements that are dicts of arrays.
-        length_struct: The length of a row for each feature.
-        strategies: The strategies to compare.
-        num_sequences: How many elements are packed.
-        long_sequences: What becomes of sequences longer than a row: "split", "truncate" or "drop".
-        options: Options of `IterDataset.pack`; a strategy gets those that it has.
-    """
-    known = {name for strategy in strategies for name in options_of(strategy)}
-    for name in options:
-        if name not in known:
-            raise PipelineError(f"There is no option {name!r}; there are {', '.join(sorted(known))}.")
-    ds = ds.map(lambda element: {key: element[key] for key in length_struct if key in element})
-    found = {}
-    for strategy in strategies:
-        mine: Any = {name: value for name, value in options.items() if name in options_of(strategy)}
-        rows = ds.take(num_sequences).pack(length_struct, strategy=strategy, long_sequences=long_sequences, **mine)
-        found[strategy] = Padding.of(rows)
-    return PaddingReport(found)
-
-
-_IDS = "_segment_ids"
 
 
 @dataclass

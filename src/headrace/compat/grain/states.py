@@ -1,4 +1,4 @@
-"""Grain's states, as its iterators write them, in the form of `_state.py`.
+"""Grain's states, as its iterators write them, in the form of `_states/positions.py`.
 
 They hold the same numbers under other names. A packer's `counter` counts all rows, ours those before the set. The index
 of a window is that of the next one as soon as it has been handed over. A mix that has ended has tried one output more.
@@ -8,18 +8,18 @@ What a single worker process gives is what comes without; several workers' strea
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headrace._fingerprint import ints
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
 from headrace._ops.combine import Interleave, Mix, Zip
 from headrace._ops.element import FlatMap, MapWithIndex, RandomMap
 from headrace._ops.group import Rebatch
 from headrace._ops.order import Repeat, WindowShuffle
-from headrace._ops.pack import ConcatThenSplit, FirstFitPack
 from headrace._ops.schedule import ScheduledMix
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.combine import interleaved_part
+from headrace._states.fingerprint import ints
 from headrace.errors import StateError
+from headrace.packing.operations import ConcatThenSplit, FirstFitPack
 
 Json = dict[str, Any]
 WORKERS = "iterators_in_use_states"

@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from headrace._ops.layout import Layout, Leaf, Lengths
-from headrace._ops.pack import ConcatThenSplit, Packer
 from headrace._plan.elements import add_note
-from headrace._plan.packed import Column, columns_of, kinds_of
 from headrace._plan.streams.base import At, Feed, Position, Stream
 from headrace.errors import PipelineError, StructureError
+from headrace.packing.layout import Layout, Leaf, Lengths
+from headrace.packing.operations import ConcatThenSplit, Packer
+from headrace.packing.rows import Column, columns_of, kinds_of
 
 
 class Intake:

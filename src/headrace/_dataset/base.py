@@ -9,7 +9,6 @@ import numpy as np
 from headrace import transforms
 from headrace._executors import context
 from headrace._executors.workers import Workers
-from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
@@ -19,8 +18,9 @@ from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.explain import explain, show
 from headrace._plan.streams import Stream, open_stream
-from headrace._signals import raised_by_signal
-from headrace._stats import NoStats
+from headrace._utils.signals import raised_by_signal
+from headrace.compat.grain.marks import in_pipeline
+from headrace.compat.grain.stats import NoStats
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import DatasetOptions

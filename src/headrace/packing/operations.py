@@ -12,15 +12,15 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from headrace import _tree
 from headrace._ops.base import Op, Unary, check_seed
-from headrace._ops.bins import BestFitBins, Bins, FirstFitBins
-from headrace._ops.concat_split import Tape
-from headrace._ops.layout import Layout, Leaf
-from headrace._ops.long_sequences import made_to_fit
-from headrace._spec import ShapeDtypeStruct
+from headrace._utils import trees
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError
 from headrace.options import check_counts
+from headrace.packing.bins import BestFitBins, Bins, FirstFitBins
+from headrace.packing.concat_split import Tape
+from headrace.packing.layout import Layout, Leaf
+from headrace.packing.long_sequences import made_to_fit
 
 
 class BOSHandling(enum.Enum):
@@ -117,6 +117,11 @@ class FirstFitPack(Packer):
         """The bins of a set, empty."""
         return self.bins(leaves, self.num_packing_bins, max_sequences=self.max_sequences_per_bin)
 
+    def open_stream(self, position: Any, context: Any) -> Any:
+        from headrace.packing.streams import open_bins  # operations know nothing of streams
+
+        return open_bins(self, position, context)
+
     def order(self, num_rows: int, rows_before: int) -> np.ndarray:
         """In which order the rows of a set come out."""
         if not self.shuffle_bins or num_rows == 1:
@@ -172,6 +177,11 @@ class ConcatThenSplit(Packer):
                     f"bos_features has {key!r}, and the features that are split are "
                     f"{sorted(set(self.length_struct) - set(self.meta_features))}. Name some of them."
                 )
+
+    def open_stream(self, position: Any, context: Any) -> Any:
+        from headrace.packing.streams import open_split
+
+        return open_split(self, position, context)
 
     def tape(self) -> Tape:
         """A tape with nothing on it."""
@@ -234,4 +244,4 @@ def options_of(strategy: str) -> list[str]:
 
 def plain_ints(struct: Any) -> Any:
     """A tree of numbers with those of NumPy as plain ints."""
-    return _tree.tree_map(lambda n: int(n) if isinstance(n, np.integer) else n, struct)
+    return trees.tree_map(lambda n: int(n) if isinstance(n, np.integer) else n, struct)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import optree
 
-from headrace._signals import raised_by_signal
+from headrace._utils.signals import raised_by_signal
 from headrace.errors import StructureError
 
 NAMESPACE = "headrace"

@@ -1,5 +1,6 @@
 """Lets code that says `import grain` get Headrace."""
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -8,7 +9,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 ALIAS, PACKAGE = "grain", "headrace"
-PRIVATE = "grain._src"  # whose modules `_grain_src.py` makes up
+PRIVATE = "grain._src"  # whose modules `private_modules.py` makes up
 
 
 class as_grain:
@@ -50,10 +51,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         if f"{spec.name}.".startswith(f"{PRIVATE}."):
-            private = importlib.import_module("headrace._grain_src")
+            private = importlib.import_module("headrace.compat.grain.private_modules")
             module = private.module(spec.name[len(PRIVATE) + 1 :])
         else:
-            module = _public(PACKAGE + spec.name.removeprefix(ALIAS))
+            module = _public(spec.name.removeprefix(ALIAS))
         if not isinstance(module, ModuleType):
             raise ModuleNotFoundError(f"No module named {spec.name!r}: Headrace stands for it here.", name=spec.name)
         self._own_spec = module.__spec__
@@ -66,10 +67,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _public(name: str) -> Any:
     parent, _, last = name.rpartition(".")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return getattr(sys.modules.get(parent), last, None)
+    for package in (PACKAGE, f"{PACKAGE}.compat.grain"):
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(package + name)
+    return getattr(sys.modules.get(PACKAGE + parent), last, None)
 
 
 def _is_alias(name: str) -> bool:

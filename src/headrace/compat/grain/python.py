@@ -1,33 +1,32 @@
 """The older namespace: the same objects under the names that `grain.python` has, and more that its users write."""
 
-import sys as _sys
 from typing import TYPE_CHECKING, Any
 
 from headrace import checkpoint as _checkpoint
-from headrace import experimental as experimental
 from headrace import sharding as sharding
 from headrace import sources as _sources
-from headrace._config import config as config
-from headrace.constants import DATASET_INDEX as DATASET_INDEX
-from headrace.constants import EPOCH as EPOCH
-from headrace.constants import INDEX as INDEX
-from headrace.constants import META_FEATURES as META_FEATURES
-from headrace.constants import RECORD as RECORD
-from headrace.constants import RECORD_KEY as RECORD_KEY
-from headrace.constants import SEED as SEED
+from headrace import transforms as transforms
+from headrace.compat.grain import experimental as experimental
+from headrace.compat.grain.config import config as config
+from headrace.compat.grain.constants import DATASET_INDEX as DATASET_INDEX
+from headrace.compat.grain.constants import EPOCH as EPOCH
+from headrace.compat.grain.constants import INDEX as INDEX
+from headrace.compat.grain.constants import META_FEATURES as META_FEATURES
+from headrace.compat.grain.constants import RECORD as RECORD
+from headrace.compat.grain.constants import RECORD_KEY as RECORD_KEY
+from headrace.compat.grain.constants import SEED as SEED
+from headrace.compat.grain.operations import BatchOperation as BatchOperation
+from headrace.compat.grain.operations import FilterOperation as FilterOperation
+from headrace.compat.grain.operations import MapOperation as MapOperation
+from headrace.compat.grain.operations import Operation as Operation
+from headrace.compat.grain.operations import RandomMapOperation as RandomMapOperation
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
 from headrace.iterator import DatasetIterator as DatasetIterator
 from headrace.loader import DataLoader as DataLoader
 from headrace.loader import DataLoaderIterator as DataLoaderIterator
-from headrace.loader import DataLoaderIterator as PyGrainDatasetIterator
 from headrace.loader import load as load
 from headrace.multiprocessing import SharedMemoryArray as SharedMemoryArray
-from headrace.operations import BatchOperation as BatchOperation
-from headrace.operations import FilterOperation as FilterOperation
-from headrace.operations import MapOperation as MapOperation
-from headrace.operations import Operation as Operation
-from headrace.operations import RandomMapOperation as RandomMapOperation
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
 from headrace.options import ReadOptions as ReadOptions
 from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
@@ -42,22 +41,23 @@ from headrace.sharding import ShardOptions as ShardOptions
 from headrace.sources import InMemoryDataSource as InMemoryDataSource
 from headrace.sources import RangeDataSource as RangeDataSource
 from headrace.transforms import Batch as Batch
-from headrace.transforms import Batch as BatchTransform
 from headrace.transforms import DatasetSelectionMap as DatasetSelectionMap
-from headrace.transforms import Filter as FilterTransform
-from headrace.transforms import FlatMap as FlatMapTransform
-from headrace.transforms import Map as MapTransform
-from headrace.transforms import MapWithIndex as MapWithIndexTransform
-from headrace.transforms import RandomMap as RandomMapTransform
-from headrace.transforms import TfRandomMap as TfRandomMapTransform
 from headrace.transforms import Transformation as Transformation
 from headrace.transforms import Transformations as Transformations
 
 if TYPE_CHECKING:
     from headrace.sources import ArrayRecordDataSource as ArrayRecordDataSource
 
+PyGrainDatasetIterator = DataLoaderIterator
+BatchTransform = transforms.Batch
+FilterTransform = transforms.Filter
+FlatMapTransform = transforms.FlatMap
+MapTransform = transforms.Map
+MapWithIndexTransform = transforms.MapWithIndex
+RandomMapTransform = transforms.RandomMap
+TfRandomMapTransform = transforms.TfRandomMap
+
 _PREFIXES = ("PyGrain", "Grain")
-_sys.modules[f"{__name__}.experimental"] = experimental  # so that it can be imported by that name too
 
 
 def __getattr__(name: str) -> Any:

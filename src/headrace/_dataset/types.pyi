@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from headrace import transforms
-from headrace._dataset import Dataset
+from headrace._dataset.base import Dataset
 from headrace.dataset import IterDataset, MapDataset
 
 T = TypeVar("T")

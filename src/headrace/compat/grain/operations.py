@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace import _tree, transforms
+from headrace import transforms
+from headrace._utils import trees
 from headrace.options import check_counts
 from headrace.records import Record
 
@@ -98,5 +99,5 @@ class BatchOperation(Operation):
 
 def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] | None) -> Record:
     """Records as one, with the metadata of the last."""
-    data = (batch_fn or _tree.stack)([record.data for record in records])
+    data = (batch_fn or trees.stack)([record.data for record in records])
     return Record(records[-1].metadata.remove_record_key(), data)

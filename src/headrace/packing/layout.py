@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headrace import _tree
+from headrace._utils import trees
 from headrace.errors import PipelineError, StructureError
 from headrace.options import check_count
 
@@ -52,7 +52,7 @@ class Layout:
         self._check_names()
 
     def _named_lengths(self, key: str, lengths: Any) -> list[tuple[str, Any]]:
-        _, tree = _tree.flatten(lengths)
+        _, tree = trees.flatten(lengths)
         if tree.is_leaf() or tree.num_leaves == 0:
             return [("", lengths)]
         if key not in self._meta:
@@ -61,7 +61,7 @@ class Layout:
                 "name it in meta_features."
             )
         self._trees[key] = tree
-        return _tree.named_leaves(lengths)
+        return trees.named_leaves(lengths)
 
     def _check_names(self) -> None:
         made = {f"{key}{ending}" for key in self.keys if key not in self._meta for ending in _ENDINGS}
@@ -108,7 +108,7 @@ _ENDINGS = ("_positions", "_segment_ids")
 
 def _leaves_like(length_struct: Any, values: Any, name: str, is_one: bool) -> list[Any]:
     """A value for each leaf: one for all, or those of a tree of the same structure."""
-    _, tree = _tree.flatten(dict(length_struct))
+    _, tree = trees.flatten(dict(length_struct))
     if is_one:
         return [values] * max(1, tree.num_leaves)
     try:

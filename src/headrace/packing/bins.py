@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from headrace._ops.layout import Leaf, Lengths
+from headrace.packing.layout import Leaf, Lengths
 
 
 class Bins:

@@ -4,7 +4,7 @@ A random-access chain's state is `{"next_index": n}`. What comes after it and ha
 numbered from there on, such as `"1 random_map": {"seed": 3, "count": 7}`: the arguments that the numbers depend on,
 and the numbers. Where a stream does not begin with a random-access chain, its entry is number 0, and has the states of
 its parts in it. Operations whose position is their parent's leave no trace. `pipeline` beside it says what the order
-depends on (`_fingerprint.py`), `functions` what is only warned of, and `checksum` tells whether the state is as it was
+depends on (`fingerprint.py`), `functions` what is only warned of, and `checksum` tells whether the state is as it was
 given out.
 
 All leaves are ints, so that hosts can gather states; names are keys. Older states hold the same entries one inside the
@@ -18,17 +18,18 @@ import warnings
 import zlib
 from typing import Any
 
-from headrace import _grain_states, _state_arrays
-from headrace._fingerprint import changed_functions, differences, fingerprint, functions, ints, is_reread
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
-from headrace._ops.pack import ConcatThenSplit
 from headrace._ops.schedule import BLOCK, LAG_UNIT, ScheduledMix, plan_number
 from headrace._ops.source import UserDataset
 from headrace._plan.stages import start_of
 from headrace._plan.streams.combine import interleaved_part
+from headrace._states import arrays
+from headrace._states.fingerprint import changed_functions, differences, fingerprint, functions, ints, is_reread
+from headrace.compat.grain import states
 from headrace.errors import StateError, StateWarning
+from headrace.packing.operations import ConcatThenSplit
 
 Json = dict[str, Any]
 BESIDE = ("pipeline", "functions", "checksum")
@@ -69,13 +70,13 @@ def _rounded(value: Any) -> Any:
 
 def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     """The position that a state of this pipeline stands for; not `strict`, differences are warned of."""
-    if _state_arrays.is_array(state):
-        state = json.loads(_state_arrays.unpacked(state))
+    if arrays.is_array(state):
+        state = json.loads(arrays.unpacked(state))
     _check_dict(state)
     bare = {name: value for name, value in state.items() if name not in BESIDE}
     try:
         if _is_foreign(bare):
-            bare = _grain_states.translated(op, bare)
+            bare = states.translated(op, bare)
         if "checksum" in state and _checksum(state) != state["checksum"]:
             _refuse(
                 "The state is not as `get_state()` gave it out, by its checksum: it was changed since", strict=strict

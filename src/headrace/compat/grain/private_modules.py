@@ -8,7 +8,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from headrace._lazy_imports import later
+from headrace._utils.lazy_imports import later
 from headrace.dataset import IterDataset, MapDataset
 from headrace.iterator import DatasetIterator
 from headrace.options import ReadOptions

@@ -8,12 +8,12 @@ from typing import Any
 from headrace._executors import context
 from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
-from headrace._grain_marks import in_pipeline
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
-from headrace._signals import raised_by_signal, signal_handlers
+from headrace._utils.signals import raised_by_signal, signal_handlers
+from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError, FilterError, users_frames
 
 LONGEST_RUN = 1 << 13

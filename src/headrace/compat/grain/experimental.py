@@ -1,0 +1,242 @@
+"""The names of Grain's `experimental` namespace: no logic, each is a method or class of the core.
+
+The dataset classes stand for one operation each. Those of streams make a stream of a `MapDataset` first.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace._dataset.base import Dataset
+from headrace._ops.group import batch_and_pad as batch_and_pad
+from headrace._utils.lazy_imports import later
+from headrace._utils.rng import RngPool as RngPool
+from headrace._utils.rng import index_shuffle as index_shuffle
+from headrace._utils.spec import ShapeDtypeStruct as ShapeDtypeStruct
+from headrace._utils.spec import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
+from headrace.dataset import IterDataset, MapDataset, as_stream
+from headrace.errors import PipelineError
+from headrace.iterator import DatasetIterator, StreamIterator
+from headrace.options import AutotuneParameter
+from headrace.options import DatasetOptions as DatasetOptions
+from headrace.options import ExecutionTrackingMode as ExecutionTrackingMode
+from headrace.protocols import CheckpointableIterator
+from headrace.testing import assert_resumable
+from headrace.transforms import FlatMap as FlatMapTransform
+from headrace.transforms import MapWithIndex
+
+if TYPE_CHECKING:
+    from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
+    from headrace.compat.grain.packing import BestFitPackIterDataset as BestFitPackIterDataset
+    from headrace.compat.grain.packing import ConcatThenSplitIterDataset as ConcatThenSplitIterDataset
+    from headrace.compat.grain.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
+    from headrace.compat.grain.packing import PackAndBatchOperation as PackAndBatchOperation
+    from headrace.device.jax import device_put as device_put
+    from headrace.packing.operations import BOSHandling as BOSHandling
+    from headrace.performance import PerformanceConfig as PerformanceConfig
+    from headrace.performance import pick_performance_config as pick_performance_config
+    from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
+    from headrace.sources.tfrecord import TFRecordIterDataset as TFRecordIterDataset
+
+_T = TypeVar("_T")
+
+__getattr__, __dir__, _MODULE_OF = later(
+    __name__,
+    {
+        "checkpoint.elastic": ("ElasticIterator",),
+        "device.jax": ("device_put",),
+        "packing.operations": ("BOSHandling",),
+        "compat.grain.packing": (
+            "BestFitPackIterDataset",
+            "ConcatThenSplitIterDataset",
+            "FirstFitPackIterDataset",
+            "PackAndBatchOperation",
+        ),
+        "performance": ("PerformanceConfig", "pick_performance_config"),
+        "sources.parquet": ("ParquetIterDataset",),
+        "sources.tfrecord": ("TFRecordIterDataset",),
+    },
+)
+
+
+class CacheIterDataset(IterDataset[_T]):
+    """`parent.cache()`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T]):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "CacheIterDataset").cache()._op
+
+
+class FlatMapIterDataset(IterDataset):
+    """`parent.flat_map(transform)`, of a stream."""
+
+    def __init__(self, parent: Dataset, transform: FlatMapTransform):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "FlatMapIterDataset").flat_map(transform)._op
+
+
+class FlatMapMapDataset(MapDataset):
+    """`parent.flat_map(transform)`."""
+
+    def __init__(self, parent: MapDataset, transform: FlatMapTransform):
+        super().__init__(parent)
+        self._operation = parent.flat_map(transform)._op
+
+
+class InterleaveIterDataset(IterDataset[_T]):
+    """`IterDataset.interleave(datasets, cycle_length=...)`; the buffer sizes are not needed here."""
+
+    def __init__(
+        self,
+        datasets: Sequence[Dataset[_T]] | MapDataset,
+        *,
+        cycle_length: int | AutotuneParameter,
+        num_make_iter_threads: int = 1,
+        make_iter_buffer_size: int = 1,
+        iter_buffer_size: int = 1,
+    ):
+        super().__init__(datasets if isinstance(datasets, MapDataset) else ())
+        if isinstance(cycle_length, AutotuneParameter):
+            cycle_length = min(len(datasets), 16)
+        self._operation = IterDataset.interleave(datasets, cycle_length=cycle_length)._op
+
+
+class LimitIterDataset(IterDataset[_T]):
+    """`parent.take(count)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], count: int):
+        super().__init__(parent)
+        if count == 0:
+            raise PipelineError("The count of a LimitIterDataset must be positive; got 0. `take(0)` is empty.")
+        self._operation = as_stream(parent, "LimitIterDataset").take(count)._op
+
+
+class RebatchIterDataset(IterDataset[_T]):
+    """`parent.rebatch(batch_size)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], batch_size: int, drop_remainder: bool = False):
+        super().__init__(parent)
+        stream = as_stream(parent, "RebatchIterDataset")
+        self._operation = stream.rebatch(batch_size, drop_remainder=drop_remainder)._op
+
+
+class RepeatIterDataset(IterDataset[_T]):
+    """`parent.repeat(num_epochs)`, of a stream: every epoch is the same."""
+
+    def __init__(self, parent: Dataset[_T], num_epochs: int | None = None):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "RepeatIterDataset").repeat(num_epochs)._op
+
+
+class ThreadPrefetchIterDataset(IterDataset[_T]):
+    """`parent.prefetch(prefetch_buffer_size)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], *, prefetch_buffer_size: int | AutotuneParameter):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "ThreadPrefetchIterDataset").prefetch(prefetch_buffer_size)._op
+
+
+class WindowShuffleIterDataset(IterDataset[_T]):
+    """`parent.window_shuffle(window_size, seed=seed)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], *, window_size: int, seed: int):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "WindowShuffleIterDataset").window_shuffle(window_size, seed=seed)._op
+
+
+class WindowShuffleMapDataset(MapDataset[_T]):
+    """`parent.window_shuffle(window_size, seed=seed)`."""
+
+    def __init__(self, parent: MapDataset[_T], *, window_size: int, seed: int):
+        super().__init__(parent)
+        self._operation = parent.window_shuffle(window_size, seed=seed)._op
+
+
+class WithOptionsIterDataset(IterDataset[_T]):
+    """`parent.with_options(options)`, of a stream."""
+
+    def __init__(self, parent: Dataset[_T], options: DatasetOptions):
+        super().__init__(parent)
+        self._operation = as_stream(parent, "WithOptionsIterDataset").with_options(options)._op
+
+
+class ZipIterDataset(IterDataset[tuple]):
+    """`IterDataset.zip(parents)`."""
+
+    def __init__(self, parents: Sequence[Dataset], *, strict: bool = True):
+        super().__init__(parents)
+        self._operation = IterDataset.zip(parents, strict=strict)._op
+
+
+class ZipMapDataset(MapDataset[tuple]):
+    """`MapDataset.zip(parents)`."""
+
+    def __init__(self, parents: Sequence[MapDataset]):
+        super().__init__(parents)
+        self._operation = MapDataset.zip(parents)._op
+
+
+def apply_transformations(ds: Any, transformations: Any) -> Any:
+    """`ds.apply(transformations)`."""
+    return ds.apply(transformations)
+
+
+def get_element_spec(ds: Dataset) -> Any:
+    """`ds.element_spec`."""
+    return ds.element_spec
+
+
+def get_next_index(ds_iter: DatasetIterator) -> int:
+    """`ds_iter.get_next_index()`."""
+    return ds_iter.get_next_index()
+
+
+def set_next_index(ds_iter: DatasetIterator, index: int) -> None:
+    """`ds_iter.set_next_index(index)`."""
+    ds_iter.set_next_index(index)
+
+
+def multithread_prefetch(
+    ds: IterDataset, num_threads: int, buffer_size: int, sequential_slice: bool = False
+) -> IterDataset:
+    """Computes ahead in threads; unlike elsewhere, the order is that of `ds`, whatever the number of threads."""
+    return ds.prefetch(buffer_size) if num_threads else ds
+
+
+class _Borrowed(DatasetIterator):
+    """An iterator that belongs to somebody else: it is not closed with what reads from it."""
+
+    def __init__(self, iterator: CheckpointableIterator):
+        super().__init__()
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    def get_state(self) -> Any:
+        return self._iterator.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._iterator.set_state(state)
+
+
+class _Given(IterDataset):
+    """An iterator that is there already, as a dataset that starts where the iterator is."""
+
+    def __init__(self, iterator: CheckpointableIterator):
+        super().__init__()
+        self._iterator, self._start = iterator, iterator.get_state()
+
+    def __iter__(self) -> Any:
+        self._iterator.set_state(self._start)
+        return _Borrowed(self._iterator)
+
+
+class ThreadPrefetchDatasetIterator(StreamIterator[_T]):
+    """An iterator that computes another one ahead, in a thread."""
+
+    def __init__(self, parent: CheckpointableIterator[_T], prefetch_buffer_size: int | AutotuneParameter):
+        super().__init__(_Given(parent).prefetch(prefetch_buffer_size)._op)
+
+
+MapWithIndexTransform = MapWithIndex
+assert_equal_output_after_checkpoint = assert_resumable

@@ -1,0 +1,33 @@
+"""Sequences of different lengths packed into rows of a fixed length.
+
+`operations` says what each strategy packs, with `layout` (what a row is made of), `bins`, `concat_split` and
+`long_sequences`; `streams` computes it, from an `intake` of sequences to `rows`; `report` counts padding.
+"""
+
+from typing import TYPE_CHECKING
+
+from headrace._utils.lazy_imports import later
+
+if TYPE_CHECKING:
+    from headrace.compat.grain.packing import BestFitPackIterDataset as BestFitPackIterDataset
+    from headrace.compat.grain.packing import ConcatThenSplitIterDataset as ConcatThenSplitIterDataset
+    from headrace.compat.grain.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
+    from headrace.compat.grain.packing import PackAndBatchOperation as PackAndBatchOperation
+    from headrace.packing.operations import BOSHandling as BOSHandling
+    from headrace.packing.report import Padding as Padding
+    from headrace.packing.report import PaddingReport as PaddingReport
+    from headrace.packing.report import padding_report as padding_report
+
+__getattr__, __dir__, _MODULE_OF = later(
+    __name__,
+    {
+        "compat.grain.packing": (
+            "BestFitPackIterDataset",
+            "ConcatThenSplitIterDataset",
+            "FirstFitPackIterDataset",
+            "PackAndBatchOperation",
+        ),
+        "packing.operations": ("BOSHandling",),
+        "packing.report": ("Padding", "PaddingReport", "padding_report"),
+    },
+)

@@ -1,0 +1,6 @@
+"""Grain's names of `grain.python`, which `compat/grain/python.py` gives."""
+
+from headrace.compat.grain import python as _names
+from headrace.compat.grain.python import *
+
+__getattr__, __dir__ = _names.__getattr__, _names.__dir__
