@@ -10,6 +10,7 @@ from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
+from headrace._plan.plan import Plan
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._utils.signals import raised_by_signal, signal_handlers
@@ -55,11 +56,11 @@ class Walk:
     """
 
     def __init__(self, op: Op):
-        self.op = op
+        self.op, self.plan = op, Plan(op)
         self._run = Handover([], None)
         self._stream: Stream | None = None
         self._context: Context | None = None
-        self._workers = Workers(op)
+        self._workers = Workers(self.plan)
         self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
         self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
@@ -209,7 +210,7 @@ class Walk:
             self._stream_is_single_step = self._single_steps_left > 0
             self._handlers = signal_handlers()
             self._workers.go_on()
-            self._context = context(self.op, self._workers, single_step=self._stream_is_single_step)
+            self._context = context(self.plan, self._workers, single_step=self._stream_is_single_step)
             self._stream = open_stream(self.op, self._run.position(), self._context)
             self._in_step = True
         return self._stream

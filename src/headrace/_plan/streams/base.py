@@ -21,6 +21,7 @@ from headrace._ops.base import Op
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import Fetch, fetcher
+from headrace._utils.trees import Empty
 from headrace.options import ReadOptions
 from headrace.protocols import Executor
 
@@ -138,8 +139,9 @@ class Context:
         enter: Is told of a dataset before it is opened by an interleave, which numbers them.
         lookahead: How many datasets an interleave opens before their turn.
         fetch: The function from indices to a block that an operation means.
+        memory: Who makes the arrays that the batches of an operation are stacked in; `None`: NumPy.
         stop: The index before which a random-access chain ends.
-        gapless: Whether an index without an element is an error.
+        dense: Whether an index without an element is an error.
     """
 
     executor: Callable[[ReadOptions | None], Executor]
@@ -153,8 +155,9 @@ class Context:
     enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None
     lookahead: int = 0
     fetch: Callable[[Op], Fetch] = fetcher
+    memory: Callable[[Op], Empty | None] = lambda op: None
     stop: int | None = None
-    gapless: bool = False
+    dense: bool = False
 
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:
