@@ -17,7 +17,7 @@ def number_of(x: Any) -> int:
         return sum(number_of(x[key]) for key in sorted(x))
     if isinstance(x, tuple):
         return sum(map(number_of, x))
-    return int(np.sum(x))
+    return 0 if x is None else int(np.sum(x))  # a zip of missing elements has them
 
 
 class AddOne(Map):
