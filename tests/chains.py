@@ -35,7 +35,7 @@ def _tree_add(x: Any, n: int) -> Any:
         return {key: _tree_add(value, n) for key, value in x.items()}
     if isinstance(x, tuple):
         return tuple(_tree_add(value, n) for value in x)
-    return x + n
+    return None if x is None else x + n
 
 
 def add_in_place(x: Any) -> Any:
