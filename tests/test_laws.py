@@ -13,6 +13,7 @@ from headrace import MapDataset, ReadOptions
 from headrace._executors import context
 from headrace._executors.workers import Workers
 from headrace._plan.plan import Plan
+from headrace._plan.recorder import Recorder
 from headrace._plan.streams import open_stream
 from headrace.testing import FakeSource, assert_block_law, assert_equal, assert_resumable
 from tests import reference
@@ -120,7 +121,7 @@ def pulled(ds, sizes, single_step=False):
     """All outputs and positions, pulled in runs of these sizes."""
     op = ds._stream_op
     plan = Plan(op)
-    run_on = context(plan, Workers(plan), single_step=single_step)
+    run_on = context(plan, Workers(plan), Recorder(), single_step=single_step)
     stream = open_stream(op, None, run_on)
     elements, positions = [], [stream.position]
     for _ in range(10_000):

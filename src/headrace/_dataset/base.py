@@ -17,6 +17,7 @@ from headrace._ops.order import Options, Seed, WindowShuffle
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.plan import Plan
+from headrace._plan.recorder import Recorder
 from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
 from headrace._utils.signals import raised_by_signal
@@ -258,7 +259,7 @@ class Dataset(Generic[T]):
             raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
         plan = Plan(op)
         workers = Workers(plan)
-        run_on = context(plan, workers)
+        run_on = context(plan, workers, Recorder())
         stream = open_stream(op, None, run_on)
         try:
             blocks = list(_blocks(stream))

@@ -11,16 +11,17 @@ from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
 from headrace._ops.order import gather_options
 from headrace._plan.plan import Plan
+from headrace._plan.recorder import Recorder
 from headrace._plan.streams import Context, FilterWatch
 from headrace._utils.threads import join_threads
 from headrace.options import AUTOTUNE, ReadOptions, num_threads
 from headrace.protocols import Executor
 
 
-def context(plan: Plan, workers: Workers, *, single_step: bool = False) -> Context:
+def context(plan: Plan, workers: Workers, recorder: Recorder, *, single_step: bool = False) -> Context:
     """What a pipeline's streams run on; in single steps, nothing runs ahead of the consumer."""
     options = gather_options(plan.op)
-    threads, aheads = Threads(), Aheads()
+    threads, aheads = Threads(), Aheads(recorder)
     return Context(
         executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
         ahead=(lambda stream, _: stream) if single_step else aheads.open,
@@ -29,6 +30,7 @@ def context(plan: Plan, workers: Workers, *, single_step: bool = False) -> Conte
         watch=lambda op: FilterWatch(op, options),
         interrupt=partial(_interrupt, aheads, threads),
         close=threads.close,
+        record=recorder.of,
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -63,6 +64,7 @@ class StageStream(Stream):
         self._stage, self._place = stage, prefetching.stages.place(stage.top)
         self._pool, self._options, self._single_step = prefetching.pool, prefetching.options, prefetching.single_step
         self._load, self._context = self._pool.load, context
+        self._record = context.record(stage.top, "workers")
         self._tasks: deque[_Sent] = deque()
         # How much a chunk should hold, and how large a chunk of one is: as others like it found.
         known = None if self._single_step else self._load.chunks.get(self._place.family)
@@ -81,14 +83,17 @@ class StageStream(Stream):
         with self._pool.locked():  # another thread may find that this stream's worker has died
             self._work_ahead()
             while self._tasks:
+                begin = time.perf_counter()
                 while not self._pool.wait(self._tasks[0].pending):
                     self._learn_size()
                     self._work_ahead()
+                waited_s = time.perf_counter() - begin
                 result = self._pool.result(self._tasks[0].pending)
                 sent = self._tasks.popleft()
                 self._load.expected_bytes -= sent.num_bytes
                 run = self._finish(result)
                 if run is not None:
+                    self._record.add(run.block, sent.pending.took_s, waited_s)
                     self._adapt(sent, run.block)
                     return run
             return None

@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from functools import cached_property, partial
+from threading import get_ident
 
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
@@ -47,20 +48,25 @@ class IndexStream(Stream):
         last_filter = _last_filter(op.parent)
         self._watch = None if last_filter is None else context.watch(last_filter)
         self._dense = context.dense
+        self._record = context.record(op, "consumer")
+        self._made_by: dict[int, tuple[int, float]] = {}  # by a chunk's first index: the thread, and its seconds
 
     def pull(self, n: int) -> Run | None:
         if self._executor.inline:
             if self._next >= self._length:
                 return None
             first = self._next
+            begin = time.perf_counter()
             block = self._fetch_in_time(range(first, min(first + (n or 1), self._length)))
             self._next = first + len(block)
+            self._record.add(block, time.perf_counter() - begin)
         else:
             self._ask(n)
             if not self._asked:
                 return None
-            first = self._asked.popleft().start
+            first, begin = self._asked.popleft().start, time.perf_counter()
             block = self._executor.next()
+            self._tell(block, *self._made_by.pop(first), time.perf_counter() - begin)
         if self._skips_missing and isinstance(block, Rows):
             full = [row for row in block.items if row is not None]
             if self._watch is not None:
@@ -106,9 +112,23 @@ class IndexStream(Stream):
         """Submits chunks as long as the executor has room."""
         while self._next < self._length and (size := self._executor.wants(max(n, 1))):
             chunk = range(self._next, min(self._next + size, self._length))
-            self._executor.submit(partial(self._fetch, chunk), len(chunk))
+            self._executor.submit(partial(self._fetch_timed, chunk), len(chunk))
             self._asked.append(chunk)
             self._next = chunk.stop
+
+    def _fetch_timed(self, chunk: range) -> Block:
+        begin = time.perf_counter()
+        block = self._fetch(chunk)
+        self._made_by[chunk.start] = get_ident(), time.perf_counter() - begin
+        return block
+
+    def _tell(self, block: Block, thread: int, busy_s: float, waited_s: float) -> None:
+        """Tells the record of a chunk: a trial of threads has some made by the consumer, who then waits for nobody."""
+        if thread == get_ident():
+            waited_s = 0.0
+        else:
+            self._record.where = "threads"
+        self._record.add(block, busy_s, waited_s)
 
     def start(self) -> None:
         if not self._executor.inline:
