@@ -10,7 +10,7 @@ from headrace._plan.blocks import Block
 class StageRecord:
     """How much a stage has made, and the time that took.
 
-    Each number is changed by one thread alone, so there is no lock. Bytes are estimated from runs 1, 2, 4, 8, …: to
+    Each number is changed by one thread alone, so there is no lock. Bytes are estimated from runs 1, 4, 16, …: to
     measure each would cost more than some runs do.
 
     Attributes:
@@ -20,12 +20,13 @@ class StageRecord:
         waited_s: How long whoever reads them waited for them.
     """
 
-    __slots__ = ("_measured", "_measured_bytes", "_runs", "busy_s", "elements", "waited_s", "where")
+    __slots__ = ("_measure_at", "_measured", "_measured_bytes", "_runs", "busy_s", "elements", "waited_s", "where")
 
     def __init__(self, where: str = "consumer"):
         self.where = where
         self.elements = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = 0.0
+        self._measure_at = 1
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0) -> None:
         """A run has come."""
@@ -33,7 +34,8 @@ class StageRecord:
         self.elements += len(block)
         self.busy_s += busy_s
         self.waited_s += waited_s
-        if not self._runs & (self._runs - 1):
+        if self._runs == self._measure_at:
+            self._measure_at *= 4
             self._measured += len(block)
             self._measured_bytes += block.num_bytes()
 
