@@ -36,11 +36,11 @@ def in_blocks() -> IterDataset:
     return ds.random_map(lambda i, rng: numbers(i + int(rng.integers(10))), seed=1).batch(8)
 
 
-def in_lanes() -> IterDataset:
+def as_whole_streams() -> IterDataset:
     return IterDataset.interleave([Counting(), Counting(), Counting()], cycle_length=2).batch(8)
 
 
-PIPELINES = {"by index": by_index, "in blocks": in_blocks, "in lanes": in_lanes}
+PIPELINES = {"by index": by_index, "in blocks": in_blocks, "whole streams": as_whole_streams}
 EXPECTED: dict[str, list] = {}
 
 

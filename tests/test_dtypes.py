@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from headrace import MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._executors.block_codec import pack, unpack
+from headrace._executors.block_codec import decode, encode
 from headrace._executors.slots import Slot, Writer, anonymous_file, read
 from headrace._plan.blocks import Columns, Rows, concat
 from headrace._utils import trees
@@ -81,8 +81,8 @@ def carried(block, slot):
     slot.reserve(1 << 16)
     slot.whole[:] = 0xAB  # as somebody else left it
     writer = Writer(slot)
-    extent = writer.dump(pack(block, writer))
-    return unpack(read(slot.bytes(extent.total).copy(), extent))
+    extent = writer.dump(encode(block, writer))
+    return decode(read(slot.bytes(extent.total).copy(), extent))
 
 
 @st.composite

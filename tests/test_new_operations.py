@@ -7,8 +7,7 @@ import pytest
 from headrace import MapDataset, MultiprocessingOptions
 from headrace._ops.base import Unary
 from headrace._plan.blocks import Block, Rows
-from headrace._plan.streams import Context, Position, Run, Stream, open_stream
-from headrace._plan.streams import Unary as UnaryStream
+from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
 from headrace._plan.streams.base import GroupStream, start_at
 from headrace.testing import assert_equal, assert_resumable
 

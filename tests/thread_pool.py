@@ -106,7 +106,7 @@ class ThreadPool:
         worker = self._workers[pending.worker]
         task = pending.make(worker.number)
         worker.open.append(pending)
-        worker.tasks.put((pending, cloudpickle.dumps(task.packed(Heap()) if isinstance(task, BlockTask) else task)))
+        worker.tasks.put((pending, cloudpickle.dumps(task.encoded(Heap()) if isinstance(task, BlockTask) else task)))
 
     def _take_in(self, *, wait):
         with contextlib.suppress(queue.Empty):

@@ -23,7 +23,7 @@ from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block
 from headrace._plan.kernels import fetcher
 from headrace._plan.stages import all_operations
-from headrace._plan.streams import Context, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
 from headrace._utils.threads import num_cores as num_cores
 from headrace.errors import PipelineError
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
@@ -224,7 +224,7 @@ def _trial_context(sample: _Sample, deadline: float) -> Context:
     )
 
 
-class _PacedStream(Unary):
+class _PacedStream(UnaryStream):
     """Where a pipeline begins: times what is read, and gives a few elements at a time so that it can end in time.
 
     However many are asked for, runs grow only while one is used up soon, whatever comes after it in the pipeline.

@@ -13,7 +13,7 @@ _PLAIN = {int, float, bool, complex, str, bytes, type(None)}
 
 
 class Memory(Protocol):
-    """Where the arrays of a packed block are made."""
+    """Where the arrays of a encoded block are made."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array to be filled by the caller."""
@@ -34,31 +34,31 @@ class Heap:
         return False
 
 
-def pack(block: Block, memory: Memory) -> Any:
+def encode(block: Block, memory: Memory) -> Any:
     """A block as something to pickle; a block of rows is taken apart."""
-    return _pack(block.items, memory, owned=block.owned) if isinstance(block, Rows) else block
+    return _encode(block.items, memory, owned=block.owned) if isinstance(block, Rows) else block
 
 
-def unpack(packed: Any) -> Block:
+def decode(encoded: Any) -> Block:
     """The block again, the caller's own."""
-    return packed if isinstance(packed, Block) else Rows(_unpack(packed), owned=True)
+    return encoded if isinstance(encoded, Block) else Rows(_decode(encoded), owned=True)
 
 
-def _pack(rows: list[Any], memory: Memory, *, owned: bool) -> tuple[Any, ...]:
+def _encode(rows: list[Any], memory: Memory, *, owned: bool) -> tuple[Any, ...]:
     kinds = set(map(type, rows))
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind is np.ndarray:
-        return _pack_arrays(rows, memory, owned=owned)
+        return _encode_arrays(rows, memory, owned=owned)
     if kind is dict:
         keys = tuple(rows[0])
         if keys and set(map(type, keys)) == {str} and all(tuple(row) == keys for row in rows):
             columns = [[row[key] for row in rows] for key in keys]
             if not _has_twice(columns):
-                return dict, keys, [_pack(column, memory, owned=owned) for column in columns]
+                return dict, keys, [_encode(column, memory, owned=owned) for column in columns]
     elif kind in (tuple, list) and 0 < len(rows[0]) <= LONGEST_TUPLE and len(set(map(len, rows))) == 1:
         columns = [list(column) for column in zip(*rows, strict=True)]
         if not _has_twice(columns):
-            return kind, None, [_pack(column, memory, owned=owned) for column in columns]
+            return kind, None, [_encode(column, memory, owned=owned) for column in columns]
     elif kind is not None and trees.is_plain_number(kind) and len(rows) > 1:
         stacked = np.array(rows)
         if stacked.dtype.type is kind:
@@ -72,7 +72,7 @@ def _has_twice(columns: list[list[Any]]) -> bool:
     return len(whole) > 1 and any(len(set(map(id, row))) < len(row) for row in zip(*whole, strict=True))
 
 
-def _pack_arrays(rows: list[np.ndarray], memory: Memory, *, owned: bool) -> tuple[Any, ...]:
+def _encode_arrays(rows: list[np.ndarray], memory: Memory, *, owned: bool) -> tuple[Any, ...]:
     first = rows[0]
     if first.dtype.hasobject:
         return None, None, rows if owned else [trees.copy_tree(row) for row in rows]
@@ -89,13 +89,13 @@ def _like(row: np.ndarray, first: np.ndarray) -> bool:
     return row.ndim > 0 and row.shape == first.shape and row.dtype == first.dtype and row.flags.c_contiguous
 
 
-def _unpack(packed: tuple[Any, ...]) -> list[Any]:
-    kind, keys, content = packed
+def _decode(encoded: tuple[Any, ...]) -> list[Any]:
+    kind, keys, content = encoded
     if kind is None:
         return content
     if kind is np.ndarray:
         return list(content)
-    columns = zip(*map(_unpack, content), strict=True)
+    columns = zip(*map(_decode, content), strict=True)
     if kind is dict:
         return [dict(zip(keys, values, strict=True)) for values in columns]
     return [kind(values) for values in columns]

@@ -394,7 +394,7 @@ def _message(pending: Pending, task: Task) -> bytes:
         if len(pickled) <= INLINE_BYTES:
             return TASK.pack(pending.number, pending.slot.number, 0, -1) + pickled
     writer = Writer(pending.slot)
-    extent = writer.dump(task.packed(writer) if isinstance(task, BlockTask) else task)
+    extent = writer.dump(task.encoded(writer) if isinstance(task, BlockTask) else task)
     return TASK.pack(pending.number, pending.slot.number, *extent)
 
 

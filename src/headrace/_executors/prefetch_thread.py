@@ -17,7 +17,7 @@ from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._ops.source import UserDataset
 from headrace._plan.recorder import Recorder, StageRecord
-from headrace._plan.streams import Run, Stream, Unary
+from headrace._plan.streams import Run, Stream, UnaryStream
 from headrace._utils.threads import join_threads, start_thread
 from headrace.errors import ClosedError
 from headrace.options import AUTOTUNE
@@ -159,7 +159,7 @@ class Aheads:
         return [stream.thread for stream in streams if stream.thread is not None]
 
 
-class AheadStream(Unary):
+class AheadStream(UnaryStream):
     """The parent's runs, made in a thread."""
 
     _pid = -1

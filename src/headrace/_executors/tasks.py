@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from headrace._executors import thread_executor
-from headrace._executors.block_codec import Memory, pack, unpack
+from headrace._executors.block_codec import Memory, decode, encode
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import Threads
 from headrace._executors.tracebacks import packed_error
@@ -33,14 +33,14 @@ class Result:
     """What a task has made.
 
     Attributes:
-        packed: The outputs: see `block_codec`.
+        encoded: The outputs: see `block_codec`.
         positions: The position after each.
         counts: For each filter, its number among all operations, how many elements it saw, and how many it kept.
         error: An error that came after these outputs.
         ended: Whether a stream has no more.
     """
 
-    packed: Any = None
+    encoded: Any = None
     positions: Sequence[Position] = ()
     counts: Sequence[tuple[int, int, int]] = ()
     error: bytes | None = None
@@ -48,7 +48,7 @@ class Result:
 
     def block(self) -> Block:
         """The outputs."""
-        return unpack(self.packed)
+        return decode(self.encoded)
 
 
 class Task(Protocol):
@@ -92,15 +92,15 @@ class BlockTask:
     block: Any
     single_step: bool
 
-    def packed(self, memory: Memory) -> "BlockTask":
+    def encoded(self, memory: Memory) -> "BlockTask":
         """The task with its block as something to pickle."""
-        return replace(self, block=pack(self.block, memory))
+        return replace(self, block=encode(self.block, memory))
 
     def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
         counts, given = Counts(), find(op, (0,) * self.depth)
 
         def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
-            return _Given(unpack(self.block)) if op is given else None
+            return _Given(decode(self.block)) if op is given else None
 
         stream = open_stream(op, self.position, runner.context(counts, elsewhere=elsewhere))
         return runner.everything(stream, op, counts, memory, single_step=self.single_step)
@@ -129,7 +129,7 @@ class StreamTask:
         runner.streams[self.key] = stream, counts, self.number + 1
         if run is None:
             return Result(ended=True)
-        return Result(pack(run.block, memory), _positions(run), counts.by_number(op))
+        return Result(encode(run.block, memory), _positions(run), counts.by_number(op))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class TaskRunner:
         finally:
             stream.close()
         block = concat(blocks) if blocks else Rows([], owned=True)
-        return Result(pack(block, memory), positions or [], counts.by_number(op), error)
+        return Result(encode(block, memory), positions or [], counts.by_number(op), error)
 
     def _fetch(self, op: Op, stacked: Op | None, empty: Empty | None) -> Any:
         """One fetcher for all chunks: it keeps what it has planned."""

@@ -14,8 +14,7 @@ from headrace._ops.base import Unary
 from headrace._ops.buffer import Prefetch
 from headrace._plan.blocks import Rows
 from headrace._plan.elements import blame
-from headrace._plan.streams import Context, Position, Run, Stream, open_stream, stream_of
-from headrace._plan.streams import Unary as UnaryStream
+from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
 from headrace._plan.streams.base import places
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, optional

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from headrace._plan.blocks import Block, Columns, Rows, concat
-from headrace._plan.streams.base import Context, Position, Run, Stream, Unary, open_stream, start_at
+from headrace._plan.streams.base import Context, Position, Run, Stream, UnaryStream, open_stream, start_at
 from headrace.errors import PipelineError, StateError
 from headrace.packing.concat_split import Piece
 from headrace.packing.intake import Intake, errors_named
@@ -33,7 +33,7 @@ class Group(NamedTuple):
     stop: int
 
 
-class PackStream(Unary):
+class PackStream(UnaryStream):
     """Rows, several groups of them at a time."""
 
     def __init__(self, op: Packer, number: Any, taken: int, parent: Stream):

@@ -185,7 +185,7 @@ def start_at(op: Op, position: Position) -> tuple[Any, ...]:
     return position or (*op.first_numbers(), None)
 
 
-class Unary(Stream):
+class UnaryStream(Stream):
     """A stream over one parent."""
 
     def __init__(self, position: Position, parent: Stream):
@@ -253,7 +253,7 @@ class Feed:
         return after
 
 
-class GroupStream(Unary):
+class GroupStream(UnaryStream):
     """One group of outputs after another; position: (group, outputs taken of it, parent's at its start).
 
     `_make(ordinal, single_step)` gives a group's outputs, and the parent's position at the start of the next.

@@ -16,7 +16,7 @@ from headrace._plan.streams.base import (
     Position,
     Run,
     Stream,
-    Unary,
+    UnaryStream,
     kept_places,
     open_stream,
     start_at,
@@ -159,7 +159,7 @@ def _(op: ToStream, position: Position, context: Context) -> Stream:
     return IndexStream(op, position, context)
 
 
-class LimitStream(Unary):
+class LimitStream(UnaryStream):
     """The first elements; position: (how many were taken, parent's)."""
 
     def __init__(self, op: Limit, taken: int, parent: Stream):
@@ -182,7 +182,7 @@ def _(op: Limit, position: Position, context: Context) -> Stream:
     return LimitStream(op, taken, open_stream(op.parent, inner, context))
 
 
-class SkipStream(Unary):
+class SkipStream(UnaryStream):
     """All but the first elements; position: (whether they were skipped, parent's)."""
 
     def __init__(self, op: Skip, skipped: int, parent: Stream):

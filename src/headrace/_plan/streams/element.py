@@ -23,7 +23,7 @@ from headrace._plan.streams.base import (
     Position,
     Run,
     Stream,
-    Unary,
+    UnaryStream,
     has_places,
     kept_places,
     open_stream,
@@ -196,7 +196,7 @@ class FlatMapStep(Step):
         return Rows(children, owned=False)
 
 
-class ChainStream(Unary):
+class ChainStream(UnaryStream):
     """Element operations one after the other."""
 
     def __init__(self, steps: list[Step], position: Position, parent: Stream):

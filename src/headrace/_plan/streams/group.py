@@ -20,7 +20,7 @@ from headrace._plan.streams.base import (
     Position,
     Run,
     Stream,
-    Unary,
+    UnaryStream,
     open_stream,
     start_at,
     stream_of,
@@ -29,7 +29,7 @@ from headrace._utils import trees
 from headrace.errors import StructureError
 
 
-class BatchStream(Unary):
+class BatchStream(UnaryStream):
     """Batches; the position is the parent's at the start of the next batch."""
 
     def __init__(self, op: Batch, parent: Stream, context: Context):
@@ -56,7 +56,7 @@ def _(op: Batch, position: Position, context: Context) -> Stream:
     return BatchStream(op, open_stream(op.parent, position, context), context)
 
 
-class RebatchStream(Unary):
+class RebatchStream(UnaryStream):
     """Batches cut anew; position: (rows taken of the parent's next element, parent's)."""
 
     def __init__(self, op: Rebatch, taken: int, parent: Stream):
