@@ -475,7 +475,7 @@ def test_the_plan_of_a_mix_and_of_streams_without_random_access():
         ("source", "worker", 2),
         ("to_iter_dataset", "worker", 2),
         ("user_dataset", "worker", 2),
-        ("mp_prefetch", None, 3),
+        ("mp_prefetch", None, 0),
     ]
     assert "one worker" in plan.stages[2].reason
 

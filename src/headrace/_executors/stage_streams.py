@@ -224,7 +224,8 @@ class IndexStageStream(StageStream):
         return f"{show_elements(self._stage.top, first, stop)}; source indices {indices})"
 
     def _finish(self, result: Result) -> Run | None:
-        return self._run(self._opened(result), lambda j: result.positions[j - 1])
+        positions = result.positions  # alone: a position must not keep the outputs
+        return self._run(self._opened(result), lambda j: positions[j - 1])
 
 
 class BlockStageStream(StageStream):
@@ -266,8 +267,8 @@ class BlockStageStream(StageStream):
         return f"{text} (from source indices {show_source_indices(base, first, max(stop, first + 1))})"
 
     def _finish(self, result: Result) -> Run | None:
-        at = self._runs.popleft().at
-        return self._run(self._opened(result), lambda j: rebased(self._stage, result.positions[j - 1], at))
+        at, positions = self._runs.popleft().at, result.positions
+        return self._run(self._opened(result), lambda j: rebased(self._stage, positions[j - 1], at))
 
     def start(self) -> None:
         self._parent.start()
@@ -321,8 +322,9 @@ class WholeStream(StageStream):
             self._ended = True
             self._forget_tasks()
             return None
-        run = self._run(self._opened(result), lambda j: result.positions[j - 1])
-        if result.positions:
+        positions = result.positions
+        run = self._run(self._opened(result), lambda j: positions[j - 1])
+        if positions:
             self._known = self.position
         return run
 
