@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import IterDataset, MapDataset
+from headrace import IterDataset, MapDataset, ReadOptions
+from headrace.errors import ClosedError
 from tests.sources import test_contract as contract
 from tests.sources.intact import Form
 
@@ -83,6 +84,107 @@ def test_the_source_of_a_recipe_keeps_the_contract_of_all_sources(claim, folder)
     form.write(path)
     given = {"form": form, "source": form.open(path), "path": path, "tmp_path": folder}
     claim(**{name: given[name] for name in inspect.signature(claim).parameters})
+
+
+class Columns:
+    """A source that notes which of its methods is called, with which indices."""
+
+    def __init__(self, length):
+        self._length, self.calls = length, []
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, index):
+        self.calls.append(("__getitem__", index))
+        return np.int64(index)
+
+    def __getitems__(self, indices):
+        self.calls.append(("__getitems__", indices))
+        return [np.int64(index) for index in indices]
+
+    def __getcolumns__(self, indices):
+        assert indices.dtype == np.int64
+        assert indices.min() >= 0
+        assert indices.max() < self._length
+        self.calls.append(("__getcolumns__", indices.tolist()))
+        return indices.copy()
+
+
+def test_one_call_for_columns_is_one_batch():
+    source = Columns(20)
+    ds = MapDataset.source(source).shuffle(seed=1).repeat(2).batch(5)
+    batches = [ds[i] for i in range(len(ds))]
+    assert source.calls == [("__getcolumns__", batch.tolist()) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda parts: parts[0].window_shuffle(8, seed=1),
+        IterDataset.mix,
+        lambda parts: IterDataset.interleave(parts, cycle_length=2),
+    ],
+)
+def test_streams_move_columns(arrange):
+    source, given = Columns(40), []
+
+    def doubled(columns):
+        given.append(columns)
+        return 2 * columns
+
+    def batches(ds):
+        parts = [ds[start:].to_iter_dataset() for start in range(2)]
+        return [batch.tolist() for batch in arrange(parts).map(doubled, batched=True).batch(4)]
+
+    assert batches(MapDataset.source(source)) == batches(MapDataset.range(40))
+    assert {name for name, _ in source.calls} == {"__getcolumns__"}
+    assert all(isinstance(columns, np.ndarray) for columns in given)
+
+
+def fails_at_five(x):
+    if x == 5:
+        raise ValueError("five")
+    return x
+
+
+def test_an_iterator_goes_from_state_to_state_as_its_diagram_says(caplog):
+    iterator = iter(MapDataset.range(200).map(fails_at_five).to_iter_dataset())
+    start = iterator.get_state()
+    for _ in range(2):
+        assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]
+        for _ in range(2):
+            with pytest.raises(ValueError, match="five"):
+                next(iterator)
+        iterator.set_state(start)
+    assert next(iterator) == 0
+    iterator.close()
+    iterator.set_state(start)
+    with pytest.raises(ClosedError):
+        next(iterator)
+    with iter(MapDataset.range(2).to_iter_dataset()) as ended:
+        start = ended.get_state()
+        assert list(ended) == [0, 1]
+        assert list(ended) == []
+        ended.set_state(start)
+        assert list(ended) == [0, 1]
+    assert not caplog.records
+
+
+def test_an_iterator_runs_on_where_an_error_does_not_come_again(caplog):
+    failed = []
+
+    def fails_once(x):
+        if x == 5 and not failed:
+            failed.append(x)
+            raise ValueError("five")
+        return x
+
+    with iter(MapDataset.range(200).map(fails_once).to_iter_dataset(ReadOptions(num_threads=0))) as iterator:
+        assert [next(iterator) for _ in range(64)] == list(range(64))
+        assert not caplog.records
+        assert list(iterator) == list(range(64, 200))
+    assert "did not come again" in caplog.text
 
 
 def diagram(title):
