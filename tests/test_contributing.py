@@ -5,13 +5,16 @@ import importlib
 import inspect
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace import IterDataset, MapDataset, ReadOptions
-from headrace.errors import ClosedError
+from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace._ops.order import IndexOp, by_epoch
+from headrace.errors import ClosedError, StateError
+from headrace.testing import assert_block_law, assert_resumable
 from tests.sources import test_contract as contract
 from tests.sources.intact import Form
 
@@ -84,6 +87,34 @@ def test_the_source_of_a_recipe_keeps_the_contract_of_all_sources(claim, folder)
     form.write(path)
     given = {"form": form, "source": form.open(path), "path": path, "tmp_path": folder}
     claim(**{name: given[name] for name in inspect.signature(claim).parameters})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rotate(IndexOp):
+    """Elements from number `by` on, and then those before it."""
+
+    name = "rotate"
+    order_params = ("by",)
+    by: int
+
+    def indices(self, idx):
+        return by_epoch(idx, self.length(), lambda within, epoch: (within + self.by) % self.length())
+
+
+def test_an_index_operation_needs_indices_and_order_params_alone():
+    def rotated(by):
+        numbers = MapDataset.range(10)
+        return numbers._then(Rotate(numbers._op, by))
+
+    ds = rotated(3)
+    assert list(ds) == [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+    assert_block_law(ds.batch(4))
+    assert_resumable(ds.to_iter_dataset())
+    assert list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) == list(ds)
+    with iter(ds) as iterator, iter(rotated(4)) as other:
+        next(iterator)
+        with pytest.raises(StateError, match="by"):
+            other.set_state(iterator.get_state())
 
 
 class Columns:
