@@ -13,8 +13,13 @@ T_co = TypeVar("T_co", covariant=True)
 class RandomAccessDataSource(Protocol[T_co]):
     """Anything with a length and items by index.
 
-    A source may also define `__getitems__(indices)`, which is asked for a list of items at once, and
-    `element_spec`, a pytree of shapes and dtypes.
+    A source may also define:
+
+    - `__getitems__(indices)`: the items at a list of indices, as a list.
+    - `__getcolumns__(indices)`: the items at an int64 array of indices, each in `0..len - 1`, as columns: a tree like
+      one item, whose leaves are NumPy arrays in which row `j` is from item `indices[j]`, bit for bit. The arrays must
+      be new, since rows and batches of them are handed out. Headrace prefers it to the others.
+    - `element_spec`: the tree of shapes and dtypes of an item.
     """
 
     def __len__(self) -> int: ...
