@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import buffer, combine, element, group, order, pack, schedule, source
+from headrace._ops import buffer, combine, element, group, order, schedule, source
 from headrace._ops.base import Op
 from headrace._utils import trees
 from headrace._utils.rng import index_shuffle
+from headrace.packing import operations as pack
 
 
 def rng_at(seed: int, index: int) -> np.random.Generator:
