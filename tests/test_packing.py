@@ -233,5 +233,5 @@ def test_a_state_of_another_alignment_is_refused():
 @pytest.mark.parametrize("padding", [0.5, -1, 300, "x"])
 def test_padding_that_the_dtype_cannot_be_is_an_error(padding):
     ds = MapDataset.source([{"x": np.ones(3, np.uint8)}]).to_iter_dataset()
-    with pytest.raises(PipelineError, match=r"padding_struct has .* for the feature 'x', and uint8"):
+    with pytest.raises(PipelineError, match=r"padding_struct has .* for the feature 'x', but uint8"):
         list(ds.pack({"x": 4}, padding_struct={"x": padding}))
