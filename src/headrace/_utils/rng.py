@@ -209,7 +209,8 @@ class CounterRng:
     def _at_by_state(self, index: int, op_seed: int = 0) -> np.random.Generator:
         state = self._bits.state
         state["state"]["counter"] = np.array([0, 0, op_seed, index], np.uint64)
-        self._bits.state = state | {"buffer_pos": 4, "has_uint32": 0}
+        state["buffer_pos"], state["has_uint32"] = 4, 0
+        self._bits.state = state
         return self._generator
 
     def _at_by_memory(self):
