@@ -541,7 +541,7 @@ def test_a_state_of_another_loader_is_refused_by_field(changes, field):
         ({"next_index": 3}, "looks like the state of a dataset's iterator"),
         (None, "got NoneType"),
         (b'{"version": 2}', "is damaged"),
-        (b'{"parent": 3, "next_index_in_buffer": 0}', "written by Grain, and has that of a FlatMap"),
+        (b'{"parent": 3, "next_index_in_buffer": 0}', "which Grain wrote, has a FlatMap"),
     ],
 )
 def test_what_is_no_state_is_told(state, says):
@@ -623,7 +623,7 @@ def test_sources_that_grain_knows_by_their_class_are_known_here(source):
 
 def test_a_state_of_grains_for_another_loader_is_refused():
     theirs = iter(make(grain.python, "batch3", num_records=20)).get_state()
-    with pytest.raises(StateError, match="written by Grain, is of another loader; sampler differs"):
+    with pytest.raises(StateError, match="which Grain wrote, is of another loader; sampler differs"):
         iter(make(hp, "batch3")).set_state(theirs)
 
 

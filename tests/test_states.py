@@ -234,7 +234,7 @@ def test_functions_that_have_changed_are_warned_of():
         assert rest_from(numbers(9).map(double).to_iter_dataset(), state) == [6, 8, 10, 12, 14, 16]
     changed = {}
     exec("def double(x): return 3 * x", changed)
-    with pytest.warns(StateWarning, match="not what they were when the state was saved: double"):
+    with pytest.warns(StateWarning, match="have changed since the state was saved: double"):
         assert rest_from(numbers(9).map(changed["double"]).to_iter_dataset(), state)[0] == 9
 
 
@@ -266,7 +266,7 @@ def test_the_state_of_a_fresh_iterator_starts_no_worker():
 # ---- states of before
 
 
-@pytest.mark.filterwarnings("ignore:Functions are not what they were")  # those of the tests
+@pytest.mark.filterwarnings("ignore:Functions have changed")  # those of the tests
 @pytest.mark.parametrize(("name", "states"), [*OLD.items(), *NEWER.items()])
 def test_states_that_were_saved_before_are_restored(name, states):
     make = makers()[name]

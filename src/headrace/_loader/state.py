@@ -145,7 +145,7 @@ def _from_grain(fields: dict[str, Any], loader: Loader, *, validate: bool) -> di
         for name, own in (("sampler", loader.order.sampler), ("data_source", loader.source)):
             if not _is_repr_of(own, fields[name]):
                 raise StateError(
-                    f"The state, written by Grain, is of another loader; {name} differs:\n"
+                    f"The state, which Grain wrote, is of another loader; {name} differs:\n"
                     f"  {fields[name]} in the state\n  {own!r} here"
                 )
     if len(fields["last_seen_indices"]) > 1:
@@ -169,7 +169,7 @@ def _check_element_by_element(worker_count: int, operations: Sequence[Any]) -> N
     other = [op for op in operations if not isinstance(op, ELEMENTWISE)]
     if other:
         raise StateError(
-            f"The state was written by Grain with {worker_count} workers and {identity(other)} among the operations. "
+            f"Grain wrote the state with {worker_count} workers and {identity(other)} among the operations. "
             "There each worker filters and batches its share of the records, so its stream differs from the one that "
             "any number of workers gives here. Write the checkpoint with worker_count=0 or 1."
         )
