@@ -106,7 +106,7 @@ class DataLoader(marks.DataLoader):
         return self._multiprocessing_options
 
     def explain(self) -> str:
-        """How the loader will compute its pipeline, operation by operation."""
+        """How the loader's pipeline will be computed, operation by operation."""
         return self._dataset.explain()
 
     def __iter__(self) -> "DataLoaderIterator":
