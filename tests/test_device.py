@@ -271,7 +271,7 @@ def test_a_leaf_that_jax_cannot_take_is_named(leaf, kind):
 def test_an_element_that_is_no_number_is_named():
     with pytest.raises(PipelineError, match="cannot move an element: it is str"):
         list(device_put(MapDataset.source(["a"]).to_iter_dataset(), CPU))
-    with pytest.raises(PipelineError, match=r"an element, int, to cpu:0: Python int .* Make an array"):
+    with pytest.raises(PipelineError, match=r"an element, int, to cpu:0: Python int .* Convert it to a dtype"):
         list(device_put(MapDataset.source([2**40]).to_iter_dataset(), CPU))
 
 
