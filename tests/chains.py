@@ -17,7 +17,7 @@ def number_of(x: Any) -> int:
         return sum(number_of(x[key]) for key in sorted(x))
     if isinstance(x, tuple):
         return sum(map(number_of, x))
-    return int(np.sum(x))
+    return 0 if x is None else int(np.sum(x))  # a zip of missing elements has them
 
 
 class AddOne(Map):
@@ -35,7 +35,7 @@ def _tree_add(x: Any, n: int) -> Any:
         return {key: _tree_add(value, n) for key, value in x.items()}
     if isinstance(x, tuple):
         return tuple(_tree_add(value, n) for value in x)
-    return x + n
+    return None if x is None else x + n
 
 
 def add_in_place(x: Any) -> Any:
@@ -206,9 +206,9 @@ HOLE_OPS = {
 }
 
 
-def may_have_holes(op: Any) -> bool:
+def may_be_sparse(op: Any) -> bool:
     """Whether a filter stands anywhere before, a user's own dataset between them or not."""
-    return op.has_holes or any(map(may_have_holes, op.parents))
+    return op.is_sparse or any(map(may_be_sparse, op.parents))
 
 
 @st.composite
@@ -219,7 +219,7 @@ def map_datasets(draw: Any, max_ops: int = 4, *, holes: bool = True) -> MapDatas
         ds = (MAP_OPS | HOLE_OPS)[name](ds, draw(st.integers(0, 20)))
         if len(ds) == 0 or len(ds) > 300:
             ds = MapDataset.range(7)
-    if draw(st.booleans()) and not may_have_holes(ds._op):
+    if draw(st.booleans()) and not may_be_sparse(ds._op):
         ds = ds.batch(draw(st.integers(1, 5)), drop_remainder=draw(st.booleans()))
     return ds
 

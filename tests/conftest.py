@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace._executors.walk import Walk
-from headrace._plan.streams import GapFound
+from headrace._plan.streams import MissingElement
 from headrace.errors import HeadraceError
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
@@ -32,7 +32,7 @@ def no_mistake_is_hidden(monkeypatch):
     go_in_single_steps = Walk._go_in_single_steps
 
     def watched(walk, error):
-        is_expected = isinstance(error, HeadraceError | GapFound | SystemExit) or hasattr(error, "__notes__")
+        is_expected = isinstance(error, HeadraceError | MissingElement | SystemExit) or hasattr(error, "__notes__")
         if not is_expected:  # those of users' functions have a note
             hidden.append(error)
         go_in_single_steps(walk, error)

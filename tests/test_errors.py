@@ -140,7 +140,7 @@ def test_elements_that_cannot_be_stacked(elements, message):
 
 
 def test_a_hole_in_a_batch():
-    with pytest.raises(PipelineError, match="found an index without an element.*closes such holes"):
+    with pytest.raises(PipelineError, match="found an index without an element.*skips such indices"):
         RANGE.map(lambda x: None if x == 1 else x).batch(4)[0]
 
 

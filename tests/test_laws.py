@@ -12,6 +12,8 @@ import headrace._executors.walk
 from headrace import MapDataset, ReadOptions
 from headrace._executors import context
 from headrace._executors.workers import Workers
+from headrace._plan.plan import Plan
+from headrace._plan.recorder import Recorder
 from headrace._plan.streams import open_stream
 from headrace.testing import FakeSource, assert_block_law, assert_equal, assert_resumable
 from tests import reference
@@ -53,7 +55,7 @@ def test_every_operation_obeys_the_block_law(name, source):
     for k in (1, 4, 11):
         ds = (MAP_OPS | HOLE_OPS)[name](SOURCES[source](), k)
         assert_block_law(ds, seed=k)
-        if not ds._op.has_holes:
+        if not ds._op.is_sparse:
             assert_block_law(ds.batch(3), seed=k)
 
 
@@ -118,7 +120,8 @@ def test_states_are_small(ds):
 def pulled(ds, sizes, single_step=False):
     """All outputs and positions, pulled in runs of these sizes."""
     op = ds._stream_op
-    run_on = context(op, Workers(op), single_step=single_step)
+    plan = Plan(op)
+    run_on = context(plan, Workers(plan), Recorder(), single_step=single_step)
     stream = open_stream(op, None, run_on)
     elements, positions = [], [stream.position]
     for _ in range(10_000):

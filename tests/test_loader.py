@@ -171,7 +171,7 @@ def test_any_number_of_workers_and_none_for_one_a_core():
     loader = hp.DataLoader(data_source=range(4), sampler=hp.SequentialSampler(4), worker_count=None)
     assert loader.multiprocessing_options.num_workers == os.cpu_count()
     assert "worker_count" in repr(loader)
-    assert "source" in loader.explain()
+    assert "source" in str(loader.explain())
 
 
 @pytest.mark.parametrize("worker_count", [0, 2])
@@ -741,7 +741,7 @@ def test_where_elements_travel_as_records_errors_name_the_users_operations():
     assert "fails at test_loader.py" in note(fails, *late)
     assert "fails at test_loader.py" in note(hp.FilterTransform(fails), *late)
     assert "batch(2, batch_fn=fails at test_loader.py" in note(hp.Batch(2, batch_fn=fails), late[1])
-    assert "batch(2, batch_fn=stack)" in _loader(operations=late).explain()
+    assert "batch(2, batch_fn=stack)" in str(_loader(operations=late).explain())
     assert "Failing" in note(Failing())
 
 

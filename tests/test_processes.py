@@ -24,10 +24,9 @@ from headrace import (
     MultiprocessingOptions,
     ReadOptions,
 )
-from headrace._executors.imports import Imports, Missing
 from headrace._executors.slots import Slot, Writer, anonymous_file
-from headrace._executors.worker import _Worker
-from headrace._plan.stages import BlockStage, IndexStage, StreamStage, ready_for_workers, stage_at
+from headrace._executors.tasks import IndexTask, TaskRunner
+from headrace._plan.stages import BlockStage, IndexStage, Stages, StreamStage, ready_for_workers
 from headrace.errors import (
     FilterError,
     FilterWarning,
@@ -280,7 +279,7 @@ def test_chunks_do_not_grow_where_runs_stay_short():
         for _ in range(200):
             next(iterator)
         (pool,) = iterator._walk._workers._pools.values()
-        assert max(chunk for chunk, _ in pool.chunks.values()) <= 1 << 13
+        assert max(chunk for chunk, _ in pool.load.chunks.values()) <= 1 << 13
     ds = MapDataset.range(20_000).to_iter_dataset().window_shuffle(8, seed=1)
     ds = ds.random_map(lambda x, rng: x, seed=1).mp_prefetch(workers(1))
     with iter(ds) as iterator:
@@ -397,7 +396,8 @@ def test_the_cut_into_stages():
     ds = MapDataset.range(10).to_iter_dataset()
 
     def kind(ds):
-        stage = stage_at(ready_for_workers(ds._op, as_written=False), gaps=False)
+        root = ready_for_workers(ds._op, as_written=False)
+        stage = Stages(root, (0,)).of(root)
         return None if stage is None else (type(stage), stage.inputs)
 
     kept = ds.filter(lambda x: x)
@@ -427,7 +427,7 @@ def test_maps_move_below_what_only_changes_the_order():
 
 def test_explain_says_what_runs_where():
     ds = MapDataset.range(10).map(str).to_iter_dataset().filter(len).window_shuffle(3, seed=1).map(str).batch(2)
-    lines = ds.mp_prefetch(workers(3)).take(2).explain().splitlines()
+    lines = str(ds.mp_prefetch(workers(3)).take(2).explain()).splitlines()
     assert [(line.split("(")[0].strip(), line.split("| ")[1].split(":")[0]) for line in lines] == [
         ("MapDataset.range", "worker"),
         (".map", "worker"),
@@ -439,6 +439,45 @@ def test_explain_says_what_runs_where():
         (".mp_prefetch", "3 worker processes work ahead"),
         (".take", "stream"),
     ]
+
+
+def test_the_plan_can_be_walked():
+    ds = MapDataset.range(10).map(str).to_iter_dataset().filter(len).window_shuffle(3, seed=1)
+    plan = ds.random_map(pid_of, seed=2).batch(2).mp_prefetch(workers(3)).take(2).explain()
+    assert [(stage.where, [step.op.name for step in stage.steps]) for stage in plan.stages] == [
+        ("worker", ["source", "map", "to_iter_dataset", "filter"]),
+        ("consumer", ["window_shuffle"]),
+        ("worker", ["random_map"]),
+        ("consumer", ["batch", "mp_prefetch", "take"]),
+    ]
+    assert [stage.reason for stage in plan.stages[:3]] == [
+        "any worker can compute any range of indices",
+        "it needs its elements in order",
+        "any worker can compute any block of elements that the consumer has put in order",
+    ]
+    assert "does not follow from its index" in plan.stages[3].reason
+    assert all(step.reason == "" for stage in plan.stages for step in stage.steps[1:])
+
+
+def test_the_plan_says_why_the_consumer_counts():
+    ds = MapDataset.range(10).to_iter_dataset().filter(len).batch(2).mp_prefetch(workers(2))
+    assert "it counts its elements" in next(step for step in ds.explain().steps if step.op.name == "batch").reason
+
+
+def test_the_plan_of_a_mix_and_of_streams_without_random_access():
+    ds, other = (MapDataset.range(10).to_iter_dataset() for _ in range(2))
+    plan = IterDataset.mix([ds.map(str), Tail(other)]).mp_prefetch(workers(2)).explain()
+    assert [(step.op.name, step.where, step.stage) for step in plan.steps] == [
+        ("mix", "consumer", 0),
+        ("source", "worker", 1),
+        ("to_iter_dataset", "worker", 1),
+        ("map", "worker", 1),
+        ("source", "worker", 2),
+        ("to_iter_dataset", "worker", 2),
+        ("user_dataset", "worker", 2),
+        ("mp_prefetch", None, 3),
+    ]
+    assert "one worker" in plan.stages[2].reason
 
 
 # ---- errors
@@ -851,9 +890,8 @@ def test_a_batch_is_stacked_in_the_slot_that_it_travels_in():
     for each in (ds.batch(4).to_iter_dataset(), ds.to_iter_dataset().batch(4)):
         fd = anonymous_file(2)
         writer = Writer(Slot(fd, 1))
-        _, _, columns = _Worker([each._op], fd, Missing(Imports([], [])))._compute(
-            ("index", (0,), 0, 4, True, False), writer
-        )[0]
+        task = IndexTask((0,), 0, 4, dense=True, single_step=False)
+        _, _, columns = TaskRunner([each._op]).run(task, writer).packed
         ((_, _, labels), (_, _, images)) = columns if columns[0][2][0].ndim == 1 else columns[::-1]
         assert writer.holds(images[0])
         assert labels[0].tolist() == [0, 1, 2, 3]

@@ -162,6 +162,14 @@ class PipelineIterator(_Checkpointable[T]):
     def set_next_index(self, index: int) -> None:
         self._walk.go_to(position_at(self._walk.op, index))
 
+    def stats(self) -> dict[str, Any]:
+        """What has been computed so far, stage by stage: elements, bytes, and seconds at work and waited for.
+
+        `seconds` is the time that this iterator's consumer waited for elements. It includes that of the stages that the
+        consumer computes itself.
+        """
+        return self._walk.stats()
+
     def start_prefetch(self) -> None:
         self._walk.start()
 

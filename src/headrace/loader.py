@@ -12,6 +12,7 @@ from headrace._loader.chain import chain
 from headrace._loader.in_order import InOrder, reads_in_order
 from headrace._loader.kinds import as_transforms, identity
 from headrace._loader.order import Order
+from headrace._plan.plan import Plan
 from headrace._states import arrays
 from headrace.compat.grain import marks
 from headrace.dataset import IterDataset, MapDataset
@@ -105,7 +106,7 @@ class DataLoader(marks.DataLoader):
     def multiprocessing_options(self) -> MultiprocessingOptions:
         return self._multiprocessing_options
 
-    def explain(self) -> str:
+    def explain(self) -> Plan:
         """How the loader's pipeline will be computed, operation by operation."""
         return self._dataset.explain()
 

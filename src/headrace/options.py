@@ -65,6 +65,14 @@ class ReadOptions:
         check_counts(self, "prefetch_buffer_bytes", least=1)
 
 
+def num_threads(options: ReadOptions | None, *, in_worker: bool = False) -> Any:
+    """How many threads read a random-access chain; `AUTOTUNE` where a trial decides, as none does in workers."""
+    given = AUTOTUNE if options is None else options.num_threads
+    if in_worker:
+        return 0 if given is AUTOTUNE else given
+    return 0 if options is not None and options.prefetch_buffer_size == 0 else given
+
+
 @dataclass(frozen=True)
 class MultiprocessingOptions:
     """How worker processes are used.

@@ -108,7 +108,7 @@ def test_a_source_shows_no_secret_and_its_state_holds_when_it_is_signed_anew(ser
     before = [next(iterator) for _ in range(10)]
     state = iterator.get_state()
     rest = list(iterator)
-    texts = [repr(source), repr(ds), str(ds), ds.explain(), state.decode(), json.dumps(iter(ds).get_state())]
+    texts = [repr(source), repr(ds), str(ds), str(ds.explain()), state.decode(), json.dumps(iter(ds).get_state())]
     assert [shows(text) for text in texts] == [[]] * len(texts)
     again = KINDS[name](signed(server, name, "secondSecret", login=""))
     assert repr(again) == repr(source)
@@ -164,7 +164,7 @@ def test_streams_and_their_labels_show_no_secret(server, tmp_path):
     server.fault = lambda number: 403
     with pytest.raises(RemoteError) as caught:
         list(JsonLinesIterDataset.__iter__(lines))
-    texts = [repr(ds), ds.explain(), repr(lines), str(iterator.get_state()), shown(caught.value)]
+    texts = [repr(ds), str(ds.explain()), repr(lines), str(iterator.get_state()), shown(caught.value)]
     assert [shows(text) for text in texts] == [[]] * len(texts)
 
 

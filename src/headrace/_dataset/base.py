@@ -16,7 +16,9 @@ from headrace._ops.group import Batch, PadTo
 from headrace._ops.order import Options, Seed, WindowShuffle
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows, concat
-from headrace._plan.explain import explain, show
+from headrace._plan.plan import Plan
+from headrace._plan.recorder import Recorder
+from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
 from headrace._utils.signals import raised_by_signal
 from headrace.compat.grain.marks import in_pipeline
@@ -100,9 +102,9 @@ class Dataset(Generic[T]):
         """The shapes and dtypes of elements, without reading any."""
         return self._op.spec()
 
-    def explain(self) -> str:
-        """How the pipeline will be computed, operation by operation."""
-        return explain(self._op)
+    def explain(self) -> Plan:
+        """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`."""
+        return Plan(self._op)
 
     def __repr__(self) -> str:
         return show(self._op)
@@ -255,8 +257,9 @@ class Dataset(Generic[T]):
         op = self._stream_op
         if op.endless:
             raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
-        workers = Workers(op)
-        run_on = context(op, workers)
+        plan = Plan(op)
+        workers = Workers(plan)
+        run_on = context(plan, workers, Recorder())
         stream = open_stream(op, None, run_on)
         try:
             blocks = list(_blocks(stream))

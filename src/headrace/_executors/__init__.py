@@ -9,18 +9,19 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.prefetch_thread import Aheads
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
-from headrace._ops.base import Op
 from headrace._ops.order import gather_options
+from headrace._plan.plan import Plan
+from headrace._plan.recorder import Recorder
 from headrace._plan.streams import Context, FilterWatch
 from headrace._utils.threads import join_threads
-from headrace.options import AUTOTUNE, ReadOptions
+from headrace.options import AUTOTUNE, ReadOptions, num_threads
 from headrace.protocols import Executor
 
 
-def context(op: Op, workers: Workers, *, single_step: bool = False) -> Context:
+def context(plan: Plan, workers: Workers, recorder: Recorder, *, single_step: bool = False) -> Context:
     """What a pipeline's streams run on; in single steps, nothing runs ahead of the consumer."""
-    options = gather_options(op)
-    threads, aheads = Threads(), Aheads()
+    options = gather_options(plan.op)
+    threads, aheads = Threads(), Aheads(recorder)
     return Context(
         executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
         ahead=(lambda stream, _: stream) if single_step else aheads.open,
@@ -29,6 +30,7 @@ def context(op: Op, workers: Workers, *, single_step: bool = False) -> Context:
         watch=lambda op: FilterWatch(op, options),
         interrupt=partial(_interrupt, aheads, threads),
         close=threads.close,
+        record=recorder.of,
     )
 
 
@@ -43,12 +45,12 @@ _DEFAULTS = ReadOptions()
 
 
 def _executor(threads: Threads, options: ReadOptions | None) -> Executor:
-    given = options or ReadOptions(num_threads=AUTOTUNE)
-    if given.num_threads == 0 or given.prefetch_buffer_size == 0:
+    number, given = num_threads(options), options or _DEFAULTS
+    if number == 0:
         return InlineExecutor()
-    if given.num_threads is AUTOTUNE:
+    if number is AUTOTUNE:
         return AutotunedExecutor(threads, lambda: thread_executor(threads, _DEFAULTS.num_threads, given))
-    return thread_executor(threads, given.num_threads, given)
+    return thread_executor(threads, number, given)
 
 
 def thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) -> ThreadExecutor:

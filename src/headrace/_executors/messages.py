@@ -1,9 +1,17 @@
 """The messages between a consumer and its workers: short ones over a socket, which say where in a slot the rest is."""
 
 import struct
+import sys
 
 TASK = struct.Struct("<qqqq")  # number, slot, and the extent in that slot; a negative start: the task follows
 ANSWER = struct.Struct("<qqqqd")  # number, kind, extent, seconds
 READY, RESULT, FAILURE, SKIPPED, NO_START = range(5)
 MESSAGE_BYTES = 1 << 17  # no message is longer
 STARTED_AS_WORKER = "HEADRACE_STARTED_AS_WORKER"  # an environment variable, which a worker takes out at once
+WORKER = "headrace._executors.worker"  # the module that a worker process runs
+
+
+def is_worker_process() -> bool:
+    """Whether this process is a worker, or a fork of one: an `mp_prefetch` does nothing there."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == WORKER

@@ -15,8 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,11 @@ from headrace._executors.messages import ANSWER, FAILURE, NO_START, READY, SKIPP
 from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
 from headrace._executors.shared_plan import SharedPlan
 from headrace._executors.slots import Extent, Slot, Slots, Writer, read
+from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace.compat.grain import as_grain
 from headrace.errors import ClosedError, WorkerError
+from headrace.protocols import ChunkLimits, PoolLoad
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
 GRACE_DROPPED_S = 0.1  # the same, where nobody asked to wait
@@ -38,41 +39,33 @@ INLINE_BYTES = 1 << 14 if sys.platform == "linux" else 1 << 10  # a longer task 
 LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one for each worker
 
 
-class Task:
-    """A task under way; `make(process)` is what the process of that number gets, made when it is sent."""
+class Pending:
+    """A task under way; `make(process)` is the task for the process of that number, made when it is sent."""
 
-    __slots__ = (
-        "answer",
-        "attempts",
-        "cancelled",
-        "chunk",
-        "describe",
-        "make",
-        "num_bytes",
-        "number",
-        "slot",
-        "took_s",
-    )
+    __slots__ = ("answer", "attempts", "cancelled", "describe", "make", "number", "slot", "took_s")
 
-    def __init__(self, number: int, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str]):
+    def __init__(self, number: int, make: Callable[[int], Task], describe: Callable[[], str]):
         self.number, self.make, self.describe = number, make, describe
         self.attempts = 0
         self.slot: Slot | None = None
         self.answer: Extent | BaseException | None = None
         self.took_s = 0.0
-        self.chunk = 1
-        self.num_bytes = 0
         self.cancelled = False
 
+    @property
+    def num_bytes(self) -> int | None:
+        """How large the result is, once it is there."""
+        return self.answer.total if isinstance(self.answer, Extent) else None
 
-class Pool:
-    """Worker processes with one plan."""
+
+class ProcessPool:
+    """A `TaskPool` of worker processes with one plan."""
+
+    chunk_limits = ChunkLimits()
 
     def __init__(self, shared_plan: SharedPlan, num_workers: int):
-        self.shared_plan, self.num_workers = shared_plan, num_workers
-        self.num_stages = 0  # streams that share the workers now
-        self.chunks: dict[Any, tuple[int, float]] = {}  # by kind of stage: the size of a chunk, bytes of a unit
-        self.expected_bytes = 0  # of all tasks under way, as far as results so far tell
+        self.plan, self.num_workers = shared_plan, num_workers
+        self.load = PoolLoad()
         self.interrupted = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -88,7 +81,7 @@ class Pool:
             raise
 
     def _start(self) -> None:
-        self.shared_plan.users.add(id(self))
+        self.plan.users.add(id(self))
         self.slots = Slots(LEASED_SLOTS + self.num_workers)
         self._control = self.slots.take()  # in front, the number below which tasks are cancelled
         self._wake_fds += os.pipe()
@@ -132,114 +125,112 @@ class Pool:
 
     # ---- tasks
 
-    def submit(
-        self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str], worker: int | None = None
-    ) -> Task:
+    def submit(self, make: Callable[[int], Task], describe: Callable[[], str], worker: int | None = None) -> Pending:
         """Gives a task to a worker."""
         with self.locked():
             self._check()
             if worker is None:
                 worker = min(self._processes, key=_load).index
-            task = self._new_task(make, describe)
-            self._send(worker, task)
-            return task
+            pending = self._new_task(make, describe)
+            self._send(worker, pending)
+            return pending
 
-    def _new_task(self, make: Callable[[int], tuple[Any, ...]], describe: Callable[[], str]) -> Task:
-        task = Task(self._next_number, make, describe)
+    def _new_task(self, make: Callable[[int], Task], describe: Callable[[], str]) -> Pending:
+        pending = Pending(self._next_number, make, describe)
         self._next_number += 1
-        return task
+        return pending
 
-    def choose_worker(self) -> int:
-        """A worker for a stream of its own."""
+    def pick_worker(self) -> int:
+        """A worker for a whole stream."""
         with self.locked():
-            process = min(self._processes, key=lambda process: process.num_lanes)
-            process.num_lanes += 1
+            process = min(self._processes, key=lambda process: process.num_streams)
+            process.num_streams += 1
             return process.index
 
-    def forget_stream(self, worker: int, request: tuple[Any, ...]) -> None:
-        """Tells a worker that a stream of its own is not needed any more."""
+    def forget_stream(self, worker: int, task: Task) -> None:
+        """Has a worker close a stream that it keeps open."""
         if self.closed:
             return
         with self.locked():
             process = self._processes[worker]
-            process.num_lanes -= 1
-            task = self._new_task(lambda process: request, str)
-            task.cancelled = True
-            task.slot = self.slots.take()
-            if process.send(_message(task, request)):
-                process.tasks.append(task)
+            process.num_streams -= 1
+            pending = self._new_task(lambda process: task, str)
+            pending.cancelled = True
+            pending.slot = self.slots.take()
+            if process.send(_message(pending, task)):
+                process.tasks.append(pending)
             else:  # nothing is waited for here: the worker keeps the stream until it ends
-                self._drop(task)
+                self._drop(pending)
 
-    def ready(self, task: Task) -> bool:
+    def ready(self, pending: Pending) -> bool:
         """Whether the answer is there."""
         with self.locked():
-            if task.answer is None:
+            if pending.answer is None:
                 self._read_answers(0)
-            return task.answer is not None
+            return pending.answer is not None
 
-    def wait(self, task: Task) -> bool:
+    def wait(self, pending: Pending) -> bool:
         """Waits until there is an answer to some task; whether there is one to this."""
         with self.locked():
-            if task.answer is None:
+            if pending.answer is None:
                 self._check()
                 self._read_answers(None)
-            return task.answer is not None
+            return pending.answer is not None
 
-    def result(self, task: Task) -> Any:
+    def result(self, pending: Pending) -> Any:
         """The answer to a task, which is there; the error, where it is one."""
         with self.locked():
-            return self._take(task)
+            return self._take(pending)
 
-    def peek(self, task: Task) -> Any:
+    def peek(self, pending: Pending) -> Any:
         """The answer to a task, if there is one, which stays where it is."""
-        if not isinstance(task.answer, Extent) or task.slot is None:
+        if not isinstance(pending.answer, Extent) or pending.slot is None:
             return None
-        return read(task.slot.bytes(task.answer.total).copy(), task.answer)
+        return read(pending.slot.bytes(pending.answer.total).copy(), pending.answer)
 
-    def cancel(self, tasks: "deque[Task]") -> None:
+    def cancel(self, pending: Iterable[Pending]) -> None:
         """Forgets tasks; those not begun are not computed if nothing else is under way."""
         if self.closed:
             return
         with self.locked():
-            for task in tasks:
-                task.cancelled = True
-                if task.answer is not None:
-                    self._drop(task)
-            if all(task.cancelled for process in self._processes for task in process.tasks):
+            for each in pending:
+                each.cancelled = True
+                if each.answer is not None:
+                    self._drop(each)
+            if all(each.cancelled for process in self._processes for each in process.tasks):
                 self._control.bytes(8).view(np.int64)[0] = self._next_number
 
-    def _send(self, worker: int, task: Task) -> None:
-        task.slot = task.slot or self.slots.take()
+    def _send(self, worker: int, pending: Pending) -> None:
+        pending.slot = pending.slot or self.slots.take()
         try:
             process = self._processes[worker]
-            message = _message(task, task.make(process.number))
+            message = _message(pending, pending.make(process.number))
             while not process.send(message):
                 # A worker that has no room for tasks may be waiting for room for its answers.
                 self._read_answers(FULL_S)
                 self._check()
                 if process is not self._processes[worker]:  # it died meanwhile
                     process = self._processes[worker]
-                    message = _message(task, task.make(process.number))
-            process.tasks.append(task)
+                    message = _message(pending, pending.make(process.number))
+            process.tasks.append(pending)
         except Exception:
-            self._drop(task)
+            self._drop(pending)
             raise
 
-    def _take(self, task: Task) -> Any:
-        answer, slot = task.answer, task.slot
+    def _take(self, pending: Pending) -> Any:
+        answer, slot = pending.answer, pending.slot
         if isinstance(answer, BaseException):
             raise answer
         assert answer is not None
         assert slot is not None
-        task.slot = None
+        pending.slot = None
         return self.slots.read(slot, answer)
 
-    def _drop(self, task: Task) -> None:
-        if task.slot is not None:
-            size = task.answer.total if isinstance(task.answer, Extent) else 0
-            self.slots.give_back(task.slot, size)
-            task.slot = None
+    def _drop(self, pending: Pending) -> None:
+        if pending.slot is not None:
+            size = pending.answer.total if isinstance(pending.answer, Extent) else 0
+            self.slots.give_back(pending.slot, size)
+            pending.slot = None
 
     def _check(self, *, even_if_interrupted: bool = False) -> None:
         if self.closed or (self.interrupted and not even_if_interrupted):
@@ -282,20 +273,20 @@ class Pool:
         if kind == NO_START:
             self.close(wait=False)
             raise unpacked_error(message[ANSWER.size :])
-        task = process.tasks.popleft()
-        assert task.number == number
-        task.took_s = took_s
-        task.answer = Extent(total, start)
+        pending = process.tasks.popleft()
+        assert pending.number == number
+        pending.took_s = took_s
+        pending.answer = Extent(total, start)
         if kind == FAILURE:
-            task.answer = self._failure(task)
-        if task.cancelled or kind == SKIPPED:
-            self._drop(task)
+            pending.answer = self._failure(pending)
+        if pending.cancelled or kind == SKIPPED:
+            self._drop(pending)
 
-    def _failure(self, task: Task) -> BaseException:
-        assert task.slot is not None
-        assert isinstance(task.answer, Extent)
-        slot, task.slot = task.slot, None
-        return unpacked_error(self.slots.read_copy(slot, task.answer))
+    def _failure(self, pending: Pending) -> BaseException:
+        assert pending.slot is not None
+        assert isinstance(pending.answer, Extent)
+        slot, pending.slot = pending.slot, None
+        return unpacked_error(self.slots.read_copy(slot, pending.answer))
 
     # ---- death
 
@@ -318,26 +309,26 @@ class Pool:
             self.close(wait=False)
             raise
         new.set_up(self)
-        new.num_lanes = dead.num_lanes
+        new.num_streams = dead.num_streams
         if dead.tasks and dead.ready:
             self._blame(dead.tasks[0], status)
-        for task in dead.tasks:
-            if task.cancelled or task.answer is not None:
-                self._drop(task)
+        for pending in dead.tasks:
+            if pending.cancelled or pending.answer is not None:
+                self._drop(pending)
                 continue
             if self._closed:
                 return
             try:
-                self._send(dead.index, task)
+                self._send(dead.index, pending)
             except Exception as e:
-                task.answer = e
+                pending.answer = e
 
-    def _blame(self, task: Task, status: int) -> None:
+    def _blame(self, pending: Pending, status: int) -> None:
         """Notes that a worker died over a task; the second time, that is the answer to it."""
-        task.attempts += 1
-        if task.attempts > 1:
-            task.answer = WorkerError(
-                f"A worker process ended ({ending(status)}) while it computed {task.describe()}, and so did the one "
+        pending.attempts += 1
+        if pending.attempts > 1:
+            pending.answer = WorkerError(
+                f"A worker process ended ({ending(status)}) while it computed {pending.describe()}, and so did the one "
                 "that tried again. If it was out of memory, give MultiprocessingOptions fewer num_workers; otherwise "
                 "look at what the functions of the pipeline do with these elements."
             )
@@ -380,7 +371,7 @@ class Pool:
                 self.slots.close()
             if hasattr(self, "_control"):
                 self._control.unmap()
-            self.shared_plan.give_up(id(self))
+            self.plan.give_up(id(self))
             while self._wake_fds:
                 os.close(self._wake_fds.pop())
             _pools.discard(self)
@@ -395,19 +386,19 @@ def _load(process: Process) -> int:
     return len(process.tasks)
 
 
-def _message(task: Task, request: tuple[Any, ...]) -> bytes:
+def _message(pending: Pending, task: Task) -> bytes:
     """A task as it is sent; one with a block, or a long one, is put into its slot."""
-    assert task.slot is not None
-    if request[0] != "block":
-        packed = pickle.dumps(request)
-        if len(packed) <= INLINE_BYTES:
-            return TASK.pack(task.number, task.slot.number, 0, -1) + packed
-    writer = Writer(task.slot)
-    extent = writer.dump(tuple(part(writer) if callable(part) else part for part in request))
-    return TASK.pack(task.number, task.slot.number, *extent)
+    assert pending.slot is not None
+    if not isinstance(task, BlockTask):
+        pickled = pickle.dumps(task)
+        if len(pickled) <= INLINE_BYTES:
+            return TASK.pack(pending.number, pending.slot.number, 0, -1) + pickled
+    writer = Writer(pending.slot)
+    extent = writer.dump(task.packed(writer) if isinstance(task, BlockTask) else task)
+    return TASK.pack(pending.number, pending.slot.number, *extent)
 
 
-_pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
+_pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
 
 
 @atexit.register

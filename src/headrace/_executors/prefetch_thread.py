@@ -6,6 +6,7 @@ The thread holds no reference to the stream that is handed out, so dropping that
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from headrace._executors.growth import Growth
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._ops.source import UserDataset
+from headrace._plan.recorder import Recorder, StageRecord
 from headrace._plan.streams import Run, Stream, Unary
 from headrace._utils.threads import join_threads, start_thread
 from headrace.errors import ClosedError
@@ -98,12 +100,14 @@ class _FilledOnce(_Buffer):
         super().put(run)
 
 
-def _work(stream: Stream, buffer: _Buffer) -> None:
+def _work(stream: Stream, buffer: _Buffer, record: StageRecord) -> None:
     """Pulls until the end, or until there is no room; runs become longer as they do for a consumer."""
     n, growth = 1, Growth()
     try:
         while room := buffer.room():
+            begin = time.perf_counter()
             run = stream.pull(min(n, room))
+            record.busy_s += time.perf_counter() - begin
             if run is None:
                 break
             if len(run.block):
@@ -118,15 +122,17 @@ def _work(stream: Stream, buffer: _Buffer) -> None:
 class Aheads:
     """The streams of one pipeline that threads compute."""
 
-    def __init__(self):
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
         self._streams: weakref.WeakSet[AheadStream] = weakref.WeakSet()
 
     def open(self, parent: Stream, op: Prefetch) -> Stream:
         """A stream that is computed ahead in a thread."""
+        record = self._recorder.of(op, "thread")
         if op.buffer_size == 0:
             return parent
         size: Any = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
-        return self._added(AheadStream(parent, _Buffer(size)))
+        return self._added(AheadStream(parent, _Buffer(size), record))
 
     def give_head_start(self, stream: Stream, op: Op) -> Stream:
         """The same stream, its first elements computed in a thread from now on, where that is asked for."""
@@ -137,7 +143,7 @@ class Aheads:
             stream = stream.parent
         if not size:
             return stream
-        ahead = self._added(HeadStart(stream, _FilledOnce(size)))
+        ahead = self._added(HeadStart(stream, _FilledOnce(size), StageRecord()))
         ahead.start()
         return ahead
 
@@ -158,9 +164,9 @@ class AheadStream(Unary):
 
     _pid = -1
 
-    def __init__(self, parent: Stream, buffer: _Buffer):
+    def __init__(self, parent: Stream, buffer: _Buffer, record: StageRecord):
         self._pid = os.getpid()
-        self.buffer = buffer
+        self.buffer, self._record = buffer, record
         self.thread: threading.Thread | None = None
         super().__init__(parent.position, parent)
 
@@ -173,8 +179,12 @@ class AheadStream(Unary):
         if not self.is_here:
             raise ClosedError("The thread that computes this stream is the parent process's.")
         self.start()
+        begin = time.perf_counter()
         run = self.buffer.get()
-        return None if run is None else self._run(*run)
+        if run is None:
+            return None
+        self._record.add(run.block, waited_s=time.perf_counter() - begin)
+        return self._run(*run)
 
     def ready(self) -> bool:
         return bool(self.buffer.ready)
@@ -182,7 +192,7 @@ class AheadStream(Unary):
     def start(self) -> None:
         if self.thread is None:
             self.thread = start_thread(
-                _work, self.parent, self.buffer, name="headrace-prefetch", stop=self.buffer.close
+                _work, self.parent, self.buffer, self._record, name="headrace-prefetch", stop=self.buffer.close
             )
 
     def close(self, *, wait: bool = True) -> None:

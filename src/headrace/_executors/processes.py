@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace._executors.messages import MESSAGE_BYTES, STARTED_AS_WORKER
+from headrace._executors.messages import MESSAGE_BYTES, STARTED_AS_WORKER, WORKER
 from headrace._utils.signals import raised_by_signal
 from headrace.errors import WorkerError
 
 if TYPE_CHECKING:
-    from headrace._executors.pool import Pool, Task
+    from headrace._executors.pool import Pending, ProcessPool
 
 
 def _has_pidfd() -> bool:
@@ -53,11 +53,11 @@ class Process:
 
     _numbers = itertools.count()
 
-    def __init__(self, index: int, pool: "Pool"):
+    def __init__(self, index: int, pool: "ProcessPool"):
         self.index, self.number = index, next(Process._numbers)
-        self.tasks: deque[Task] = deque()
+        self.tasks: deque[Pending] = deque()
         self.ready = False
-        self.num_lanes = 0
+        self.num_streams = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.end_fd = -1
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, _MESSAGES)
@@ -69,13 +69,13 @@ class Process:
             self.end(time.monotonic())
             raise
 
-    def _start(self, theirs: socket.socket, pool: "Pool") -> "subprocess.Popen[bytes]":
+    def _start(self, theirs: socket.socket, pool: "ProcessPool") -> "subprocess.Popen[bytes]":
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [_python(), *flags, "-P", "-m", "headrace._executors.worker"]
+        command = [_python(), *flags, "-P", "-m", WORKER]
         in_main_thread = threading.current_thread() is threading.main_thread()
         their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # none of those that Popen replaces
         try:
-            fds = (their_fd, pool.slots.fd, pool.shared_plan.fd)
+            fds = (their_fd, pool.slots.fd, pool.plan.fd)
             command += map(str, (*fds, int(in_main_thread), os.getpid()))
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
@@ -85,9 +85,9 @@ class Process:
         finally:
             os.close(their_fd)
 
-    def set_up(self, pool: "Pool") -> None:
+    def set_up(self, pool: "ProcessPool") -> None:
         """Tells the process what it needs to know before its first task."""
-        self.send(pickle.dumps((self.index, pool.num_workers, pool.shared_plan.extent, pool.world)))
+        self.send(pickle.dumps((self.index, pool.num_workers, pool.plan.extent, pool.world)))
 
     def send(self, message: bytes) -> bool:
         """Sends a message; whether there was room for it."""

@@ -26,33 +26,37 @@ from headrace.errors import WorkerError
 class SharedPlan:
     """A plan in shared memory, for as long as any pool uses it: operations, and a function that workers begin with."""
 
-    def __init__(self, trees: list[Op], init: Callable[[int, int], None] | None):
-        self.pipelines, self._init = trees, init
+    def __init__(self, pipelines: list[Op], init: Callable[[int, int], None] | None):
+        self.pipelines, self.init = pipelines, init
+        self.closed = False
         self._classes: set[type] = set()  # workers name them by what this process knows them by: they must stay
         self.users: set[int] = set()
-        self.fd = anonymous_file(1)
-        self._close = weakref.finalize(self, os.close, self.fd)
+
+    @functools.cached_property
+    def fd(self) -> int:
+        """The file that the plan is in."""
+        fd = anonymous_file(1)
+        self._close = weakref.finalize(self, os.close, fd)
+        return fd
 
     def give_up(self, user: int) -> None:
         """One pool less uses it."""
         self.users.discard(user)
         if not self.users:
-            self._close()
-
-    @property
-    def closed(self) -> bool:
-        return not self._close.alive
+            self.closed = True
+            if hasattr(self, "_close"):
+                self._close()
 
     @functools.cached_property
     def extent(self) -> Extent:
         """Where the plan is in the file; it is written when this is first asked for."""
-        value = (self.pipelines, self._init)
+        value = (self.pipelines, self.init)
         try:
             return Writer(Slot(self.fd)).dump((*value, _Nodes()), partial(_PlanPickler, self._classes))
         except WorkerError:
             raise
         except Exception as e:
-            raise _cannot_be_sent(self.pipelines, self._init, e) from e
+            raise _cannot_be_sent(self.pipelines, self.init, e) from e
 
 
 def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None]:
@@ -131,8 +135,8 @@ def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) 
 # ---------------------------------------------------------------------------------- what cannot be pickled
 
 
-def _cannot_be_sent(trees: list[Op], init: Any, error: Exception) -> WorkerError:
-    where, what = find_culprit([("", tree) for tree in trees] + [("worker_init_fn", init)])
+def _cannot_be_sent(pipelines: list[Op], init: Any, error: Exception) -> WorkerError:
+    where, what = find_culprit([("", pipeline) for pipeline in pipelines] + [("worker_init_fn", init)])
     return WorkerError(
         f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type {type(what).__name__} "
         f"cannot be pickled ({type(error).__name__}: {error}). Make it where it is first used or in `worker_init_fn`, "

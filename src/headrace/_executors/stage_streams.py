@@ -2,91 +2,78 @@
 
 import dataclasses
 import itertools
-import weakref
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace._executors.block_codec import pack, unpack
-from headrace._executors.pool import Pool, Task
-from headrace._executors.slots import Extent
+from headrace._executors.tasks import BlockTask, CloseStream, IndexTask, Result, StreamTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
 from headrace._plan.origins import index_in, show_elements, show_source_indices
 from headrace._plan.stages import (
-    ANY,
     BlockStage,
     IndexStage,
-    Place,
     Stage,
+    Stages,
     StreamStage,
     all_operations,
     base_position,
     depth,
-    is_one_worker_stream,
     later,
-    places_in_plan,
     portable,
     rebased,
-    stages_up_to,
     start_of,
 )
-from headrace._plan.streams import Context, GapFound, Position, Run, Stream, open_stream
+from headrace._plan.streams import Context, MissingElement, Position, Run, Stream, open_stream
 from headrace.options import MultiprocessingOptions
-
-CHUNK_S = 0.004  # chunks grow while they take less than this
-CHUNK_BYTES = 1 << 20  # and have less than this
-LONGEST_CHUNK = 1 << 13
-MOST_CHUNKS = 16  # under way for each worker
+from headrace.protocols import PendingTask, TaskPool
 
 
-class Plan:
-    """How one `mp_prefetch` is computed: which of its operations are stages, and where workers find them."""
+@dataclasses.dataclass(frozen=True)
+class Prefetching:
+    """One `mp_prefetch` at work: its stages, the pool that computes them, and how."""
 
-    def __init__(
-        self, root: Op, number: int, pool: Pool, options: MultiprocessingOptions, *, single_step: bool, gaps: bool
-    ):
-        self.root, self.pool, self.options, self.single_step = root, pool, options, single_step
-        self._gaps = gaps
-        self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
-        self._places.update(places_in_plan(root, (number,)))
-        self._stages: weakref.WeakKeyDictionary[Op, Stage | None] = weakref.WeakKeyDictionary()
-
-    def enter(self, interleave: Op, number: int, part: Op) -> None:
-        """Notes where workers find a dataset of an interleave."""
-        at = self._places[interleave]
-        path, family = (*at.path, number), (*at.family, ANY)
-        self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=at.weight))
+    stages: Stages
+    pool: TaskPool
+    options: MultiprocessingOptions
+    single_step: bool
 
     def elsewhere(self, op: Op, position: Position, context: Context) -> Stream | None:
         """The stream of an operation that is a stage."""
-        place = self._places[op]
-        stage = StreamStage(op, op) if place.is_part and is_one_worker_stream(op) else self._stage(op)
-        return None if stage is None else _STREAMS[type(stage)](stage, place, position, self, context)
+        stage = self.stages.of(op)
+        return None if stage is None else _STREAMS[type(stage)](stage, position, self, context)
 
-    def _stage(self, op: Op) -> Stage | None:
-        if op not in self._stages:
-            self._stages.update(stages_up_to(op, gaps=self._gaps))
-        return self._stages[op]
+
+@dataclasses.dataclass(slots=True)
+class _Sent:
+    """A task under way: how much its chunk holds, and how many bytes its result is expected to have."""
+
+    pending: PendingTask
+    chunk: int
+    num_bytes: int = 0
 
 
 class StageStream(Stream):
     """The outputs of a stage, in order."""
 
-    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
+    def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
         super().__init__(start_of(stage.top) if position is None else position)
-        self._stage, self._place, self._plan, self._pool = stage, place, plan, plan.pool
-        self._context = context
-        self._tasks: deque[Task] = deque()
+        self._stage, self._place = stage, prefetching.stages.place(stage.top)
+        self._pool, self._options, self._single_step = prefetching.pool, prefetching.options, prefetching.single_step
+        self._load, self._context = self._pool.load, context
+        self._record = context.record(stage.top, "workers")
+        self._tasks: deque[_Sent] = deque()
         # How much a chunk should hold, and how large a chunk of one is: as others like it found.
-        self._chunk, self._unit_bytes = (1, 0.0) if plan.single_step else plan.pool.chunks.get(place.family, (1, 0.0))
+        known = None if self._single_step else self._load.chunks.get(self._place.family)
+        self._chunk, self._unit_bytes = known or (1, 0.0)
         self._ended = self._closed = False
         self._error: BaseException | None = None
         self._watches: dict[int, Any] = {}
         with self._pool.locked():
-            self._pool.num_stages += self._is_source
+            self._load.num_streams += self._is_source
 
     _is_source = True  # not fed by another stage
 
@@ -96,20 +83,23 @@ class StageStream(Stream):
         with self._pool.locked():  # another thread may find that this stream's worker has died
             self._work_ahead()
             while self._tasks:
-                while not self._pool.wait(self._tasks[0]):
+                begin = time.perf_counter()
+                while not self._pool.wait(self._tasks[0].pending):
                     self._learn_size()
                     self._work_ahead()
-                result = self._pool.result(self._tasks[0])
-                task = self._tasks.popleft()
-                self._pool.expected_bytes -= task.num_bytes
+                waited_s = time.perf_counter() - begin
+                result = self._pool.result(self._tasks[0].pending)
+                sent = self._tasks.popleft()
+                self._load.expected_bytes -= sent.num_bytes
                 run = self._finish(result)
                 if run is not None:
-                    self._adapt(task, run.block)
+                    self._record.add(run.block, sent.pending.took_s, waited_s)
+                    self._adapt(sent, run.block)
                     return run
             return None
 
     def ready(self) -> bool:
-        return bool(self._tasks) and self._pool.ready(self._tasks[0])
+        return bool(self._tasks) and self._pool.ready(self._tasks[0].pending)
 
     def start(self) -> None:
         with self._pool.locked():
@@ -119,78 +109,83 @@ class StageStream(Stream):
     def _work_ahead(self) -> None:
         """Gives out tasks as long as there is room."""
         while not self._ended and self._has_room():
-            task = self._next_task()
-            if task is None:
+            sent = self._next_task()
+            if sent is None:
                 self._ended = True
                 return
-            task.num_bytes = int(self._unit_bytes * task.chunk)
-            self._pool.expected_bytes += task.num_bytes
-            self._tasks.append(task)
+            sent.num_bytes = int(self._unit_bytes * sent.chunk)
+            self._load.expected_bytes += sent.num_bytes
+            self._tasks.append(sent)
 
     def _has_room(self) -> bool:
         under_way = len(self._tasks)
         if under_way == 0:
             return True
-        if self._plan.single_step:
+        if self._single_step:
             return False
-        options, workers = self._plan.options, self._pool.num_workers
+        options, workers = self._options, self._pool.num_workers
         if not self._unit_bytes and under_way >= 2 * workers:
             return False  # until it is known how large they are
         ready = -(-options.per_worker_buffer_size * self._place.weight // self._chunk)
-        most = workers * (1 + min(ready, MOST_CHUNKS))
+        most = workers * (1 + min(ready, self._pool.chunk_limits.under_way))
         # Two at least, or nothing would be under way while a result is used.
-        if under_way >= max(2, most // max(1, self._pool.num_stages)):
+        if under_way >= max(2, most // max(1, self._load.num_streams)):
             return False
-        return self._pool.expected_bytes + self._unit_bytes * self._chunk <= options.buffer_bytes
+        return self._load.expected_bytes + self._unit_bytes * self._chunk <= options.buffer_bytes
 
     def _learn_size(self) -> None:
         """While the next result is waited for: how large results are, if others tell."""
         if not self._unit_bytes:
-            sizes = [task.answer.total / task.chunk for task in self._tasks if isinstance(task.answer, Extent)]
+            sizes = [(sent.pending.num_bytes or 0) / sent.chunk for sent in self._tasks]
             self._unit_bytes = max(sizes, default=0.0)
 
-    def _next_task(self) -> Task | None:
+    def _next_task(self) -> _Sent | None:
         raise NotImplementedError
 
-    def _finish(self, result: Any) -> Run | None:
+    def _finish(self, result: Result) -> Run | None:
         """The run that a result is; `None` where it says that there is no more."""
         raise NotImplementedError
 
-    def _adapt(self, task: Task, block: Block) -> None:
+    def _adapt(self, sent: _Sent, block: Block) -> None:
         """Chunks grow while they are cheap, and as long as was asked; one that is late halves them."""
-        if self._plan.single_step:
+        if self._single_step:
             return
-        size, num_bytes = max(1, self._size(task, block)), block.num_bytes()
+        limits, took_s = self._pool.chunk_limits, sent.pending.took_s
+        size, num_bytes = max(1, self._size(sent, block)), block.num_bytes()
         self._unit_bytes = max(self._unit_bytes * 0.9, num_bytes / size)
-        if task.took_s > 4 * CHUNK_S:
+        if took_s > 4 * limits.seconds:
             self._chunk = max(1, size // 2)
-        elif task.took_s < CHUNK_S and 2 * num_bytes < CHUNK_BYTES and size >= self._chunk:
-            self._chunk = min(2 * self._chunk, LONGEST_CHUNK)
-        self._pool.chunks[self._place.family] = self._chunk, self._unit_bytes
+        elif took_s < limits.seconds and 2 * num_bytes < limits.num_bytes and size >= self._chunk:
+            self._chunk = min(2 * self._chunk, limits.elements)
+        self._load.chunks[self._place.family] = self._chunk, self._unit_bytes
 
-    def _size(self, task: Task, block: Block) -> int:
+    def _size(self, sent: _Sent, block: Block) -> int:
         """How much a chunk held."""
-        return task.chunk
+        return sent.chunk
 
-    def _submit(self, make: Any, describe: Any, worker: int | None = None, *, chunk: int | None = None) -> Task:
-        task = self._pool.submit(make, describe, worker)
-        task.chunk = self._chunk if chunk is None else chunk
-        return task
+    def _submit(
+        self,
+        make: Callable[[int], Task],
+        describe: Callable[[], str],
+        worker: int | None = None,
+        *,
+        chunk: int | None = None,
+    ) -> _Sent:
+        return _Sent(self._pool.submit(make, describe, worker), self._chunk if chunk is None else chunk)
 
     def _forget_tasks(self) -> None:
         with self._pool.locked():
-            self._pool.expected_bytes -= sum(task.num_bytes for task in self._tasks)
-            self._pool.cancel(self._tasks)
+            self._load.expected_bytes -= sum(sent.num_bytes for sent in self._tasks)
+            self._pool.cancel([sent.pending for sent in self._tasks])
             self._tasks.clear()
 
-    def _opened(self, result: Any) -> tuple[Any, Any]:
-        """The outputs of a result and the positions after them; the next pull raises an error that came after them."""
-        packed, positions, counts, *error = result
-        self._watch(counts)
-        self._error = unpacked_error(error[0]) if error else None
-        return packed, positions
+    def _opened(self, result: Result) -> Block:
+        """The outputs of a result; the next pull raises an error that came after them."""
+        self._watch(result.counts)
+        self._error = None if result.error is None else unpacked_error(result.error)
+        return result.block()
 
-    def _watch(self, counts: list[tuple[int, int, int]]) -> None:
+    def _watch(self, counts: Any) -> None:
         """Tells whoever watches filters what they saw and kept."""
         for number, seen, kept in counts:
             if number not in self._watches:
@@ -200,7 +195,7 @@ class StageStream(Stream):
     def close(self, *, wait: bool = True) -> None:
         if not self._closed and not self._pool.closed:
             with self._pool.locked():
-                self._pool.num_stages -= self._is_source
+                self._load.num_streams -= self._is_source
                 self._forget_tasks()
         self._closed = True
 
@@ -208,12 +203,12 @@ class StageStream(Stream):
 class IndexStageStream(StageStream):
     """A stage on a random-access chain: tasks are ranges of indices."""
 
-    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
-        super().__init__(stage, place, position, plan, context)
+    def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
+        super().__init__(stage, position, prefetching, context)
         self._origin, self._first = self.position, base_position(stage, self.position)
         self._next, self._length = self._first, stage.base.parents[0].length()
 
-    def _next_task(self) -> Task | None:
+    def _next_task(self) -> _Sent | None:
         first = self._next
         if first >= self._length:
             return None
@@ -221,16 +216,15 @@ class IndexStageStream(StageStream):
         position = self._origin
         if first > self._first:
             position = later(self._stage, self._origin, first - self._first, first)
-        request = ("index", self._place.path, portable(position), stop, self._stage.counts, self._plan.single_step)
-        return self._submit(lambda process: request, partial(self._describe, first, stop))
+        task = IndexTask(self._place.path, portable(position), stop, self._stage.counts, self._single_step)
+        return self._submit(lambda _: task, partial(self._describe, first, stop))
 
     def _describe(self, first: int, stop: int) -> str:
         indices = show_source_indices(self._stage.base, first, stop)
         return f"{show_elements(self._stage.top, first, stop)}; source indices {indices})"
 
-    def _finish(self, result: Any) -> Run | None:
-        packed, positions = self._opened(result)
-        return self._run(unpack(packed), lambda j: positions[j - 1])
+    def _finish(self, result: Result) -> Run | None:
+        return self._run(self._opened(result), lambda j: result.positions[j - 1])
 
 
 class BlockStageStream(StageStream):
@@ -238,8 +232,8 @@ class BlockStageStream(StageStream):
 
     _is_source = False
 
-    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
-        super().__init__(stage, place, position, plan, context)
+    def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
+        super().__init__(stage, position, prefetching, context)
         # The start stays `None`: a cache is only filled, and only used, from there.
         self._parent = open_stream(stage.base, None if position is None else base_position(stage, position), context)
         self._origin, self._inputs = self.position, 0
@@ -247,27 +241,20 @@ class BlockStageStream(StageStream):
 
     def _has_room(self) -> bool:
         # Making a task may mean waiting for its elements, and a result that is there should not wait for that.
-        return super()._has_room() and not (len(self._tasks) > 1 and self._pool.ready(self._tasks[0]))
+        return super()._has_room() and not (len(self._tasks) > 1 and self._pool.ready(self._tasks[0].pending))
 
-    def _next_task(self) -> Task | None:
-        run = self._parent.pull(0 if self._plan.single_step else self._chunk)
+    def _next_task(self) -> _Sent | None:
+        run = self._parent.pull(0 if self._single_step else self._chunk)
         while run is not None and not len(run.block):
-            run = self._parent.pull(0 if self._plan.single_step else self._chunk)
+            run = self._parent.pull(0 if self._single_step else self._chunk)
         if run is None:
             return None
         stage, block, first = self._stage, run.block, self._inputs
         position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
-        request = (
-            "block",
-            self._place.path,
-            portable(position),
-            depth(stage),
-            partial(pack, block),
-            self._plan.single_step,
-        )
+        task = BlockTask(self._place.path, portable(position), depth(stage), block, self._single_step)
         self._inputs += len(block)
         self._runs.append(run)
-        return self._submit(lambda process: request, partial(self._describe, run), chunk=len(block))
+        return self._submit(lambda _: task, partial(self._describe, run), chunk=len(block))
 
     def _describe(self, run: Run) -> str:
         text = f"{len(run.block)} elements for {self._stage.top.label()}"
@@ -278,10 +265,9 @@ class BlockStageStream(StageStream):
         (base, first), (_, stop) = begin, end
         return f"{text} (from source indices {show_source_indices(base, first, max(stop, first + 1))})"
 
-    def _finish(self, result: Any) -> Run | None:
-        packed, positions = self._opened(result)
+    def _finish(self, result: Result) -> Run | None:
         at = self._runs.popleft().at
-        return self._run(unpack(packed), lambda j: rebased(self._stage, positions[j - 1], at))
+        return self._run(self._opened(result), lambda j: rebased(self._stage, result.positions[j - 1], at))
 
     def start(self) -> None:
         self._parent.start()
@@ -296,22 +282,22 @@ class WholeStream(StageStream):
 
     _keys = itertools.count()
 
-    def __init__(self, stage: Stage, place: Place, position: Position, plan: Plan, context: Context):
-        super().__init__(stage, place, position, plan, context)
+    def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
+        super().__init__(stage, position, prefetching, context)
         self._known = position  # the last position to go on from; `None` is the start
         self._key = next(WholeStream._keys)
-        self._worker = self._pool.choose_worker()
+        self._worker = self._pool.pick_worker()
         self._process: int | None = None  # that has the stream open
         self._asked = self._answered = 0
 
-    def _next_task(self) -> Task | None:
-        number, n = self._asked, 0 if self._plan.single_step else self._chunk
+    def _next_task(self) -> _Sent | None:
+        number, n = self._asked, 0 if self._single_step else self._chunk
         self._asked += 1
 
-        def make(process: int) -> tuple[Any, ...]:
+        def make(process: int) -> Task:
             # A process that has the stream open goes on with it; another one has to be told where.
             is_new, self._process = process != self._process, process
-            return "stream", self._place.path, self._key, number, self._position_before(number) if is_new else None, n
+            return StreamTask(self._place.path, self._key, number, self._position_before(number) if is_new else None, n)
 
         return self._submit(make, self._describe, self._worker)
 
@@ -320,28 +306,29 @@ class WholeStream(StageStream):
 
     def _position_before(self, number: int) -> tuple[Position]:
         """The last position known before a task, all before it having been answered."""
-        before = [self._pool.peek(self._tasks[i]) for i in range(number - self._answered)]
-        found = next(((result[1][-1],) for result in reversed(before) if result and result[1]), (self._known,))
+        before = [self._pool.peek(self._tasks[i].pending) for i in range(number - self._answered)]
+        found = next(
+            (result.positions[-1:] for result in reversed(before) if result and result.positions), [self._known]
+        )
         return (portable(*found),)
 
-    def _size(self, task: Task, block: Block) -> int:
+    def _size(self, sent: _Sent, block: Block) -> int:
         return len(block)
 
-    def _finish(self, result: Any) -> Run | None:
+    def _finish(self, result: Result) -> Run | None:
         self._answered += 1
-        if result is None:
+        if result.ended:
             self._ended = True
             self._forget_tasks()
             return None
-        packed, positions = self._opened(result)
-        run = self._run(unpack(packed), lambda j: positions[j - 1])
-        if positions:
+        run = self._run(self._opened(result), lambda j: result.positions[j - 1])
+        if result.positions:
             self._known = self.position
         return run
 
     def close(self, *, wait: bool = True) -> None:
         if not self._closed:
-            self._pool.forget_stream(self._worker, ("drop", self._place.path, self._key))
+            self._pool.forget_stream(self._worker, CloseStream(self._place.path, self._key))
         super().close(wait=wait)
 
 
@@ -357,35 +344,35 @@ class PrefetchedStream(Stream):
 
     def __init__(
         self,
-        make_plan: Callable[[bool], Plan],
+        start: Callable[[bool], Prefetching],
         position: Position,
         context: Context,
         end: Callable[[], None] | None,
     ):
-        self._make_plan, self._outer, self._end = make_plan, context, end
-        self._stream, self._started = self._open(position, gaps=False), False
+        self._prefetching, self._outer, self._end = start, context, end
+        self._stream, self._started = self._open(position, sparse=False), False
         super().__init__(self._stream.position)
 
-    def _open(self, position: Position, *, gaps: bool) -> Stream:
-        plan = self._make_plan(gaps)
+    def _open(self, position: Position, *, sparse: bool) -> Stream:
+        prefetching = self._prefetching(sparse)
         context = dataclasses.replace(
             self._outer,
             ahead=lambda stream, _: stream,
             processes=lambda op, position, context: open_stream(op.parent, position, context),
-            elsewhere=plan.elsewhere,
-            enter=plan.enter,
-            lookahead=0 if plan.single_step else plan.pool.num_workers,
+            elsewhere=prefetching.elsewhere,
+            enter=prefetching.stages.enter,
+            lookahead=0 if prefetching.single_step else prefetching.pool.num_workers,
         )
-        return open_stream(plan.root, position, context)
+        return open_stream(prefetching.stages.root, position, context)
 
     def pull(self, n: int) -> Run | None:
         if not self._started:
             self.start()
         try:
             run = self._stream.pull(n)
-        except GapFound:
+        except MissingElement:
             self._stream.close()
-            self._stream = self._open(self.position, gaps=True)
+            self._stream = self._open(self.position, sparse=True)
             run = self._stream.pull(n)
         return None if run is None else self._run(*run)
 

@@ -10,6 +10,9 @@ from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
+from headrace._plan.origins import last_own
+from headrace._plan.plan import Plan
+from headrace._plan.recorder import Recorder, StageRecord
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._utils.signals import raised_by_signal, signal_handlers
@@ -55,11 +58,13 @@ class Walk:
     """
 
     def __init__(self, op: Op):
-        self.op = op
+        self.op, self.plan = op, Plan(op)
         self._run = Handover([], None)
         self._stream: Stream | None = None
         self._context: Context | None = None
-        self._workers = Workers(op)
+        self._workers = Workers(self.plan)
+        self.recorder = Recorder()
+        self._record = StageRecord()
         self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
         self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
@@ -79,6 +84,16 @@ class Walk:
         """The position after the last element handed over."""
         position = self._run.position()
         return start_of(self.op) if position is None else position
+
+    def stats(self) -> dict[str, Any]:
+        """What has been computed so far, and how long that took."""
+        whole = self._record
+        return {
+            "elements": whole.elements,
+            "bytes": whole.num_bytes,
+            "seconds": whole.busy_s,
+            "stages": self.recorder.stats(lambda op: last_own(op).label()),
+        }
 
     def go_to(self, position: Any) -> None:
         """Goes on from a position."""
@@ -139,11 +154,16 @@ class Walk:
 
     def _pull(self, stream: Stream) -> Run | None:
         if self._single_steps_left:
-            return in_pipeline(stream.pull, 0)
+            run = in_pipeline(stream.pull, 0)
+            if run is not None:
+                self._record.add(run.block)
+            return run
         begin = time.perf_counter()
         run = in_pipeline(stream.pull, self._n)
         if run is not None:
-            self._adapt(run.block, time.perf_counter() - begin)
+            took_s = time.perf_counter() - begin
+            self._record.add(run.block, took_s)
+            self._adapt(run.block, took_s)
         return run
 
     def _adapt(self, block: Block, took_s: float) -> None:
@@ -209,7 +229,7 @@ class Walk:
             self._stream_is_single_step = self._single_steps_left > 0
             self._handlers = signal_handlers()
             self._workers.go_on()
-            self._context = context(self.op, self._workers, single_step=self._stream_is_single_step)
+            self._context = context(self.plan, self._workers, self.recorder, single_step=self._stream_is_single_step)
             self._stream = open_stream(self.op, self._run.position(), self._context)
             self._in_step = True
         return self._stream

@@ -1,62 +1,64 @@
 """The worker processes of one iterator: taken when they are first needed, kept for the next epoch at its end.
 
 All the `mp_prefetch` of a pipeline share one pool, whatever parts of it they are in. Between epochs the pool waits in
-the operation's `pool_cache`, so that it ends with the dataset. Iterators at the same time have a pool each, and share
+what the operation has `kept`, so that it ends with the dataset. Iterators at the same time have a pool each, and share
 one plan.
 """
 
 import sys
 import warnings
 import weakref
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-from headrace._ops.base import Op
-from headrace._ops.buffer import MpPrefetch, PoolCache, Prefetch
-from headrace._plan.stages import ready_for_workers
+from headrace._executors.messages import is_worker_process
+from headrace._ops.buffer import MpPrefetch, Prefetch
+from headrace._plan.plan import Plan, has_workers
+from headrace._plan.stages import Stages, ready_for_workers
 from headrace._plan.streams import Context, Position, Stream, open_stream
 from headrace.errors import ClosedError
-
-if TYPE_CHECKING:
-    from headrace._executors.pool import Pool
-    from headrace._executors.shared_plan import SharedPlan
+from headrace.protocols import TaskPool
 
 Key = tuple["weakref.ref[MpPrefetch]", ...]
 
 
-is_worker = False  # in a worker, an `mp_prefetch` does nothing
+class PoolCache:
+    """Where pools wait between two epochs, and what they were told."""
+
+    def __init__(self):
+        self.idle: dict[Key, TaskPool] = {}
+        self.shared_plans: weakref.WeakValueDictionary[Key, Any] = weakref.WeakValueDictionary()
 
 
 class Workers:
-    """The worker processes of an iterator over an operation."""
+    """The pools of workers of an iterator, for the `mp_prefetch` operations in its plan."""
 
-    def __init__(self, op: Op):
-        self._found = _outermost(op)
+    def __init__(self, plan: Plan):
+        self._plan = plan
         self._interrupted = False
-        self._pools: dict[Key, Pool] = {}
+        self._pools: dict[Key, TaskPool] = {}
         self._caches: dict[Key, PoolCache] = {}
 
     def open(self, op: MpPrefetch, position: Position, context: Context, *, single_step: bool) -> Stream:
         """The stream of an `mp_prefetch`."""
-        if op.options.num_workers == 0 or is_worker:
+        if not has_workers(op) or is_worker_process():
             return open_stream(op.parent, position, context)
-        if sys.platform == "win32":
+        if sys.platform == "win32" and not hasattr(op.options, "open_pool"):
             return _in_a_thread(op, position, context)
-        from headrace._executors.stage_streams import Plan, PrefetchedStream
+        from headrace._executors.stage_streams import PrefetchedStream, Prefetching
 
         if self._interrupted:
             raise ClosedError("The iterator was closed while a thread of it opened a dataset.")
-        group = self._group(op) if op in self._found else [op]
+        group = self._plan.sharing_workers(op)
         pool = self._pool(group)
         number = 2 * group.index(op) + single_step
-        plan = partial(Plan, pool.shared_plan.pipelines[number], number, pool, op.options, single_step=single_step)
-        # In a dataset that an interleave has made, workers end with it: there may be very many.
-        end = None if op in self._found else partial(self._end, _key(group))
-        return PrefetchedStream(lambda gaps: plan(gaps=gaps), position, context, end)
+        root = pool.plan.pipelines[number]
 
-    def _group(self, op: MpPrefetch) -> list[MpPrefetch]:
-        """Those that share a pool with this one."""
-        return [each for each in self._found if each.worker_init_fn is op.worker_init_fn and each.options.num_workers]
+        def start(sparse: bool) -> Prefetching:
+            return Prefetching(Stages(root, (number,), sparse=sparse), pool, op.options, single_step)
+
+        # In a dataset that an interleave has made, workers end with it: there may be very many.
+        end = None if op in self._plan.prefetches else lambda: self._end(_key(group))
+        return PrefetchedStream(start, position, context, end)
 
     def _end(self, key: Key) -> None:
         self._caches.pop(key, None)
@@ -64,17 +66,15 @@ class Workers:
         if pool is not None:
             pool.close()
 
-    def _pool(self, group: list[MpPrefetch]) -> "Pool":
-        from headrace._executors.pool import Pool
-
-        key = _key(group)
+    def _pool(self, group: list[MpPrefetch]) -> TaskPool:
+        """The pool that some `mp_prefetch` share."""
+        key, cache = _key(group), group[0].kept.of(PoolCache)
         pool = self._pools.get(key)
         if pool is None or pool.closed:
-            pool_cache = self._caches[key] = group[0].pool_cache
-            pool = pool_cache.idle.pop(key, None)
+            self._caches[key] = cache
+            pool = cache.idle.pop(key, None)
             if pool is None or pool.closed:
-                num_workers = max(op.options.num_workers for op in group)
-                pool = Pool(_shared_plan(pool_cache, key, group), num_workers)
+                pool = _open_pool(group, _shared_plan(cache, key, group))
             pool.go_on()
             self._pools[key] = pool
         return pool
@@ -117,29 +117,27 @@ def _key(group: list[MpPrefetch]) -> Key:
     return tuple(map(weakref.ref, group))
 
 
-def _outermost(op: Op) -> list[MpPrefetch]:
-    """The `mp_prefetch` operations that are not before another one, each once."""
-    found: dict[MpPrefetch, None] = {}
-    ahead, seen = [op], {op}
-    while ahead:
-        op = ahead.pop()
-        if isinstance(op, MpPrefetch):
-            found[op] = None
-        else:
-            ahead += [parent for parent in reversed(op.parents) if parent not in seen]
-            seen.update(op.parents)
-    return list(found)
-
-
-def _shared_plan(pool_cache: PoolCache, key: Key, group: list[MpPrefetch]) -> "SharedPlan":
+def _shared_plan(cache: PoolCache, key: Key, group: list[MpPrefetch]) -> Any:
     """The plan of some `mp_prefetch`, each rewritten for speed and as it was written; made once for all iterators."""
     from headrace._executors.shared_plan import SharedPlan
 
-    shared_plan = pool_cache.shared_plans.get(key)
+    shared_plan = cache.shared_plans.get(key)
     if shared_plan is None or shared_plan.closed:
-        trees = [ready_for_workers(op.parent, as_written=as_written) for op in group for as_written in (False, True)]
-        shared_plan = pool_cache.shared_plans[key] = SharedPlan(trees, group[0].worker_init_fn)
+        pipelines = [
+            ready_for_workers(op.parent, as_written=as_written) for op in group for as_written in (False, True)
+        ]
+        shared_plan = cache.shared_plans[key] = SharedPlan(pipelines, group[0].worker_init_fn)
     return shared_plan
+
+
+def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
+    """A pool of the kind that the options ask for, with as many workers as any of them asks for."""
+    num_workers, options = max(op.options.num_workers for op in group), group[0].options
+    if hasattr(options, "open_pool"):
+        return options.open_pool(shared_plan, num_workers)  # pyright: ignore[reportAttributeAccessIssue]
+    from headrace._executors.pool import ProcessPool
+
+    return ProcessPool(shared_plan, num_workers)
 
 
 def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream:

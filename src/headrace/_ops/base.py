@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,27 @@ from headrace._utils.addresses import redacted
 from headrace._utils.rng import derive_seed
 from headrace.errors import PipelineError, SpecError
 
+T = TypeVar("T")
 ENDLESS = sys.maxsize
 _LOOKED_AT = 4096  # characters of a repr
+
+
+class Kept:
+    """What iterators of this process keep for an operation, from one to the next; never sent anywhere.
+
+    It hangs on the operation, and not in a weak dictionary, so that Python's collector sees it: a function in a pool
+    that waits here may refer to the dataset that it belongs to.
+    """
+
+    def __init__(self):
+        self._values: dict[type, Any] = {}
+
+    def of(self, kind: type[T]) -> T:
+        """What is kept of a kind; the first to ask makes it."""
+        return self._values[kind] if kind in self._values else self._values.setdefault(kind, kind())
+
+    def __reduce__(self):
+        return Kept, ()
 
 
 def call_site() -> str:
@@ -176,9 +195,9 @@ class Op:
 
     @property
     @from_parents
-    def has_holes(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether an index may be known to have no element."""
-        return any(parent.has_holes for parent in self.parents)
+        return any(parent.is_sparse for parent in self.parents)
 
     def identity(self) -> dict[str, Any] | None:
         """The arguments that decide which elements come when; `None` where none do, as for a map."""

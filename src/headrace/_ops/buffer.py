@@ -1,22 +1,21 @@
 """Operations on the stream as such: where it starts and ends, what is kept of it, what runs ahead."""
 
 import inspect
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Unary, describe, from_parents
+from headrace._ops.base import ENDLESS, Kept, Unary, describe, from_parents
 from headrace._ops.order import IndexOp
 from headrace.errors import PipelineError
-from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts
+from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts, num_threads
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToStream(Unary):
-    """The elements of a random-access chain in order; holes are closed unless they are wanted."""
+    """The elements of a random-access chain in order; missing ones are skipped unless they are wanted."""
 
     name = "to_iter_dataset"
     order_params = ("allow_nones",)
@@ -31,7 +30,7 @@ class ToStream(Unary):
         return 0
 
     def how(self) -> str:
-        threads = self.read_options.num_threads if self.read_options is not None else AUTOTUNE
+        threads = num_threads(self.read_options)
         if threads is AUTOTUNE:
             return "in index order; threads where a trial shows that they pay"
         return f"in index order, {threads} threads" if threads else "in index order, no threads"
@@ -88,17 +87,6 @@ class Prefetch(Unary):
         return f"a thread works ahead, {self.buffer_size} elements"
 
 
-class PoolCache:
-    """Where workers wait between two epochs, and what they were told; never sent anywhere."""
-
-    def __init__(self):
-        self.idle: dict[Any, Any] = {}
-        self.shared_plans: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
-
-    def __reduce__(self):
-        return PoolCache, ()
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class MpPrefetch(Unary):
     """The same elements, computed ahead in worker processes."""
@@ -108,7 +96,7 @@ class MpPrefetch(Unary):
     is_seed_step = False  # as Grain without workers: seeds must not depend on their number
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
-    pool_cache: PoolCache = field(default_factory=PoolCache, repr=False)
+    kept: Kept = field(default_factory=Kept, repr=False)
 
     def __post_init__(self):
         if not isinstance(self.options, MultiprocessingOptions):
@@ -140,24 +128,13 @@ def _takes_two(function: Any) -> bool:
     return True
 
 
-class Store:
-    """What a cache holds: shared by all iterators of a dataset, never sent anywhere."""
-
-    def __init__(self):
-        self.items: dict[int, Any] = {}
-        self.runs: list[Any] | None = None
-
-    def __reduce__(self):
-        return Store, ()
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Cache(IndexOp):
     """The elements of the first epoch, kept in memory: later epochs see the same."""
 
     name = "cache"
     order_params = ()
-    store: Store = field(default_factory=Store, repr=False)
+    kept: Kept = field(default_factory=Kept, repr=False)
 
     def __post_init__(self):
         if self.parent.endless:

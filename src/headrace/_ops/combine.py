@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Op, from_parents
+from headrace._ops.base import ENDLESS, Kept, Op, from_parents
 from headrace._ops.proportions import Shares
 from headrace.errors import PipelineError
 from headrace.options import check_counts
@@ -250,7 +250,7 @@ class Interleave(Op):
     hides_seeds = True
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
-    made: dict[int, Op] = field(default_factory=dict, repr=False)  # datasets that are open, by number
+    kept: Kept = field(default_factory=Kept, repr=False)
 
     def __post_init__(self):
         check_counts(self, "cycle_length", least=1)
@@ -269,7 +269,7 @@ class Interleave(Op):
         return 0, 0, (None,) * self.cycle_length
 
     def with_parts(self, parts: tuple[Op, ...]) -> Op:
-        return replace(self, datasets=parts, made={})
+        return replace(self, datasets=parts, kept=Kept())
 
     def how(self) -> str:
         return "ordering point: takes datasets in turn"

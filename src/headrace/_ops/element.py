@@ -1,6 +1,6 @@
 """Operations that turn one element into one element, or decide whether it stays.
 
-Maps leave `None` as it is, whether it stands for a hole or is an element of a stream.
+Maps leave `None` as it is, whether it stands for a missing element or is an element of a stream.
 """
 
 from collections.abc import Callable
@@ -148,7 +148,7 @@ class RandomMap(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Filter(Unary):
-    """Elements for which `transform(element)` is true; the others are holes, which a stream closes."""
+    """Elements for which `transform(element)` is true; the others are missing, and a stream skips them."""
 
     name = "filter"
     is_elementwise, keeps_count = True, False
@@ -165,11 +165,11 @@ class Filter(Unary):
         return {} if self.is_stream else None  # with random access, elements keep their indices
 
     @property
-    def has_holes(self) -> bool:
+    def is_sparse(self) -> bool:
         return True
 
     def how(self) -> str:
-        return "one call an element, gaps closed" if self.is_stream else "one call an element, gaps left"
+        return f"one call an element, {'skips' if self.is_stream else 'leaves None for'} the others"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -208,7 +208,7 @@ class FlatMap(Unary):
         return min(self.parent.length() * self.max_fan_out, ENDLESS)
 
     @property
-    def has_holes(self) -> bool:
+    def is_sparse(self) -> bool:
         return True
 
     @mapped

@@ -28,7 +28,7 @@ class Batch(Unary):
         check_counts(self, "batch_size", least=1)
         if self.batch_fn is not None and not callable(self.batch_fn):
             raise PipelineError(f"batch_fn must be a function of a list of elements; got {self.batch_fn!r}.")
-        if not self.is_stream and self.parent.has_holes:
+        if not self.is_stream and self.parent.is_sparse:
             raise PipelineError(
                 "`batch` cannot follow `filter` or `flat_map` on a MapDataset, whose indices may have no element: "
                 "call `to_iter_dataset()` before `batch`."
@@ -45,7 +45,7 @@ class Batch(Unary):
         return self.parent.endless
 
     @property
-    def has_holes(self) -> bool:
+    def is_sparse(self) -> bool:
         return False
 
     @property

@@ -1,10 +1,10 @@
 """Where elements come from: sources, and datasets that users write."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from headrace._ops.base import ENDLESS, Op, describe
+from headrace._ops.base import ENDLESS, Kept, Op, describe
 from headrace.errors import SpecError
 
 
@@ -13,8 +13,8 @@ class Source(Op):
     """Items of a source by index; an index past the length is an item of a later epoch."""
 
     name = "source"
-    reads_many = True  # until the source's `__getitems__` turns out not to work
     source: Any
+    kept: Kept = field(default_factory=Kept, repr=False)
 
     @cached_property
     def _length(self) -> int:
@@ -52,10 +52,10 @@ class UserDataset(Op):
     """A dataset of the user's own class: random access or a stream, as its class says."""
 
     name = "user_dataset"
-    reads_many = True
     state_fields = ("state", "replay")
     dataset: Any
     stream: bool
+    kept: Kept = field(default_factory=Kept, repr=False)
 
     @property
     def parents(self) -> tuple[Op, ...]:
@@ -82,7 +82,7 @@ class UserDataset(Op):
         return not self.stream and len(self.dataset) >= ENDLESS
 
     @property
-    def has_holes(self) -> bool:
+    def is_sparse(self) -> bool:
         return False
 
     def spec(self) -> Any:

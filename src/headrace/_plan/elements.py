@@ -34,18 +34,18 @@ def element_kernel(op: Op) -> Kernel:
 
 
 def _map_kernel(op: Map) -> Kernel:
-    batch_fn, rows_fn, holes = op.batch_fn, op.rows_fn, op.skips_none
+    batch_fn, rows_fn, skips_none = op.batch_fn, op.rows_fn, op.skips_none
     fn: Any = None if op.batched else op.fn
 
     def kernel(block: Block, idx: Any) -> Block:
         if batch_fn is not None and (op.batched or isinstance(block, Columns)) and len(block):
-            return _map_columns(op, batch_fn, block, None if idx is None else ints(idx), holes=holes)
+            return _map_columns(op, batch_fn, block, None if idx is None else ints(idx), skips_none=skips_none)
         if rows_fn is not None:
-            return _map_rows(op, rows_fn, block, idx, holes=holes)
+            return _map_rows(op, rows_fn, block, idx, skips_none=skips_none)
         rows = block.own_rows()
         feed = iter(rows)
         try:
-            if holes:
+            if skips_none:
                 return Rows([None if x is None else fn(x) for x in feed], owned=True)
             return Rows([fn(x) for x in feed], owned=True)
         except Exception as e:
@@ -55,16 +55,16 @@ def _map_kernel(op: Map) -> Kernel:
     return kernel
 
 
-def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, holes: bool) -> Block:
+def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, skips_none: bool) -> Block:
     """A function of columns over a block; where rows do not make columns of one kind, over each row alone."""
     if isinstance(block, Rows) and not trees.uniform(block.items):
         out: list[Any] = []
         for i, row in enumerate(block.items):
             alone = Rows([row], owned=True)
             place = None if idx is None else [idx[i]]
-            out += [None] if holes and row is None else _call_columns(op, fn, alone, place).rows()
+            out += [None] if skips_none and row is None else _call_columns(op, fn, alone, place).rows()
         return Rows(out, owned=True)
-    if holes and isinstance(block, Rows) and block.items[0] is None:
+    if skips_none and isinstance(block, Rows) and block.items[0] is None:
         return block
     return _call_columns(op, fn, block, idx)
 
@@ -85,10 +85,10 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
     return Columns(tree, len(block))
 
 
-def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: Any, *, holes: bool) -> Block:
+def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: Any, *, skips_none: bool) -> Block:
     """A function of a list of elements over a block."""
     rows = block.own_rows()
-    given = [x for x in rows if x is not None] if holes else rows
+    given = [x for x in rows if x is not None] if skips_none else rows
     count = len(given)
     if not count:
         return Rows(rows, owned=True)
@@ -110,14 +110,14 @@ def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: 
 
 
 def _map_with_index_kernel(op: MapWithIndex | PlacedMap) -> Kernel:
-    fn, holes = op.fn, isinstance(op, MapWithIndex)
+    fn, skips_none = op.fn, isinstance(op, MapWithIndex)
 
     def kernel(block: Block, idx: Any) -> Block:
         numbers = ints(idx)
         feed = iter(block.own_rows())
         try:
             pairs = zip(feed, numbers, strict=True)
-            return Rows([None if holes and x is None else fn(i, x) for x, i in pairs], owned=True)
+            return Rows([None if skips_none and x is None else fn(i, x) for x, i in pairs], owned=True)
         except Exception as e:
             blame(e, op, feed, numbers)
             raise

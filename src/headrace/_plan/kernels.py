@@ -63,13 +63,16 @@ def _(op: UserDataset) -> Fetch:
     return user_reader(op)
 
 
+class CachedItems(dict[int, Any]):
+    """What a cache holds, by index."""
+
+
 @fetcher.register
 def _(op: Cache) -> Fetch:
-    parent, length, store = fetcher(op.parent), op.length(), op.store
+    parent, length, items = fetcher(op.parent), op.length(), op.kept.of(CachedItems)
 
     def fetch(idx: Indices) -> Block:
         wanted = [i % length for i in ints(idx)]
-        items = store.items
         missing = sorted({i for i in wanted if i not in items})
         if missing:
             items.update(zip(missing, parent(np.array(missing)).own_rows(), strict=True))
@@ -255,27 +258,25 @@ def _flat_map_kernel(op: FlatMap) -> Kernel:
 
 @fetcher.register
 def _(op: Batch) -> Fetch:
+    """Its function takes, beside indices, what makes the arrays that elements are stacked in."""
     parent, layout = fetcher(op.parent), _BatchLayout(op)
     if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
         return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
 
-    def fetch(idx: Indices) -> Block:
+    def fetch(idx: Indices, empty: trees.Empty | None = None) -> Block:
         flat, cuts = layout(idx)
         if op.batch_size >= STACK_AT_ONCE:
-            batches = [make_batch(op, parent(flat[a:b]), i) for i, (a, b) in zip(ints(idx), cuts, strict=True)]
-            return Rows(batches, owned=True)
-        block = parent(flat)
-        return Rows([make_batch(op, block.cut(a, b), i) for i, (a, b) in zip(ints(idx), cuts, strict=True)], owned=True)
+            parts = (parent(flat[a:b]) for a, b in cuts)
+        else:
+            block = parent(flat)
+            parts = (block.cut(a, b) for a, b in cuts)
+        return Rows([make_batch(op, part, i, empty) for i, part in zip(ints(idx), parts, strict=True)], owned=True)
 
     return fetch
 
 
-stacked_in: dict[Op, trees.Empty] = {}
-"""Batches that are stacked in memory of somebody's, who is the only one to see them."""
-
-
-def make_batch(op: Batch, block: Block, index: int | None = None) -> Any:
-    """One batch from its elements; `index` is its own, where it has one."""
+def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.Empty | None = None) -> Any:
+    """One batch from its elements, stacked in arrays that `empty` makes; `index` is its own, where it has one."""
     if op.batch_fn is not None:
         try:
             return op.batch_fn(block.own_rows())
@@ -285,10 +286,10 @@ def make_batch(op: Batch, block: Block, index: int | None = None) -> Any:
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
             f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
-            "returned None. Call `to_iter_dataset()` before `batch`, which closes such holes."
+            "returned None. Call `to_iter_dataset()` before `batch`, which skips such indices."
         )
     try:
-        return block.stack(stacked_in.get(op))
+        return block.stack(empty)
     except Exception as e:
         add_note(e, f"in {op.label()} (pipeline at {op.site})")
         raise
@@ -325,7 +326,9 @@ def _batch_columns(source: Any) -> Callable[[np.ndarray], Any]:
     return lambda rows: trees.stack_columns(columns(rows))
 
 
-def _gather_batches(layout: _BatchLayout, parent: Gather, batch: Callable[[np.ndarray], Any], idx: Indices) -> Block:
+def _gather_batches(
+    layout: _BatchLayout, parent: Gather, batch: Callable[[np.ndarray], Any], idx: Indices, empty: Any = None
+) -> Block:
     """Batches of an array source: one index program for all of them, one gather into each."""
     flat, cuts = layout(idx)
     rows = as_array(parent.program(flat))

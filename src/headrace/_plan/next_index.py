@@ -66,13 +66,13 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
     chain: list[Op] = []
     last = op
     while not isinstance(op, ToStream):
-        is_one = isinstance(op, Interleave) and op.num_datasets == 1 and not op.has_holes
+        is_one = isinstance(op, Interleave) and op.num_datasets == 1 and not op.is_sparse
         if not (is_one or op.is_transparent or (op.is_elementwise and op.keeps_count) or isinstance(op, Batch | Limit)):
             raise _refusal(last, op)
         chain.append(op)
         op = interleaved_part(op, 0) if isinstance(op, Interleave) else op.parents[0]
-    closes_holes = op.parent.has_holes and not op.allow_nones
-    if closes_holes and any(each.state_fields is not None or each.group_size is not None for each in chain):
+    skips_missing = op.parent.is_sparse and not op.allow_nones
+    if skips_missing and any(each.state_fields is not None or each.group_size is not None for each in chain):
         raise _refusal(last, op)
     return chain, op
 

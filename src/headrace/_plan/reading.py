@@ -22,7 +22,7 @@ def reader(op: Source) -> Fetch:
     if hasattr(source, "__getcolumns__"):
         return lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx))
     if hasattr(source, "__getitems__"):
-        return lambda idx: _read_many(op, source, ints(idx))
+        return _ManyReader(op, source)
     if type(source) in (list, tuple):
         return lambda idx: Rows(_items(source, idx), owned=False)
     return lambda idx: _read_each(op, source.__getitem__, ints(idx))
@@ -57,27 +57,39 @@ def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) ->
         raise
 
 
-def _read_many(op: Source | UserDataset, source: Any, indices: Sequence[int]) -> Rows:
-    """Items by one call for all of them; one by one from where that call turns out not to work."""
-    if not op.reads_many:
-        return _read_each(op, source.__getitem__, indices)
-    try:
-        return Rows(_items_together(source, indices), owned=False)
-    except (TypeError, NotImplementedError, PipelineError) as e:
-        if not hasattr(source, "__getitem__"):
+class GetItems:
+    """Whether a source's `__getitems__` works, as far as is known."""
+
+    works = True
+
+
+class _ManyReader:
+    """Reads items by one call for all of them; one by one from where that call turns out not to work."""
+
+    def __init__(self, op: Source | UserDataset, source: Any):
+        self._op, self._source, self._getitems = op, source, op.kept.of(GetItems)
+
+    def __call__(self, idx: Indices) -> Rows:
+        op, source, indices = self._op, self._source, ints(idx)
+        if not self._getitems.works:
+            return _read_each(op, source.__getitem__, indices)
+        try:
+            return Rows(_items_together(source, indices), owned=False)
+        except (TypeError, NotImplementedError, PipelineError) as e:
+            if not hasattr(source, "__getitem__"):
+                blame(e, op, iter(indices[1:]), indices)
+                raise
+            rows = _read_each(op, source.__getitem__, indices)
+            self._getitems.works = False
+            import logging  # takes a while, and is hardly ever needed
+
+            logging.getLogger("headrace").warning(
+                "%s: `__getitems__` does not work, so its items are read one by one: %s", op.label(), in_words(e)
+            )
+            return rows
+        except Exception as e:
             blame(e, op, iter(indices[1:]), indices)
             raise
-        rows = _read_each(op, source.__getitem__, indices)
-        op.__dict__["reads_many"] = False
-        import logging  # takes a while, and is hardly ever needed
-
-        logging.getLogger("headrace").warning(
-            "%s has a `__getitems__` that does not work, so its items are read one by one: %s", op.label(), in_words(e)
-        )
-        return rows
-    except Exception as e:
-        blame(e, op, iter(indices[1:]), indices)
-        raise
 
 
 def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
@@ -95,5 +107,5 @@ def user_reader(op: UserDataset) -> Fetch:
     """The function from indices to the elements of a user's own dataset."""
     dataset = op.dataset
     if hasattr(dataset, "__getitems__"):
-        return lambda idx: _read_many(op, dataset, ints(idx))
+        return _ManyReader(op, dataset)
     return lambda idx: _read_each(op, dataset.__getitem__, ints(idx))

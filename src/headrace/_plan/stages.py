@@ -12,12 +12,13 @@ inputs: a `random_map` behind a `filter` starts a stage of its own, and a `batch
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
-from headrace._ops.base import Op
+from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Mixing, Zip
 from headrace._ops.element import Map
@@ -25,7 +26,7 @@ from headrace._ops.group import Batch
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.base import Position
 from headrace._plan.streams.combine import interleaved_part
-from headrace.options import AUTOTUNE
+from headrace.options import num_threads
 
 Path = tuple[int, ...]
 MOST_BLOCK_STAGES = 32  # one on the other; what comes after them is the consumer's, who has to hand all on
@@ -101,7 +102,7 @@ def ready_for_workers(op: Op, *, as_written: bool) -> Op:
 def _several_ready(op: Op, maps: list[Op], *, as_written: bool) -> Op:
     """What a chain begins with, and in each of its parts these maps; what has no parts stays as it is."""
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        return dataclasses.replace(op, datasets=_put_on(op.datasets, map(_behind_datasets, maps)), made={})
+        return dataclasses.replace(op, datasets=_put_on(op.datasets, map(_behind_datasets, maps)), kept=Kept())
     if not op.is_stream or not op.parents or not op.parents[0].is_stream:
         return op
     return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
@@ -134,6 +135,7 @@ class Stage:
         counts: Whether an operation relies on that.
     """
 
+    why: ClassVar[str]  # workers may compute it
     top: Op
     base: Op
     aligned: bool = True
@@ -144,30 +146,75 @@ class Stage:
 class IndexStage(Stage):
     """A stage on ranges of indices."""
 
+    why = "any worker can compute any range of indices"
+
 
 class BlockStage(Stage):
     """A stage on blocks from an ordering point."""
+
+    why = "any worker can compute any block of elements that the consumer has put in order"
 
 
 class StreamStage(Stage):
     """A stream that one worker computes from a position on."""
 
+    why = "a stream without random access: one worker computes all of it"
 
-def stage_at(op: Op, *, gaps: bool) -> Stage | None:
-    """The stage that ends with an operation; `None` where it belongs to the consumer.
 
-    With `gaps`, any index may turn out to have no element.
+class Stages:
+    """The stages of what comes before one `mp_prefetch`, as workers have it at a path.
+
+    With `sparse`, any index may turn out to have no element.
     """
-    return stages_up_to(op, gaps=gaps)[-1][1]
+
+    def __init__(self, root: Op, path: Path, *, sparse: bool = False):
+        self.root, self._sparse = root, sparse
+        self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
+        self._places.update(places_in_plan(root, path))
+        self._stages: weakref.WeakKeyDictionary[Op, Stage | None] = weakref.WeakKeyDictionary()
+
+    def of(self, op: Op) -> Stage | None:
+        """The stage that ends with an operation; `None` where it belongs to the consumer."""
+        place = self._places.get(op)
+        if place is not None and place.is_part and is_one_worker_stream(op):
+            return StreamStage(op, op)
+        if op not in self._stages:
+            self._stages.update(_stages_up_to(op, sparse=self._sparse))
+        return self._stages[op]
+
+    def place(self, op: Op) -> "Place":
+        """Where workers find an operation."""
+        return self._places[op]
+
+    def enter(self, interleave: Op, number: int, part: Op) -> None:
+        """Notes where workers find a dataset of an interleave."""
+        at = self._places[interleave]
+        path, family = (*at.path, number), (*at.family, ANY)
+        self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=at.weight))
+
+    def why_here(self, op: Op) -> str:
+        """Why an operation belongs to the consumer."""
+        if not _may_be_in_a_stage(op):
+            return "it needs its elements in order"
+        if (
+            len(op.parents) == 1
+            and op.parents[0].is_stream
+            and self.of(op.parents[0]) is None
+            and not op.is_elementwise
+        ):
+            return "it needs its elements in order" if op.group_size is not None else "what it reads is the consumer's"
+        if op.counts_elements or op.group_size is not None:
+            return "it counts its elements, and how many come before one does not follow from its index"
+        return "there are too many stages before it"
 
 
-def stages_up_to(op: Op, *, gaps: bool) -> list[tuple[Op, Stage | None]]:
+def _stages_up_to(op: Op, *, sparse: bool) -> list[tuple[Op, Stage | None]]:
     """For an operation and those before it on its stream, the first one first, the stage that ends with each."""
     chain = [op]
     while _may_be_in_a_stage(op) and op.before is not None:
         op = op.before
         chain.append(op)
-    stage, blocks = _first_stage(chain.pop(), gaps=gaps), 0
+    stage, blocks = _first_stage(chain.pop(), sparse=sparse), 0
     found = [(op, stage)]
     for op in reversed(chain):
         longer = None if stage is None else _extended(stage, op)
@@ -183,9 +230,9 @@ def _may_be_in_a_stage(op: Op) -> bool:
     return op.is_elementwise or op.is_transparent or op.group_size is not None
 
 
-def _first_stage(op: Op, *, gaps: bool) -> Stage | None:
+def _first_stage(op: Op, *, sparse: bool) -> Stage | None:
     if isinstance(op, ToStream):
-        return IndexStage(op, op, aligned=op.allow_nones or not (gaps or op.parent.has_holes))
+        return IndexStage(op, op, aligned=op.allow_nones or not (sparse or op.parent.is_sparse))
     return StreamStage(op, op) if isinstance(op, UserDataset) else None
 
 
@@ -215,7 +262,7 @@ def is_one_worker_stream(op: Op) -> bool:
 def last_batch(op: Op) -> Batch | None:
     """The batch that is the last step, so that it can be stacked where it is wanted; none where threads read it."""
     while op.is_transparent or isinstance(op, ToStream):
-        if isinstance(op, ToStream) and op.read_options and op.read_options.num_threads not in (0, AUTOTUNE):
+        if isinstance(op, ToStream) and num_threads(op.read_options, in_worker=True) != 0:
             return None
         op = op.parents[0]
     return op if isinstance(op, Batch) and op.batch_fn is None else None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace._executors import workers
+from headrace._executors.messages import is_worker_process
 from headrace.errors import DataError, PipelineError
 from headrace.text.origin import Origin
 
@@ -64,7 +64,7 @@ class Encoder(abc.ABC):
     @property
     def num_threads(self) -> int | None:
         """How many threads may be used; `None`: as many as the library likes."""
-        return 1 if self.settings.threads is None and workers.is_worker else self.settings.threads
+        return 1 if self.settings.threads is None and is_worker_process() else self.settings.threads
 
     # ---- what a library says
 

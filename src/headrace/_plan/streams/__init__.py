@@ -14,5 +14,5 @@ from headrace._plan.streams.base import Stream as Stream
 from headrace._plan.streams.base import Unary as Unary
 from headrace._plan.streams.base import open_stream as open_stream
 from headrace._plan.streams.base import stream_of as stream_of
-from headrace._plan.streams.buffer import GapFound as GapFound
+from headrace._plan.streams.buffer import MissingElement as MissingElement
 from headrace._plan.streams.element import FilterWatch as FilterWatch

@@ -21,6 +21,8 @@ from headrace._ops.base import Op
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.kernels import Fetch, fetcher
+from headrace._plan.recorder import StageRecord
+from headrace._utils.trees import Empty
 from headrace.options import ReadOptions
 from headrace.protocols import Executor
 
@@ -138,8 +140,10 @@ class Context:
         enter: Is told of a dataset before it is opened by an interleave, which numbers them.
         lookahead: How many datasets an interleave opens before their turn.
         fetch: The function from indices to a block that an operation means.
+        record: Where a stage that ends with an operation tells what it has made, and who makes it.
+        memory: Who makes the arrays that the batches of an operation are stacked in; `None`: NumPy.
         stop: The index before which a random-access chain ends.
-        gapless: Whether an index without an element is an error.
+        dense: Whether an index without an element is an error.
     """
 
     executor: Callable[[ReadOptions | None], Executor]
@@ -153,8 +157,10 @@ class Context:
     enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None
     lookahead: int = 0
     fetch: Callable[[Op], Fetch] = fetcher
+    record: Callable[[Op, str], StageRecord] = lambda op, where: StageRecord(where)
+    memory: Callable[[Op], Empty | None] = lambda op: None
     stop: int | None = None
-    gapless: bool = False
+    dense: bool = False
 
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:

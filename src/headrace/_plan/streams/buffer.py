@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from functools import cached_property, partial
+from threading import get_ident
 
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
@@ -28,7 +29,7 @@ CHEAP_S = 2e-6  # where an element costs less, runs are made in one piece
 FIRST_PIECE = 4
 
 
-class GapFound(Exception):
+class MissingElement(Exception):
     """An index had no element where whoever opened the stream counts on one."""
 
 
@@ -43,31 +44,36 @@ class IndexStream(Stream):
         self._executor = context.executor(op.read_options)
         self._asked: deque[range] = deque()
         self._next = self.position
-        self._closes_holes = not op.allow_nones
+        self._skips_missing = not op.allow_nones
         last_filter = _last_filter(op.parent)
         self._watch = None if last_filter is None else context.watch(last_filter)
-        self._gapless = context.gapless
+        self._dense = context.dense
+        self._record = context.record(op, "consumer")
+        self._made_by: dict[int, tuple[int, float]] = {}  # by a chunk's first index: the thread, and its seconds
 
     def pull(self, n: int) -> Run | None:
         if self._executor.inline:
             if self._next >= self._length:
                 return None
             first = self._next
+            begin = time.perf_counter()
             block = self._fetch_in_time(range(first, min(first + (n or 1), self._length)))
             self._next = first + len(block)
+            self._record.add(block, time.perf_counter() - begin)
         else:
             self._ask(n)
             if not self._asked:
                 return None
-            first = self._asked.popleft().start
+            first, begin = self._asked.popleft().start, time.perf_counter()
             block = self._executor.next()
-        if self._closes_holes and isinstance(block, Rows):
+            self._tell(block, *self._made_by.pop(first), time.perf_counter() - begin)
+        if self._skips_missing and isinstance(block, Rows):
             full = [row for row in block.items if row is not None]
             if self._watch is not None:
                 self._watch.saw(len(block), len(full))
             if len(full) < len(block):
-                if self._gapless:
-                    raise GapFound
+                if self._dense:
+                    raise MissingElement
                 mask = [row is not None for row in block.items]
                 place = kept_places(mask, len(full))
                 return self._run(Rows(full, owned=block.owned), lambda j: first + place(j))
@@ -106,9 +112,23 @@ class IndexStream(Stream):
         """Submits chunks as long as the executor has room."""
         while self._next < self._length and (size := self._executor.wants(max(n, 1))):
             chunk = range(self._next, min(self._next + size, self._length))
-            self._executor.submit(partial(self._fetch, chunk), len(chunk))
+            self._executor.submit(partial(self._fetch_timed, chunk), len(chunk))
             self._asked.append(chunk)
             self._next = chunk.stop
+
+    def _fetch_timed(self, chunk: range) -> Block:
+        begin = time.perf_counter()
+        block = self._fetch(chunk)
+        self._made_by[chunk.start] = get_ident(), time.perf_counter() - begin
+        return block
+
+    def _tell(self, block: Block, thread: int, busy_s: float, waited_s: float) -> None:
+        """Tells the record of a chunk: a trial of threads has some made by the consumer, who then waits for nobody."""
+        if thread == get_ident():
+            waited_s = 0.0
+        else:
+            self._record.where = "threads"
+        self._record.add(block, busy_s, waited_s)
 
     def start(self) -> None:
         if not self._executor.inline:
@@ -126,7 +146,7 @@ def _takes_many(op: Op) -> bool:
 
 
 def _last_filter(op: Op) -> Filter | None:
-    """The filter to name when most indices have no element; none where a `flat_map` leaves gaps as well."""
+    """The filter to name when most indices have no element; none where a `flat_map` leaves some out as well."""
     while not isinstance(op, FlatMap) and len(op.parents) == 1:
         if isinstance(op, Filter):
             return None if any(isinstance(each, FlatMap) for each in parents_first(op, lambda _: True)) else op
@@ -187,12 +207,18 @@ def _(op: Skip, position: Position, context: Context) -> Stream:
     return SkipStream(op, skipped, open_stream(op.parent, inner, context))
 
 
+class CachedRuns:
+    """What a cache of a stream holds once somebody has read it to its end."""
+
+    runs: list[Run] | None = None
+
+
 class CacheStream(Stream):
     """The parent's runs, kept the first time they are read from the start to the end."""
 
     def __init__(self, op: Cache, position: Position, context: Context):
-        self._store = op.store
-        self._kept = None if position is not None else op.store.runs
+        self._cached = op.kept.of(CachedRuns)
+        self._kept = None if position is not None else self._cached.runs
         self._recorded: list[Run] | None = [] if position is None and self._kept is None else None
         self._parent = None if self._kept else open_stream(op.parent, position, context)
         self._number = 0
@@ -204,7 +230,7 @@ class CacheStream(Stream):
         run = self._parent.pull(n)
         if run is None:
             if self._recorded is not None:
-                self._store.runs = self._recorded
+                self._cached.runs = self._recorded
             return None
         if self._recorded is not None and len(run.block):
             run = Run(Rows(run.block.own_rows(), owned=False), run.at)

@@ -195,13 +195,13 @@ class InterleaveStream(Stream):
         return dataset, Feed(stream)
 
     def _skip_holes(self) -> None:
-        while self._next < self._op.num_datasets and _part_or_hole(self._op, self._next) is None:
+        while self._next < self._op.num_datasets and _part_or_none(self._op, self._next) is None:
             self._next += 1
 
     def _open_ahead(self) -> None:
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
-                # A hole is passed over like an error, which comes again when the dataset's turn comes.
+                # A missing dataset is passed over like an error, which comes again when the dataset's turn comes.
                 with contextlib.suppress(Exception):
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()
@@ -285,24 +285,29 @@ def _slot_position(slot: tuple[int, Feed] | None) -> Position:
     return None if slot is None else (slot[0], slot[1].positions()(0))
 
 
+class PartsMade(dict[int, Op]):
+    """The datasets of an interleave that are in use, by number."""
+
+
 def interleaved_part(op: Interleave, number: int) -> Op:
     """The operation of one interleaved dataset, as a stream; those in use are made once."""
-    part = _part_or_hole(op, number)
+    part = _part_or_none(op, number)
     if part is None:
         raise StateError(f"The state has dataset {number} of {op.label()} open, and now there is none at that index.")
     return part
 
 
-def _part_or_hole(op: Interleave, number: int) -> Op | None:
+def _part_or_none(op: Interleave, number: int) -> Op | None:
     if not isinstance(op.datasets, Op):
         return op.datasets[number]
-    if number in op.made:
-        return op.made[number]
+    made = op.kept.of(PartsMade)
+    if number in made:
+        return made[number]
     part = _make_part(op, op.datasets, number)
     if part is not None:
-        op.made[number] = part
-        for old in list(op.made)[: -2 * op.cycle_length]:
-            op.made.pop(old, None)
+        made[number] = part
+        for old in list(made)[: -2 * op.cycle_length]:
+            made.pop(old, None)
     return part
 
 

@@ -32,28 +32,28 @@ from headrace.errors import StructureError
 class BatchStream(Unary):
     """Batches; the position is the parent's at the start of the next batch."""
 
-    def __init__(self, op: Batch, parent: Stream):
+    def __init__(self, op: Batch, parent: Stream, context: Context):
         super().__init__(parent.position, parent)
-        self._op, self._feed = op, Feed(parent)
+        self._op, self._feed, self._empty = op, Feed(parent), context.memory(op)
 
     def pull(self, n: int) -> Run | None:
-        op, size = self._op, self._op.batch_size
+        op, size, empty = self._op, self._op.batch_size, self._empty
         self._feed.fill(size * max(n, 1), single_step=n == 0, enough=size)
         after = self._feed.positions()
         count = min(self._feed.size // size, max(n, 1))
-        batches = [make_batch(op, self._feed.take(size)) for _ in range(count)]
+        batches = [make_batch(op, self._feed.take(size), empty=empty) for _ in range(count)]
         if not count:
             rest = self._feed.size
             if not rest or op.drop_remainder:
                 return None
-            batches = [make_batch(op, self._feed.take(rest))]
+            batches = [make_batch(op, self._feed.take(rest), empty=empty)]
             return self._run(Rows(batches, owned=True), lambda j: after(rest))
         return self._run(Rows(batches, owned=True), lambda j: after(j * size))
 
 
 @stream_of.register
 def _(op: Batch, position: Position, context: Context) -> Stream:
-    return BatchStream(op, open_stream(op.parent, position, context))
+    return BatchStream(op, open_stream(op.parent, position, context), context)
 
 
 class RebatchStream(Unary):

@@ -16,7 +16,7 @@ from headrace.sharding import ShardOptions
 from headrace.sources.crc32c import checksum, masked, masked_crc_of_length
 from headrace.sources.tfrecord.framing import FOOTER, HEADER, DamagedFile
 
-_OWN = "_grain_src"
+_OWN = "compat.grain.private_modules"
 _TRANSFORMATIONS = "python.dataset.transformations"
 
 MODULES: dict[str, dict[str, tuple[str, ...]]] = {

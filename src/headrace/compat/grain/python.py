@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import checkpoint as _checkpoint
 from headrace import sharding as sharding
 from headrace import sources as _sources
-from headrace import transforms as transforms
+from headrace import transforms as _transforms
 from headrace.compat.grain import experimental as experimental
 from headrace.compat.grain.config import config as config
 from headrace.compat.grain.constants import DATASET_INDEX as DATASET_INDEX
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from headrace.sources import ArrayRecordDataSource as ArrayRecordDataSource
 
 PyGrainDatasetIterator = DataLoaderIterator
-BatchTransform = transforms.Batch
-FilterTransform = transforms.Filter
-FlatMapTransform = transforms.FlatMap
-MapTransform = transforms.Map
-MapWithIndexTransform = transforms.MapWithIndex
-RandomMapTransform = transforms.RandomMap
-TfRandomMapTransform = transforms.TfRandomMap
+BatchTransform = _transforms.Batch
+FilterTransform = _transforms.Filter
+FlatMapTransform = _transforms.FlatMap
+MapTransform = _transforms.Map
+MapWithIndexTransform = _transforms.MapWithIndex
+RandomMapTransform = _transforms.RandomMap
+TfRandomMapTransform = _transforms.TfRandomMap
 
 _PREFIXES = ("PyGrain", "Grain")
 

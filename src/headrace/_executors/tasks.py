@@ -1,0 +1,279 @@
+"""Tasks that workers compute, and `TaskRunner`, which computes them: in a process, a thread, or on another machine.
+
+A task names an operation by its path in the pipelines that all workers have. Its result is a block, the position after
+each output, and what filters saw; so one task after the other gives the stream, whoever computes which.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from headrace._executors import thread_executor
+from headrace._executors.block_codec import Memory, pack, unpack
+from headrace._executors.inline import InlineExecutor
+from headrace._executors.threads import Threads
+from headrace._executors.tracebacks import packed_error
+from headrace._ops.base import Op
+from headrace._plan.blocks import Block, Rows, concat
+from headrace._plan.kernels import fetcher
+from headrace._plan.stages import Path, all_operations, find, last_batch, portable
+from headrace._plan.streams import Context, Position, Run, Stream, open_stream
+from headrace._utils.trees import Empty
+from headrace.compat.grain.marks import in_pipeline
+from headrace.errors import WorkerError
+from headrace.options import ReadOptions, num_threads
+
+FAR = 1 << 30  # more elements than any chunk has
+MOST_FOUND = 1000  # operations that are remembered by their paths
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a task has made.
+
+    Attributes:
+        packed: The outputs: see `block_codec`.
+        positions: The position after each.
+        counts: For each filter, its number among all operations, how many elements it saw, and how many it kept.
+        error: An error that came after these outputs.
+        ended: Whether a stream has no more.
+    """
+
+    packed: Any = None
+    positions: Sequence[Position] = ()
+    counts: Sequence[tuple[int, int, int]] = ()
+    error: bytes | None = None
+    ended: bool = False
+
+    def block(self) -> Block:
+        """The outputs."""
+        return unpack(self.packed)
+
+
+class Task(Protocol):
+    """Something for a worker to compute, with the operation at `path`."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result | None:
+        """Computes the task; arrays of the result may be made in `memory`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTask:
+    """All outputs of a range of indices: from a position of the operation to index `stop`.
+
+    `dense`: whether an index without an element is an error.
+    """
+
+    path: Path
+    position: Position
+    stop: int
+    dense: bool
+    single_step: bool
+
+    def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
+        counts = Counts()
+        context = runner.context(counts, stacked=last_batch(op), in_memory=memory, stop=self.stop, dense=self.dense)
+        stream = open_stream(op, self.position, context)
+        return runner.everything(stream, op, counts, memory, single_step=self.single_step)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTask:
+    """All outputs of a block of inputs, which the operation `depth` before this one has made."""
+
+    path: Path
+    position: Position
+    depth: int
+    block: Any
+    single_step: bool
+
+    def packed(self, memory: Memory) -> "BlockTask":
+        """The task with its block as something to pickle."""
+        return replace(self, block=pack(self.block, memory))
+
+    def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
+        counts, given = Counts(), find(op, (0,) * self.depth)
+
+        def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
+            return _Given(unpack(self.block)) if op is given else None
+
+        stream = open_stream(op, self.position, runner.context(counts, elsewhere=elsewhere))
+        return runner.everything(stream, op, counts, memory, single_step=self.single_step)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTask:
+    """About `n` more outputs of a stream that a worker keeps open, its request number `number`.
+
+    `position` says where to open it, where the worker does not have it open: a tuple of one, or `None`.
+    """
+
+    path: Path
+    key: int
+    number: int
+    position: tuple[Position] | None
+    n: int
+
+    def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
+        stream, counts, expected = runner.streams.pop(self.key, (None, Counts(), -1))
+        if stream is None or expected != self.number:
+            if self.position is None:
+                raise WorkerError("A stream that failed was asked for more.")
+            stream = open_stream(op, self.position[0], runner.context(counts))
+        run = stream.pull(self.n)
+        runner.streams[self.key] = stream, counts, self.number + 1
+        if run is None:
+            return Result(ended=True)
+        return Result(pack(run.block, memory), _positions(run), counts.by_number(op))
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """Closes a stream that nobody asks for any more."""
+
+    path: Path
+    key: int
+
+    def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> None:
+        stream, _, _ = runner.streams.pop(self.key, (None, None, 0))
+        if stream is not None:
+            stream.close()
+
+
+class TaskRunner:
+    """Computes tasks of some pipelines, one after the other."""
+
+    def __init__(self, pipelines: list[Op], explain: Callable[[BaseException], None] = lambda error: None):
+        self.explain = explain  # adds to an error what is known of it
+        self.streams: dict[int, tuple[Stream, Counts, int]] = {}
+        self._pipelines = pipelines
+        self._found: dict[Path, Op] = {}
+        self._fetchers: dict[int, tuple[Op, Any]] = {}
+        self._threads = Threads()
+
+    def run(self, task: Task, memory: Memory) -> Result | None:
+        """What a task makes."""
+        return in_pipeline(task.run, self, self.find(task.path), memory)
+
+    def find(self, path: Path) -> Op:
+        """The operation at a path."""
+        if path not in self._found:
+            if len(self._found) > MOST_FOUND:  # an interleave of very many datasets
+                self._found.clear()
+                self._fetchers.clear()
+            self._found[path] = find(self._pipelines[path[0]], path[1:])
+        return self._found[path]
+
+    def context(
+        self, counts: "Counts", *, stacked: Op | None = None, in_memory: Memory | None = None, **settings: Any
+    ) -> Context:
+        """What the streams of a task run on: nothing works ahead of it, and there are no workers.
+
+        The batches of the operation `stacked` are stacked `in_memory`.
+        """
+        empty = None if in_memory is None else in_memory.empty
+        return Context(
+            executor=self._executor,
+            ahead=lambda stream, _: stream,
+            processes=lambda op, position, context: open_stream(op.parent, position, context),
+            watch=counts.watch,
+            close=lambda **_: None,
+            fetch=lambda op: self._fetch(op, stacked, empty),
+            memory=lambda op: empty if op is stacked else None,
+            **settings,
+        )
+
+    def everything(self, stream: Stream, op: Op, counts: "Counts", memory: Memory, *, single_step: bool) -> Result:
+        """All that a stream has; in single steps, an error too, after what came before it."""
+        blocks: list[Block] = []
+        positions: Any = None
+        error = None
+        try:
+            while (run := stream.pull(0 if single_step else FAR)) is not None:
+                if len(run.block):
+                    blocks.append(run.block)
+                    found = _positions(run)
+                    positions = found if positions is None else [*positions, *found]
+        except Exception as e:
+            if not (single_step and blocks):
+                raise
+            self.explain(e)
+            error = packed_error(e)
+        finally:
+            stream.close()
+        block = concat(blocks) if blocks else Rows([], owned=True)
+        return Result(pack(block, memory), positions or [], counts.by_number(op), error)
+
+    def _fetch(self, op: Op, stacked: Op | None, empty: Empty | None) -> Any:
+        """One fetcher for all chunks: it keeps what it has planned."""
+        batch = last_batch(op)
+        if id(op) not in self._fetchers:
+            self._fetchers[id(op)] = op, fetcher(batch or op)
+        fetch = self._fetchers[id(op)][1]
+        return partial(fetch, empty=empty) if batch is not None and batch is stacked else fetch
+
+    def _executor(self, options: ReadOptions | None) -> Any:
+        threads = num_threads(options, in_worker=True)
+        if threads == 0:
+            return InlineExecutor()
+        assert options is not None
+        return thread_executor(self._threads, threads, options)
+
+
+class Counts:
+    """What filters saw and kept, for the consumer to judge."""
+
+    def __init__(self):
+        self._counts: list[_Count] = []
+
+    def watch(self, op: Op) -> "_Count":
+        self._counts.append(_Count(op))
+        return self._counts[-1]
+
+    def by_number(self, top: Op) -> list[tuple[int, int, int]]:
+        """For each filter: its number among all operations, seen, kept since this was last asked."""
+        if not any(count.seen for count in self._counts):
+            return []
+        numbers = {op: i for i, op in enumerate(all_operations(top))}
+        return [(numbers[count.op], *count.take()) for count in self._counts if count.op in numbers]
+
+
+class _Count:
+    def __init__(self, op: Op):
+        self.op, self.seen, self.kept = op, 0, 0
+
+    def saw(self, seen: int, kept: int) -> None:
+        self.seen += seen
+        self.kept += kept
+
+    def take(self) -> tuple[int, int]:
+        taken = self.seen, self.kept
+        self.seen = self.kept = 0
+        return taken
+
+
+class _Given(Stream):
+    """A block that is there; positions are counts of its elements."""
+
+    def __init__(self, block: Block):
+        super().__init__(0)
+        self._block: Block | None = block
+
+    def pull(self, n: int) -> Run | None:
+        block, self._block = self._block, None
+        return None if block is None else self._run(block, lambda j: j)
+
+
+def _positions(run: Run) -> Any:
+    """The position after each output; consecutive numbers as a range."""
+    count = len(run.block)
+    if count and type(run.at(1)) is int:
+        first, last = run.at(1), run.at(count)
+        if last - first == count - 1:
+            return range(first, last + 1)
+    return [portable(run.at(j)) for j in range(1, count + 1)]

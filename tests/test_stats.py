@@ -1,0 +1,95 @@
+"""What iterators tell of their stages."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from headrace import DataLoader, MapDataset, ReadOptions, samplers
+from headrace._plan.recorder import StageRecord
+
+
+def slow(x):
+    time.sleep(0.0005)
+    return x
+
+
+def read(ds, count=None):
+    with iter(ds) as iterator:
+        for i, _ in enumerate(iterator, start=1):
+            if i == count:
+                break
+        stats = iterator.stats()
+    return json.loads(json.dumps(stats))  # plain numbers and text
+
+
+def test_a_pipeline_in_the_consumer():
+    stats = read(MapDataset.range(400).map(slow).to_iter_dataset(ReadOptions(num_threads=0)).batch(4))
+    assert stats["elements"] == 100
+    (stage,) = stats["stages"]
+    assert stage["stage"].startswith("map(slow")
+    assert (stage["where"], stage["elements"], stage["waited_s"]) == ("consumer", 400, 0.0)
+    assert 0.2 <= stage["busy_s"] <= stats["seconds"]
+
+
+def test_a_pipeline_with_threads():
+    ds = MapDataset.range(400).map(slow).to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=64))
+    stats = read(ds)
+    (stage,) = stats["stages"]
+    assert (stage["where"], stage["elements"]) == ("threads", 400)
+    assert stage["busy_s"] >= 0.2
+    assert 0 < stage["waited_s"] <= stats["seconds"] < stage["busy_s"]
+
+
+def test_a_pipeline_with_a_prefetch_thread():
+    ds = MapDataset.range(200).to_iter_dataset(ReadOptions(num_threads=0)).map(slow).prefetch(8)
+    stats = read(ds)
+    thread = next(stage for stage in stats["stages"] if stage["where"] == "thread")
+    assert thread["elements"] == 200
+    assert thread["busy_s"] >= 0.1
+    assert 0 < thread["waited_s"] <= stats["seconds"]
+
+
+def test_a_pipeline_with_workers():
+    ds = MapDataset.range(300).map(slow).to_iter_dataset().filter(lambda x: x % 3).window_shuffle(5, seed=1)
+    stats = read(ds.random_map(lambda x, rng: slow(x), seed=1).batch(4).mp_prefetch(2))
+    first, second = stats["stages"] if "filter" in stats["stages"][0]["stage"] else stats["stages"][::-1]
+    assert first["stage"].startswith("filter")
+    assert second["stage"].startswith("random_map")
+    for stage in (first, second):
+        assert (stage["where"], stage["elements"]) == ("workers", 200)
+        assert stage["busy_s"] >= 0.1
+        assert stage["waited_s"] <= stats["seconds"]
+
+
+def test_bytes_are_about_right():
+    ds = MapDataset.range(1000).map(lambda i: np.zeros(100 + i % 100)).to_iter_dataset()
+    for each in (ds, ds.mp_prefetch(2)):
+        stats = read(each)
+        assert stats["stages"][0]["bytes"] == pytest.approx(8 * 149_500, rel=0.2)
+        assert stats["bytes"] == pytest.approx(8 * 149_500, rel=0.2)
+
+
+def test_numbers_grow_and_go_on_after_a_state():
+    with iter(MapDataset.range(100).to_iter_dataset()) as iterator:
+        next(iterator)
+        assert iterator.stats()["elements"] >= 1
+        iterator.set_state(iterator.get_state())
+        assert list(iterator) == list(range(1, 100))
+        assert iterator.stats()["elements"] >= 100
+
+
+def test_a_loader_tells_too():
+    loader = DataLoader(data_source=range(50), sampler=samplers.SequentialSampler(50))
+    with iter(loader) as iterator:
+        list(iterator)
+        assert iterator.stats()["elements"] == 50
+
+
+def test_a_stage_tells_once_a_run(monkeypatch):
+    calls = []
+    add = StageRecord.add
+    monkeypatch.setattr(StageRecord, "add", lambda self, *args, **kwargs: calls.append(1) or add(self, *args, **kwargs))
+    assert sum(MapDataset.range(100_000).map(abs).to_iter_dataset(ReadOptions(num_threads=0))) > 0
+    assert len(calls) < 300
