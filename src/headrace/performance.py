@@ -1,31 +1,40 @@
 """Chooses threads, workers and buffers for a pipeline, from a short trial of it.
 
 The trial first computes elements in the caller's thread, with nothing ahead. If these take long and most of the time
-goes into reading, it also reads in threads, and asks `AutotunedExecutor` whether they were faster. All of it takes a
-second at most, or one element where that takes longer. The choice changes only speed, never a value.
+goes into reading, it also reads in one thread and in two, to see whether threads pay. All of it takes a second at most,
+or one element if that takes longer. The choice changes only speed, never a value.
 """
 
+import itertools
+import threading
 import time
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from headrace._dataset.base import Dataset
-from headrace._executors.autotune import ELEMENT_S, TRIAL_THREADS, AutotunedExecutor
+from headrace._executors.autotune import ELEMENT_S, GAIN
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.memory import available_bytes
-from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block
+from headrace._plan.kernels import fetcher
 from headrace._plan.stages import all_operations
 from headrace._plan.streams import Context, FilterWatch, Position, Run, Stream, Unary, open_stream, stream_of
+from headrace._utils.threads import map_in_threads
 from headrace._utils.threads import num_cores as num_cores
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, MultiprocessingOptions, ReadOptions, check_count
 
 SAMPLING_S = 0.4  # the sample starts no element after this
 TRIAL_S = 0.9  # nor do threads after this
+ROUND_S = 0.03  # how long threads read in one round
+MOST_ROUNDS = 6
 WAITS = 0.5  # a thread that wants a core for less of the time waits for something else
+CORES_WANTED = (
+    1.6  # by two threads for each that one wants: 2 if they release the GIL; if not 1, or 1.4 on a busy machine
+)
 RUN_S = 0.01  # reads grow while they take less than this
 MANY_INPUTS = 2  # for each output: more than these are a batch, a window, or a filter that drops
 MOST_THREADS = 16
@@ -89,8 +98,11 @@ def pick_performance_config(
     work = MultiprocessingOptions(0, buffer_bytes=min(MultiprocessingOptions.buffer_bytes, budget))
     if sample.cost_s >= ELEMENT_S:
         source = max(sample.reads.values(), key=lambda each: each.took_s, default=None)
-        if source and sample.mostly_reads and _threads_pay(source, begin + TRIAL_S):
-            read = _reading(read, source, cores, budget, max_buffer_size)
+        most_threads = 0
+        if source is not None and sample.mostly_reads:
+            most_threads = _threads_that_pay(source, sample.busy_s / sample.took_s, cores, begin + TRIAL_S)
+        if source is not None and most_threads:
+            read = _reading(read, most_threads, budget // source.element_bytes, max_buffer_size)
         else:
             work = _working(work, most_workers, budget // sample.element_bytes, max_buffer_size)
     return PerformanceConfig(work, read)
@@ -101,13 +113,10 @@ def _free_share() -> int:
     return DEFAULT_BUDGET if available is None else max(1, available // SHARE_OF_MEMORY)
 
 
-def _reading(
-    options: ReadOptions, source: "_Reads", cores: int, budget: int, max_buffer_size: int | None
-) -> ReadOptions:
-    """As many threads as keep all cores busy and have room for an element each."""
-    fitting = budget // source.element_bytes
+def _reading(options: ReadOptions, most_threads: int, fitting: int, max_buffer_size: int | None) -> ReadOptions:
+    """As many threads as have room for an element each."""
     size = min(ReadOptions.prefetch_buffer_size, fitting, max_buffer_size or fitting)  # type: ignore[type-var]
-    num_threads = min(MOST_THREADS, max(2, round(cores / max(source.busy_share, 0.01))), size)
+    num_threads = min(most_threads, size)
     return replace(options, num_threads=num_threads, prefetch_buffer_size=size if num_threads else 0)
 
 
@@ -129,13 +138,8 @@ class _Reads:
 
     op: Op
     took_s: float = 0.0
-    busy_s: float = 0.0  # how much of it the thread wanted a core
     elements: int = 0
     element_bytes: int = 1
-
-    @property
-    def busy_share(self) -> float:
-        return min(1.0, self.busy_s / max(self.took_s, 1e-9))
 
 
 @dataclass
@@ -145,6 +149,7 @@ class _Sample:
     outputs_s: list[float] = field(default_factory=list)
     inputs_s: list[float] = field(default_factory=list)  # with all that was computed until the next was read
     took_s: float = 0.0
+    busy_s: float = 0.0  # how much of it the thread wanted a core
     element_bytes: int = 1
     reads: dict[Op, _Reads] = field(default_factory=dict)
 
@@ -173,6 +178,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
     """Computes outputs until there are enough or time is up."""
     sample = _Sample()
     last = begin = time.perf_counter()
+    wanted_s = _wanted_s()
 
     def paced(op: Op, position: Position, context: Context) -> Stream | None:
         return _PacedStream(op, position, context, sample, deadline) if isinstance(op, ToStream | UserDataset) else None
@@ -189,7 +195,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
         pass
     finally:
         stream.close()
-    sample.took_s = time.perf_counter() - begin
+    sample.took_s, sample.busy_s = time.perf_counter() - begin, _wanted_s() - wanted_s
     return sample
 
 
@@ -216,11 +222,11 @@ class _PacedStream(Unary):
         parent = stream_of(op, position, context)
         super().__init__(parent.position, parent)
         self._sample, self._deadline = sample, deadline
-        self._reads = sample.reads.setdefault(op, _Reads(op)) if isinstance(op, ToStream) else None
+        self._reads = sample.reads.setdefault(op, _Reads(op.parent)) if isinstance(op, ToStream) else None
         self._size, self._last = 0, time.perf_counter()
 
     def pull(self, n: int) -> Run | None:
-        begin, busy_s = time.perf_counter(), _wanted_s()
+        begin = time.perf_counter()
         since_s = begin - self._last
         self._sample.inputs_s += [since_s / max(self._size, 1)] * self._size
         if begin >= self._deadline:
@@ -232,7 +238,6 @@ class _PacedStream(Unary):
             return None
         if self._reads is not None:
             self._reads.took_s += time.perf_counter() - begin
-            self._reads.busy_s += _wanted_s() - busy_s
             self._reads.elements += max(1, self.parent.position - before)
             self._reads.element_bytes = max(self._reads.element_bytes, _row_bytes(run.block))
         return self._run(*run)
@@ -251,25 +256,46 @@ def _wanted_s() -> float:
 # -------------------------------------------------------------------------------------------------- threads
 
 
-def _threads_pay(reads: _Reads, deadline: float) -> bool:
-    """Whether threads read faster, by the trial that iterators make too; without time for one, whether reads wait."""
-    threads, chosen = Threads(), list[ThreadExecutor]()
+class _Round(NamedTuple):
+    """How many elements threads read in a second, and how many cores they wanted."""
 
-    def choose() -> ThreadExecutor:
-        chosen.append(ThreadExecutor(threads, 1, 1, 1))
-        return chosen[0]
+    rate: float
+    cores: float
 
-    executor = AutotunedExecutor(threads, choose)
-    context = replace(_HERE, executor=lambda _: executor)
-    cost_s = reads.took_s / max(reads.elements, 1)
-    stream = stream_of(reads.op, reads.elements % reads.op.parents[0].length(), context)
-    try:  # threads that hold the GIL may take turns
-        while time.perf_counter() + TRIAL_THREADS * cost_s < deadline:
-            if chosen or executor.inline:
-                return bool(chosen)
-            if stream.pull(1) is None:
-                stream = stream_of(reads.op, 0, context)
-        return reads.busy_share < WAITS
-    finally:
-        stream.close(wait=False)
-        threads.close()
+
+def _threads_that_pay(reads: _Reads, busy_share: float, cores: int, deadline: float) -> int:
+    """How many threads keep all cores busy; 0 unless two are faster than one: if they wait or release the GIL."""
+    length, fetch, indices = reads.op.length(), fetcher(reads.op), itertools.count(reads.elements)
+
+    def read_for_a_while(start: threading.Barrier) -> tuple[float, float, float]:
+        start.wait()
+        wanted_s, begin = _wanted_s(), time.perf_counter()
+        now = begin
+        while now < begin + ROUND_S:
+            place = next(indices) % length
+            fetch(range(place, place + 1)).own_rows()
+            now = time.perf_counter()
+        return begin, now, _wanted_s() - wanted_s
+
+    def read(num_threads: int) -> _Round:
+        first, starts = next(indices), [threading.Barrier(num_threads)] * num_threads
+        begins, ends, wanted_s = zip(
+            *map_in_threads(read_for_a_while, starts, num_threads, "headrace-trial"), strict=True
+        )
+        took_s = max(ends) - min(begins)
+        return _Round((next(indices) - first) / took_s, sum(wanted_s) / took_s)
+
+    alone, together = [], []
+    cost_s = max(reads.took_s / max(reads.elements, 1), ROUND_S)
+    while len(alone) < MOST_ROUNDS and time.perf_counter() + 3 * cost_s < deadline:
+        alone.append(read(1))  # in turn, since others may use the machine
+        together.append(read(2))
+    if alone:
+        busy_share = sum(each.cores for each in alone) / len(alone)
+    if not alone:  # too slow for a trial
+        pays = busy_share < WAITS
+    elif busy_share < WAITS:
+        pays = max(each.rate for each in together) >= GAIN * max(each.rate for each in alone)
+    else:  # Speed depends on who else uses the cores. But while one thread holds the GIL, the other wants none.
+        pays = sum(each.cores for each in together) >= CORES_WANTED * sum(each.cores for each in alone)
+    return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if pays else 0
