@@ -1,4 +1,4 @@
-"""The marks by which Keras recognises Grain's datasets, so that it accepts ours.
+"""The marks by which Keras recognizes Grain's datasets, so that it accepts ours.
 
 Keras looks for base classes of these names whose module has `grain` in its name. Its layers stay on the CPU if they
 run in a pipeline, which they find out from the file names of their callers.
