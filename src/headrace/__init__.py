@@ -1,4 +1,4 @@
-"""Feeds accelerators: reads, shuffles, transforms, mixes, batches and hands over records for training."""
+"""Data loading for training: reads, shuffles, transforms, mixes and batches records."""
 
 import sys as _sys
 from importlib import import_module as _import_module
