@@ -263,7 +263,7 @@ def test_a_leaf_that_jax_cannot_take_is_named(leaf, kind):
     assert "leaf ['meta'][1]" in message
     assert f"it is {kind}, of which JAX has no arrays" in message
     assert "Drop the key in a `map` before `device_put`" in message
-    assert "move it out of the element" in message
+    assert "keep it outside of the element" in message
     assert "device_put" in caught.value.__notes__[0]
     assert "element 2 (pipeline at test_device.py" in caught.value.__notes__[0]
 
@@ -271,7 +271,7 @@ def test_a_leaf_that_jax_cannot_take_is_named(leaf, kind):
 def test_an_element_that_is_no_number_is_named():
     with pytest.raises(PipelineError, match="cannot move an element: it is str"):
         list(device_put(MapDataset.source(["a"]).to_iter_dataset(), CPU))
-    with pytest.raises(PipelineError, match=r"an element, int, to cpu:0: Python int .* Make an array"):
+    with pytest.raises(PipelineError, match=r"an element, int, to cpu:0: Python int .* Convert it to a dtype"):
         list(device_put(MapDataset.source([2**40]).to_iter_dataset(), CPU))
 
 
@@ -279,7 +279,7 @@ def test_a_tree_of_devices_must_fit_the_elements():
     ds = MapDataset.source([{"x": 1, "y": (2, 3)}]).to_iter_dataset()
     (moved,) = device_put(ds, {"x": CPU, "y": CPU})
     assert jax.tree.map(int, moved) == {"x": 1, "y": (2, 3)}
-    with pytest.raises(PipelineError, match="tree of devices that does not fit the elements"):
+    with pytest.raises(PipelineError, match="tree of devices of `device_put` does not fit the elements"):
         list(device_put(ds, {"z": CPU}))
 
 

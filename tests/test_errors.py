@@ -335,7 +335,7 @@ def test_a_mix_that_changed_in_the_middle_of_a_window():
     for _ in range(5):
         next(saved)
     for changed in ({"a": 1, "b": 3}, {"a": 2, "b": 1, "c": 1}, {"a": 2}):
-        with pytest.raises(StateError, match="in the middle of a window or batch that they made"):
+        with pytest.raises(StateError, match="in the middle of a window or batch of them"):
             iter(build(changed).window_shuffle(8, seed=3)).set_state(saved.get_state())
     for _ in range(3):
         next(saved)

@@ -196,7 +196,7 @@ def ranged(lib):
 def test_a_state_of_several_workers_says_so():
     theirs = iter(grain.experimental.multithread_prefetch(ranged(grain).batch(2), 2, 1))
     next(theirs)
-    with pytest.raises(StateError, match="written by Grain with 2 workers.*one worker or none.*`skip`"):
+    with pytest.raises(StateError, match="Grain wrote the state with 2 workers.*one worker or none.*`skip`"):
         iter(headrace.experimental.multithread_prefetch(ranged(headrace).batch(2), 2, 1)).set_state(theirs.get_state())
 
 
@@ -209,7 +209,7 @@ def test_a_state_of_another_operation_names_both():
         (headrace.IterDataset.mix([ranged(headrace)]), "mix"),
     ):
         with pytest.raises(
-            StateError, match=f"written by Grain.*WindowShuffleIterDataset where the pipeline has {said}"
+            StateError, match=f"which Grain wrote.*WindowShuffleIterDataset where the pipeline has {said}"
         ):
             iter(ours).set_state(theirs.get_state())
 
@@ -220,7 +220,7 @@ def test_a_state_of_a_cache_that_is_read_again_is_refused():
 
     found, states = walked(build(grain))
     assert_restored(build, found, states, range(20))
-    with pytest.raises(StateError, match="written by Grain while its `CacheIterDataset`"):
+    with pytest.raises(StateError, match="Grain wrote the state while its `CacheIterDataset`"):
         iter(build(headrace)).set_state(states[23])
 
 
@@ -231,7 +231,7 @@ def test_a_state_of_a_later_epoch_of_an_interleave_says_what_it_lacks():
 
     found, states = walked(build(grain))
     assert_restored(build, found, states, range(9))
-    with pytest.raises(StateError, match="written by Grain in an InterleaveIterDataset with a later epoch"):
+    with pytest.raises(StateError, match="Grain wrote the state in an InterleaveIterDataset with a later epoch"):
         iter(build(headrace)).set_state(states[10])
 
 
@@ -278,5 +278,5 @@ def test_batches_of_one_worker_go_on_where_the_wheel_was(tmp_path):
     for workers in (0, 1):
         assert_restored(lambda lib, n=workers: packed(lib, n), elements, states, (0, 1, 4, len(elements) - 1))
     _, states = walks["2"]
-    with pytest.raises(StateError, match="written by Grain with 2 workers"):
+    with pytest.raises(StateError, match="Grain wrote the state with 2 workers"):
         iter(packed(headrace, 2)).set_state(states[3])

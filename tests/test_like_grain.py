@@ -449,8 +449,7 @@ def test_messages_of_executions_are_grains():
     pytest.importorskip("google.protobuf")
     from google.protobuf import descriptor_pb2
     from grain.proto import execution_summary_pb2 as theirs
-
-    from headrace.compat.grain.proto import execution_summary_pb2 as ours
+    from headrace.proto import execution_summary_pb2 as ours
 
     described = []
     for module in (ours, theirs):

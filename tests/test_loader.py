@@ -535,13 +535,13 @@ def test_a_state_of_another_loader_is_refused_by_field(changes, field):
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        (b"{", "no JSON"),
+        (b"{", "not JSON"),
         (b"[1]", "a JSON list"),
         (b'{"a": 1}', r"fields \['a'\]"),
         ({"next_index": 3}, "looks like the state of a dataset's iterator"),
         (None, "got NoneType"),
         (b'{"version": 2}', "is damaged"),
-        (b'{"parent": 3, "next_index_in_buffer": 0}', "written by Grain, and has that of a FlatMap"),
+        (b'{"parent": 3, "next_index_in_buffer": 0}', "which Grain wrote, has a FlatMap"),
     ],
 )
 def test_what_is_no_state_is_told(state, says):
@@ -623,7 +623,7 @@ def test_sources_that_grain_knows_by_their_class_are_known_here(source):
 
 def test_a_state_of_grains_for_another_loader_is_refused():
     theirs = iter(make(grain.python, "batch3", num_records=20)).get_state()
-    with pytest.raises(StateError, match="written by Grain, is of another loader; sampler differs"):
+    with pytest.raises(StateError, match="which Grain wrote, is of another loader; sampler differs"):
         iter(make(hp, "batch3")).set_state(theirs)
 
 
@@ -659,7 +659,7 @@ def _loader(**options):
         ({"worker_count": -1}, "worker_count must be an int of at least 0; got -1"),
         ({"worker_count": 1.5}, "worker_count"),
         ({"worker_buffer_size": 0}, "worker_buffer_size must be a positive int"),
-        ({"operations": ["resize"]}, "has a str, 'resize', which is no transform. Accepted are MapTransform"),
+        ({"operations": ["resize"]}, "has a str, 'resize', which is not a transform. A loader takes MapTransform"),
         ({"operations": [Doubled]}, "the class Doubled. Give an object of it"),
         ({"operations": hp.Batch(2)}, "must be a sequence of transforms; got Batch"),
         ({"operations": [hp.Batch(0)]}, "batch_size must be a positive int"),
@@ -670,8 +670,8 @@ def _loader(**options):
             {"sampler": hp.IndexSampler(10), "operations": [hp.RandomMapTransform(lambda x, rng: x)]},
             "the sampler has no seed",
         ),
-        ({"sampler": range(3)}, r"range is no sampler: `sampler\[0\]` must be a RecordMetadata"),
-        ({"sampler": "abc"}, "str is no sampler"),
+        ({"sampler": range(3)}, r"range is not a sampler: `sampler\[0\]` must be a RecordMetadata"),
+        ({"sampler": "abc"}, "str is not a sampler"),
         ({"read_options": 4}, "read_options must be ReadOptions; got int"),
         ({"operations": [hp.Batch(2, batch_fn=5)]}, "batch_fn must be a function"),
         ({"data_source": 3}, "A source needs `__len__`"),

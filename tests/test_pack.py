@@ -274,7 +274,7 @@ def test_concat_then_split_sets_full_sequences_aside():
     assert rows == [[1, 2, 201, 401], [101, 102, 103, 104], [301, 302, 303, 304], [402, 403], [501, 502, 503, 504]]
 
 
-def test_the_first_token_of_every_piece_is_replaced():
+def test_the_first_token_of_every_segment_is_replaced():
     ds = ConcatThenSplitIterDataset(stream(sequences(3, 4)), length_struct={"x": 5}, **BOS)
     assert tokens(ds) == [[99, 2, 3, 99, 102], [99, 104]]
 
@@ -429,7 +429,7 @@ WRONG_ARGUMENTS = {
     "padding_struct must have the structure of length_struct": lambda: first([], padding_struct={"y": 1}),
     "pack_alignment_struct must have the structure": lambda: first([], pack_alignment_struct={"y": 1}),
     "pack_alignment_struct must be a positive int; got 0": lambda: first([], pack_alignment_struct=0),
-    "is no feature of the rows": lambda: first([], shuffle_bins_group_by_feature="q"),
+    "is not a feature of the rows": lambda: first([], shuffle_bins_group_by_feature="q"),
     "has the name of one that packing adds": lambda: first([], length_struct={"x": 4, "x_positions": 4}),
     "takes a dataset; got list": lambda: FirstFitPackIterDataset(
         [{"x": np.arange(3)}],  # type: ignore[arg-type]
@@ -437,7 +437,7 @@ WRONG_ARGUMENTS = {
         num_packing_bins=2,
     ),
     "meta feature 'm' has no length": lambda: split([], meta_features=["m"]),
-    "mean nothing with BOSHandling.DO_NOTHING": lambda: split([], bos_token_id=1),
+    "have no effect with BOSHandling.DO_NOTHING": lambda: split([], bos_token_id=1),
     "needs a bos_token_id": lambda: split([], bos_handling=BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS),
     "bos_features has 'q'": lambda: split([], **(BOS | {"bos_features": ["q"]})),
     "batch_size must be a positive int": lambda: PackAndBatchOperation({"x": 4}, batch_size=0),
@@ -456,7 +456,7 @@ WRONG_ELEMENTS = {
     "feature 'm' has length 2": lambda: split(
         [{"x": np.ones(9), "m": np.ones(3)}], length_struct={"x": 4, "m": 2}, meta_features=["m"]
     ),
-    "has the feature 'x', and an element does not have it": lambda: first([*GOOD, {"y": np.ones(2)}]),
+    "has the feature 'x', but an element does not have it": lambda: first([*GOOD, {"y": np.ones(2)}]),
     "it has int": lambda: first([*GOOD, 5]),
     "meta_features has 'q'": lambda: first(GOOD, meta_features=["q"]),
     "further axes": lambda: first([{"x": np.ones((1, 2))}, {"x": np.ones((1, 3))}]),

@@ -171,7 +171,7 @@ def test_the_report_compares_strategies_over_the_same_sequences():
     [
         ("strategy must be one of 'first_fit', 'best_fit', 'concat_split'; got 'worst_fit'", {"strategy": "worst_fit"}),
         ("long_sequences must be one of 'error', 'split', 'truncate', 'drop'; got 'cut'", {"long_sequences": "cut"}),
-        ("'concat_split' splits what is long", {"strategy": "concat_split", "long_sequences": "error"}),
+        ("'concat_split' always splits long sequences", {"strategy": "concat_split", "long_sequences": "error"}),
         ("'first_fit' has no option 'bos_token_id'; it has .*num_packing_bins", {"bos_token_id": 1}),
         ("'concat_split' has no option 'seed'", {"strategy": "concat_split", "seed": 1}),
         ("meta_features must be a sequence of names; got the string 'tok'", {"meta_features": "tok"}),
@@ -202,7 +202,7 @@ def test_features_that_should_match_are_named_where_they_do_not():
 
 def test_a_missing_feature_is_named():
     ds = documents([2])
-    with pytest.raises(StructureError, match=r"has the feature 'y', and an element does not .* \['n', 'x'\]"):
+    with pytest.raises(StructureError, match=r"has the feature 'y', but an element does not .* \['n', 'x'\]"):
         list(ds.pack({"x": 4, "y": 4}, long_sequences="split"))
     with pytest.raises(StructureError, match=r"features \['n'\], which length_struct does not have: it has \['x'\]"):
         list(ds.pack({"x": 4}))
@@ -219,7 +219,7 @@ def test_no_token_is_changed_where_dtypes_differ():
 def test_a_meta_feature_that_is_too_long_is_dropped_or_named():
     ds = MapDataset.source([{"x": np.ones(3), "m": np.ones(9)}, {"x": np.ones(2), "m": np.ones(1)}]).to_iter_dataset()
     assert len(list(ds.pack({"x": 4, "m": 4}, meta_features=["m"], long_sequences="drop"))) == 1
-    with pytest.raises(PipelineError, match=r"'m' has length 4.*It is a meta feature, which is not cut"):
+    with pytest.raises(PipelineError, match=r"'m' has length 4.*Meta features are not cut"):
         list(ds.pack({"x": 4, "m": 4}, meta_features=["m"], long_sequences="truncate"))
 
 
@@ -233,5 +233,5 @@ def test_a_state_of_another_alignment_is_refused():
 @pytest.mark.parametrize("padding", [0.5, -1, 300, "x"])
 def test_padding_that_the_dtype_cannot_be_is_an_error(padding):
     ds = MapDataset.source([{"x": np.ones(3, np.uint8)}]).to_iter_dataset()
-    with pytest.raises(PipelineError, match=r"padding_struct has .* for the feature 'x', and uint8"):
+    with pytest.raises(PipelineError, match=r"padding_struct has .* for the feature 'x', but uint8"):
         list(ds.pack({"x": 4}, padding_struct={"x": padding}))

@@ -339,7 +339,7 @@ def refused(name, why):
         lambda: SharedMemoryDataSource(name=name)[0],
         lambda: SharedMemoryArray.from_metadata(SharedMemoryArrayMetadata(name, (3,), np.int8)),
     ):
-        with pytest.raises(PipelineError, match=f"{name}' is not read: {why}.*could run their code here"):
+        with pytest.raises(PipelineError, match=f"Will not read .*{name}': {why}.*could run their code here"):
             attach()
 
 
@@ -366,7 +366,7 @@ def test_memory_that_cannot_be_opened_says_whose_it_is(name):
         except ValueError as e:
             print(e)
     """)
-    assert "is not read: it belongs to another user" in found
+    assert "it belongs to another user, and objects" in found
     source.unlink()
 
 

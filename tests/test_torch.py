@@ -325,7 +325,7 @@ def test_closing_ends_what_runs():
 def test_only_what_can_be_iterated_again_is_taken():
     with pytest.raises(PipelineError, match="got int"):
         TorchDataset(3)
-    with pytest.raises(PipelineError, match="again and again; got list_iterator"):
+    with pytest.raises(PipelineError, match="more than once; got list_iterator"):
         TorchDataset(iter([1]))
     with pytest.raises(
         PipelineError, match=r"needs iterators with `get_state` and `set_state`; those of list have none"
@@ -335,7 +335,7 @@ def test_only_what_can_be_iterated_again_is_taken():
 
 def test_states_of_something_else_are_named():
     dataset = TorchDataset(pipeline())
-    with pytest.raises(StateError, match=r"no state of a TorchDataset, .* got \['next_index'\]"):
+    with pytest.raises(StateError, match=r"not a state of a TorchDataset, .* got \['next_index'\]"):
         dataset.load_state_dict({"next_index": 3})
     with pytest.raises(StateError, match="got bytes"):
         dataset.load_state_dict(b"")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Feeds accelerators: reads, shuffles, transforms, mixes, batches and hands over records for training."""
+"""Data loading for training: reads, shuffles, transforms, mixes and batches records."""
 
 import sys as _sys
 from importlib import import_module as _import_module
@@ -19,6 +19,7 @@ from headrace._utils.lazy_imports import later as _later
 from headrace.compat.grain import constants as constants
 from headrace.compat.grain import monitoring as monitoring
 from headrace.compat.grain import operations as operations
+from headrace.compat.grain import proto as _proto
 from headrace.compat.grain.as_grain import as_grain as as_grain
 from headrace.compat.grain.config import config as config
 from headrace.dataset import IterDataset as IterDataset
@@ -40,7 +41,7 @@ if _TYPE_CHECKING:
     from headrace.performance import pick_performance_config as pick_performance_config
 
 __version__ = "0.1.0"
-_MODULES = {"packing": "packing", "proto": "compat.grain.proto", "text": "text"}
+_MODULES = ("packing", "proto", "text")
 _getattr, _dir, _ = _later(
     __name__,
     {
@@ -53,17 +54,15 @@ _sys.modules |= {  # `import headrace.constants`
     "headrace.constants": constants,
     "headrace.monitoring": monitoring,
     "headrace.operations": operations,
+    "headrace.proto": _proto,
     "headrace.python.experimental": experimental,
 }
 
 
 def __getattr__(name: str) -> _Any:
-    """What is imported when it is asked for, and the names of `headrace.python`.
-
-    The latter are there so that code written for it may import this package instead.
-    """
+    """Imports names on first use, and finds those of `headrace.python`, for code that was written for that."""
     if name in _MODULES:
-        return _import_module(f"{__name__}.{_MODULES[name]}")
+        return _import_module(f"{__name__}.{name}")
     if name.startswith("__") or not hasattr(python, name):
         return _getattr(name)
     return getattr(python, name)

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m headrace", description="Feeds accelerators.")
+    parser = argparse.ArgumentParser(prog="python -m headrace", description="Loads data for training.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     convert = commands.add_parser(
         "convert",
@@ -45,13 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("source", metavar="SOURCE", help="a path, a pattern in quotes, an address or a folder")
     convert.add_argument("target", metavar="TARGET", help=f"the file to write: one that ends in {', '.join(WRITERS)}")
     convert.add_argument("--shards", type=_positive, default=1, metavar="N", help="how many files to write (1)")
-    convert.add_argument("--from", dest="format", metavar="FORMAT", help="the source's format, if it cannot be told")
+    convert.add_argument("--from", dest="format", metavar="FORMAT", help="the source's format, if it is not recognized")
     convert.add_argument("--split", help="which split of a TFDS or Hugging Face folder (train)")
     convert.add_argument("--columns", nargs="+", metavar="NAME", help="which columns of a table (all)")
     convert.add_argument(
         "--parse-examples", action="store_true", help="records are tf.train.Example: write their features"
     )
-    convert.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    convert.add_argument("--overwrite", action="store_true", help="replace existing files")
     convert.add_argument("--quiet", action="store_true", help="no progress bar")
     convert.set_defaults(run=_convert)
     return parser
@@ -84,14 +84,14 @@ def _convert(given: argparse.Namespace) -> int:
 
 
 def _identity(given: argparse.Namespace, options: dict[str, Any]) -> str:
-    """What tells this conversion from others: the versions of the files that it reads, and how."""
+    """What identifies this conversion: the versions of the files that it reads, and how it reads them."""
     versions = [(identity(path), *files.fingerprint(path)) for path in opening.paths_of(given.source)]
     return json.dumps([identity(given.source), versions, given.format, options, given.parse_examples])
 
 
 @contextlib.contextmanager
 def _progress(title: str, out: TextIO) -> Iterator[Progress]:
-    """A function that shows how far the work is: a bar on a terminal, and otherwise a line now and then."""
+    """A function that shows progress: a bar on a terminal, otherwise a line now and then."""
     on_terminal = out.isatty()
     began, told = time.monotonic(), -1.0 if on_terminal else time.monotonic()
 
@@ -114,7 +114,7 @@ def _progress(title: str, out: TextIO) -> Iterator[Progress]:
 
 
 def _bar(done: int, total: int | None) -> str:
-    """How much of the whole is done, drawn.
+    """A progress bar.
 
     >>> _bar(2, 3)
     '[####################..........] '

@@ -1,4 +1,4 @@
-"""Datasets: each method builds one operation and nothing is computed until elements are asked for.
+"""Datasets: each method builds one operation, and nothing is computed before you ask for elements.
 
 `MapDataset` has a length and elements by index; `IterDataset` is a stream. An index past the length is an
 element of a later epoch: `ds[len(ds) + i]` is element `i` of epoch 1.
@@ -42,15 +42,15 @@ S = TypeVar("S")
 class MapDataset(MapTypes[T], marks.MapDataset):
     """A dataset with a length and elements by index.
 
-    For a dataset of your own, subclass it and define `__len__` and `__getitem__` (and `__getitems__`, if
-    several elements are cheaper together).
+    To write your own, subclass it and define `__len__` and `__getitem__` (and `__getitems__`, if several elements
+    are cheaper together).
     """
 
     _is_stream = False
 
     @classmethod
     def _welcome(cls) -> None:
-        """A user's own `__getitem__` need only know ints from 0 on: slices and negative indices are seen to."""
+        """Adds slices and negative indices to a user's `__getitem__`, which need only handle ints from 0 on."""
         own = cls.__dict__.get("__getitem__")
         if own is None:
             return
@@ -77,8 +77,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     def source(source: Any) -> "MapDataset[Any]":
         """The elements of a source: anything with `__len__` and `__getitem__`.
 
-        A NumPy array, or a dict of arrays with one leading length, is read by rows; a source that has
-        `__getitems__` is asked for many elements at once.
+        A NumPy array, or a dict of arrays of one length, is read by rows; a source with `__getitems__` is asked for
+        many elements at once.
 
         >>> MapDataset.source({"x": np.arange(4), "y": np.eye(4)})[1]
         {'x': np.int64(1), 'y': array([0., 1., 0., 0.])}
@@ -92,8 +92,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
             )
         if isinstance(source, Mapping):
             raise PipelineError(
-                "A dict is a source only if its values are NumPy arrays of one length: element i is then row i of "
-                f"each. Got values of {sorted({type(value).__name__ for value in source.values()})}."
+                "A dict is a source only if its values are NumPy arrays of one length: element i is row i of each. "
+                f"Got values of {sorted({type(value).__name__ for value in source.values()})}."
             )
         return MapDataset._of(Source(source))
 
@@ -130,7 +130,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     def select_from_datasets(
         datasets: "Sequence[MapDataset[T]]", selection_map: transforms.DatasetSelectionMap
     ) -> "MapDataset[T]":
-        """Elements that a selection map chooses."""
+        """The elements that a selection map chooses."""
         return MapDataset._of(Select(map_ops(datasets, "select_from_datasets"), selection_map))
 
     # ---- access
@@ -147,7 +147,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     @overload
     def __getitem__(self, index: builtins.slice | Sequence[int] | np.ndarray) -> "MapDataset[T]": ...
     def __getitem__(self, index: Any) -> Any:
-        """An element by index; a dataset of elements, for a slice or a sequence of ints."""
+        """An element by index; for a slice or a sequence of ints, a dataset."""
         if isinstance(index, builtins.slice):
             return self.slice(index)
         if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
@@ -212,7 +212,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     # ---- order
 
     def shuffle(self, seed: int | None = None) -> "MapDataset[T]":
-        """All elements in random order, another one in each epoch.
+        """All elements in random order, a new one in each epoch.
 
         >>> list(MapDataset.range(10).shuffle(seed=1))
         [5, 7, 6, 0, 4, 8, 9, 2, 1, 3]
@@ -220,7 +220,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         return self._then(Shuffle(self._op, seed))
 
     def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> "MapDataset[T]":
-        """Epoch after epoch, without an end unless one is given.
+        """Epoch after epoch, endlessly by default.
 
         >>> list(MapDataset.range(2).repeat(2))
         [0, 1, 0, 1]
@@ -233,8 +233,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         """The elements as a stream.
 
         Args:
-            read_options: Threads that read ahead. By default Headrace measures whether any pay.
-            allow_nones: Hands over `None` where a filter left a gap.
+            read_options: Threads that read ahead. By default Headrace measures whether threads pay.
+            allow_nones: Whether to hand over `None` where a filter left a gap.
         """
         return IterDataset._of(ToStream(self._op, read_options, allow_nones=allow_nones))
 
@@ -250,18 +250,18 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 class IterDataset(IterTypes[T], marks.IterDataset):
     """A dataset that is a stream.
 
-    For a dataset of your own, subclass it and define `__iter__`, which returns a `DatasetIterator`.
+    To write your own, subclass it and define `__iter__`, which returns a `DatasetIterator`.
     """
 
     _is_stream = True
 
     def _own_iter(self) -> Any:
-        """The iterator that a user's own class makes."""
+        """What `__iter__` of a user's class returns."""
         raise NotImplementedError
 
     @classmethod
     def _welcome(cls) -> None:
-        """A user's own `__iter__` may be a plain generator: it is given states and the rest."""
+        """Adds states and the rest to a user's `__iter__` if that is a plain generator."""
         own = cls.__dict__.get("__iter__")
         if own is None:
             return
@@ -282,10 +282,10 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         datasets: "Sequence[Dataset[T]] | Mapping[str, Dataset[T]]",
         weights: Sequence[float] | Mapping[str, float] | WeightSchedule | None = None,
     ) -> "IterDataset[T]":
-        """Elements of several datasets in proportion to weights, until one that is due has ended.
+        """Elements of several datasets in proportion to weights, until the next one would come from one that has ended.
 
-        With mappings, parts are known by name and stand in the order of their names: a state can be restored
-        after weights or parts have changed. Weights that change by the step are a `WeightSchedule`.
+        With mappings, parts have names and come in the order of these: you can restore a state after weights or
+        parts have changed. For weights that change by the step, give a `WeightSchedule`.
 
         >>> a, b = MapDataset.range(3).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
@@ -317,7 +317,7 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
         Args:
             datasets: Datasets, or a `MapDataset` whose elements are datasets.
-            cycle_length: How many are open at a time.
+            cycle_length: How many to have open at a time.
         """
         if isinstance(datasets, MapDataset):
             return IterDataset._of(Interleave(datasets._op, cycle_length))
@@ -333,7 +333,7 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         long_sequences: str | None = None,
         **options: Unpack[PackOptions],
     ) -> "IterDataset":
-        """Packs sequences of different lengths into rows, with segment ids and positions beside each feature.
+        """Packs sequences of different lengths into rows, and adds segment ids and positions for each feature.
 
         >>> documents = MapDataset.source([{"tokens": np.arange(n)} for n in (3, 2, 1, 6)]).to_iter_dataset()
         >>> for row in documents.pack({"tokens": 4}, long_sequences="split", shuffle_bins=False):
@@ -344,18 +344,18 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
         Args:
             length_struct: The length of a row for each feature.
-            strategy: With "first_fit" or "best_fit", a sequence goes whole into the first, or the fullest, of
-                `num_packing_bins` bins (64) that has room. With "concat_split", sequences come one after the other, and
-                are cut where a row is full.
-            long_sequences: What becomes of a sequence longer than a row: an "error", which is the default, or "split"
-                into pieces, "truncate", or "drop". With "concat_split", the default is to "split".
-            options: What the packers take: see `headrace.packing.FirstFitPackIterDataset` and
+            strategy: "first_fit" and "best_fit" put each whole sequence into the first, or the fullest, of
+                `num_packing_bins` bins (64) that has room. "concat_split" concatenates sequences and cuts them where a
+                row is full.
+            long_sequences: What to do with a sequence longer than a row: raise an "error", which is the default,
+                "split" it into parts, "truncate" it, or "drop" it. With "concat_split", the default is to "split".
+            options: Options of the packers: see `headrace.packing.FirstFitPackIterDataset` and
                 `ConcatThenSplitIterDataset`.
         """
         return self._then(packer(self._op, length_struct, options, strategy=strategy, long_sequences=long_sequences))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> "IterDataset[T]":
-        """Batches cut anew to another size.
+        """Cuts batches to another size.
 
         >>> list(MapDataset.range(5).batch(2).to_iter_dataset().rebatch(3))
         [array([0, 1, 2]), array([3, 4])]
@@ -381,12 +381,12 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
         Args:
             batch_size: How many elements a batch has.
-            pad_value: What padding is made of: one value, or a dict of values by feature.
-            boundaries: Upper ends of length buckets; elements of one bucket are batched together.
-            length_fn: An element's length, for bucketing.
-            pad_to_boundary: Pads to the bucket's upper end instead of to the longest element.
-            window_size: Buckets are flushed after so many elements.
-            drop_remainder: Leaves out smaller batches at a window's end.
+            pad_value: The value of padding, or a dict of values by feature.
+            boundaries: Upper ends of length buckets; a batch has elements of one bucket.
+            length_fn: Returns an element's length, for bucketing.
+            pad_to_boundary: Whether to pad to the bucket's upper end instead of to the longest element.
+            window_size: After this many elements, all buckets are flushed.
+            drop_remainder: Whether to drop smaller batches at a window's end.
         """
         op = PaddedBatch(
             self._op,
@@ -403,7 +403,7 @@ class IterDataset(IterTypes[T], marks.IterDataset):
     # ---- order
 
     def shuffle(self, buffer_size: int, seed: int | None = None) -> "IterDataset[T]":
-        """A shuffle through a sliding buffer: every element moves by less than `buffer_size`.
+        """Shuffles through a sliding buffer: every element moves by less than `buffer_size`.
 
         >>> ds = MapDataset.range(6).to_iter_dataset()
         >>> sorted(ds.shuffle(3, seed=1)) == list(range(6))
@@ -412,7 +412,7 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         return self._then(BufferShuffle(self._op, buffer_size, seed))
 
     def repeat(self, num_epochs: int | None = None) -> "IterDataset[T]":
-        """The same stream again and again, without an end unless one is given."""
+        """The same stream again and again, endlessly by default."""
         return self._then(Repeat(self._op, num_epochs))
 
     # ---- the stream as such
@@ -433,16 +433,16 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,
     ) -> "IterDataset[T]":
-        """Computes what comes before it ahead, in worker processes; the stream and its states stay the same.
+        """Computes everything before it ahead, in worker processes; the stream and its states stay the same.
 
         >>> list(MapDataset.range(4).to_iter_dataset().mp_prefetch(2))
         [0, 1, 2, 3]
 
         Args:
-            options: How many workers, or options that also say how much they may have ready; by default one a core, 10
-                at most.
+            options: The number of workers, or options that also limit what they may have ready; by default one worker
+                for each core, up to 10.
             worker_init_fn: Called in each worker at its start, with its index and the number of workers.
-            sequential_slice: Kept for compatibility: the order is that of the dataset anyway.
+            sequential_slice: Has no effect; kept for compatibility.
         """
         if options is None:
             options = min(10, os.cpu_count() or 1)
@@ -459,9 +459,9 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         """Computes up to `buffer_size` elements ahead, in a thread.
 
         Args:
-            buffer_size: A number of elements; `AUTOTUNE`, bounded in bytes; or `MultiprocessingOptions`, which
+            buffer_size: A number of elements; `AUTOTUNE`, which limits bytes; or `MultiprocessingOptions`, which
                 makes it an `mp_prefetch`.
-            multiprocessing_options: The last of these, by name.
+            multiprocessing_options: `MultiprocessingOptions` by name.
         """
         size = multiprocessing_options if buffer_size is None else buffer_size
         if size is None:
@@ -479,7 +479,7 @@ def _non_negative(name: str, count: int) -> int:
 
 
 def as_stream(dataset: Any, name: str) -> IterDataset:
-    """A dataset as a stream, for the class of that name."""
+    """A dataset as a stream; errors name the class that asked for it."""
     if not isinstance(dataset, Dataset):
         raise PipelineError(f"`{name}` takes a dataset; got {type(dataset).__name__}.")
     return dataset if isinstance(dataset, IterDataset) else IterDataset._of(dataset._stream_op)

@@ -1,20 +1,20 @@
-"""The errors that Headrace raises of its own accord.
+"""The errors that Headrace raises.
 
     HeadraceError
-    ├── PipelineError (ValueError)     an operation was asked for something it cannot mean
-    ├── StateError (ValueError)        a state does not fit the pipeline that it is given to
-    ├── StructureError (ValueError)    elements that cannot be stacked into one batch
-    ├── DataError (ValueError)         bytes at rest that are damaged, or not what they should be
-    ├── RemoteError (OSError)          a file behind an address that could not be read
-    ├── SpecError (ValueError)         an element spec that cannot be known without reading data
+    ├── PipelineError (ValueError)     an operation has arguments that make no sense
+    ├── StateError (ValueError)        a state does not fit the pipeline
+    ├── StructureError (ValueError)    elements cannot be stacked into one batch
+    ├── DataError (ValueError)         stored data is damaged, or not what it should be
+    ├── RemoteError (OSError)          a file behind an address could not be read
+    ├── SpecError (ValueError)         an element spec cannot be known without reading data
     ├── FilterError (ValueError)       a filter dropped more than the pipeline allows
     ├── ClosedError (ValueError)       an iterator was used after `close()`
     ├── WorkerError (RuntimeError)     a worker process failed, or could not be given its work
     │   └── RingMemoryError (MemoryError)   too little memory for what workers hand over
     └── MissingDependency (ImportError)
 
-An error in a user's own function is raised as it is, with a note that names the operation and the element. No error of
-Headrace's shows the login or the query of an address, or a password: neither in its text nor in that of its causes.
+Errors in users' functions are raised unchanged, with a note that names the operation and the element. No error of
+Headrace shows the login or the query of an address, or a password: neither in its text nor in that of its causes.
 """
 
 import importlib
@@ -30,7 +30,7 @@ FROM_WORKER = "__headrace_from_worker__"  # a global of frames that stand for th
 
 
 class HeadraceError(Exception):
-    """Any error that Headrace raises of its own accord."""
+    """Any error that Headrace raises."""
 
     def __init__(self, *args: Any):
         super().__init__(*(redacted(one) if isinstance(one, str) else one for one in args))
@@ -40,11 +40,11 @@ class HeadraceError(Exception):
 
 
 class PipelineError(HeadraceError, ValueError):
-    """An operation was asked for something it cannot mean."""
+    """An operation has arguments that make no sense."""
 
 
 class StateError(HeadraceError, ValueError):
-    """A state does not fit the pipeline that it is given to."""
+    """A state does not fit the pipeline."""
 
 
 class StructureError(HeadraceError, ValueError):
@@ -52,7 +52,7 @@ class StructureError(HeadraceError, ValueError):
 
 
 class DataError(HeadraceError, ValueError):
-    """Bytes at rest are damaged, or not what they should be; the message has the path, the record and the offset."""
+    """Stored data is damaged, or not what it should be; the message has the path, the record and the offset."""
 
 
 class RemoteError(HeadraceError, OSError):
@@ -80,7 +80,7 @@ class RingMemoryError(WorkerError, MemoryError):
 
 
 class Quoted(Exception):
-    """What an error of a library said, without secrets; it stands for that error as a cause."""
+    """The text of a library's error without secrets, as a cause in its place."""
 
 
 class MissingDependency(HeadraceError, ImportError):
@@ -88,15 +88,15 @@ class MissingDependency(HeadraceError, ImportError):
 
 
 class CacheWarning(UserWarning):
-    """What was kept on disk is not used, since other users may have written it."""
+    """A cache on disk is not used, since other users may have written it."""
 
 
 class StateWarning(UserWarning):
-    """A state was saved with a pipeline that is not quite this one."""
+    """A state was saved with a slightly different pipeline."""
 
 
 class FilterWarning(UserWarning):
-    """A filter drops nearly everything it sees."""
+    """A filter drops nearly all elements."""
 
 
 def optional(module: str, *, extra: str) -> ModuleType:
@@ -108,7 +108,7 @@ def optional(module: str, *, extra: str) -> ModuleType:
 
 
 def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseException:
-    """The error; or, where its text or that of a cause shows a secret, one that says the same without it."""
+    """The error; or, if its text or that of a cause shows a secret, one that says the same without it."""
     below = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     clean = None if below is None else without_secrets(below, secrets)
     text = in_words(error)
@@ -120,15 +120,15 @@ def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseEx
 
 
 def in_words(error: BaseException) -> str:
-    """The kind of an error and what it says."""
+    """The type of an error and its text."""
     try:
         return f"{type(error).__name__}: {error}".rstrip(": ")
-    except Exception as e:  # of its own `__str__`
-        return f"{type(error).__name__} (which cannot say more: {type(e).__name__})"
+    except Exception as e:  # from its `__str__`
+        return f"{type(error).__name__} (whose text cannot be shown: {type(e).__name__})"
 
 
 def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """An error from its parts, without asking its class how it is made."""
+    """An error from its parts, without calling its `__init__`."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
@@ -136,11 +136,11 @@ def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def users_frames(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames of this package that lead to the user's first, or to a worker's."""
+    """The traceback without the frames of this package before the first one of the user or of a worker."""
     traceback = error.__traceback__
     while traceback is not None and _is_ours(traceback.tb_frame):
         traceback = traceback.tb_next
-    # What the package says of workers is said in full by the message.
+    # The message of a `WorkerError` says everything.
     return traceback if traceback is not None or isinstance(error, WorkerError) else error.__traceback__
 
 

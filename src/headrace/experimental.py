@@ -1,4 +1,4 @@
-"""Grain's names of `grain.experimental`, which `compat/grain/experimental.py` gives."""
+"""The names of `grain.experimental`, from `compat/grain/experimental.py`."""
 
 from headrace.compat.grain import experimental as _names
 from headrace.compat.grain.experimental import *

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class DataLoader(marks.DataLoader):
-    """Reads the records that a sampler chooses and applies operations to them.
+    """Reads records in a sampler's order and applies operations to them.
 
     >>> from headrace.transforms import Batch
     >>> loader = DataLoader(data_source=range(6), sampler=IndexSampler(6, num_epochs=1), operations=[Batch(4)])
@@ -34,17 +34,18 @@ class DataLoader(marks.DataLoader):
     [array([0, 1, 2, 3]), array([4, 5])]
 
     Args:
-        data_source: Anything with `__len__` and `__getitem__`, or NumPy arrays. A stream whose `__getitem__` gives the
-            next element, whatever the index, is known by that or by `reads_in_order = True`: it is read in order, in
-            this process, and a state is restored before anything was read, by reading up to its place.
-        sampler: Which records come when: an `IndexSampler`, a `SequentialSampler`, or one of your own.
+        data_source: Anything with `__len__` and `__getitem__`, or NumPy arrays. The source may be a stream, whose
+            `__getitem__` returns the next element whatever the index (if the loader does not notice, set
+            `reads_in_order = True`). The loader reads it in order, in this process, and restores a state by reading up
+            to its place, which works only before anything was read.
+        sampler: The order of the records: an `IndexSampler`, a `SequentialSampler`, or your own.
         operations: Transforms and functions, applied one after the other.
         worker_count: Worker processes; 0 computes in this process, `None` takes one for each core. Batches are the
             same with any number.
         worker_buffer_size: Outputs that each worker may have ready.
-        shard_options: The shard to read, where the sampler does not say: every `shard_count`-th record of its order.
+        shard_options: The shard to read, if the sampler has none: every `shard_count`-th record of its order.
         read_options: Threads that read ahead, in each process.
-        enable_profiling: Kept for compatibility.
+        enable_profiling: Has no effect; kept for compatibility.
     """
 
     def __init__(
@@ -67,15 +68,15 @@ class DataLoader(marks.DataLoader):
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
-        self._data_source, self._sampler, self._operations = data_source, sampler, tuple(operations)  # Keras makes
-        self._shard_options, self._read_options = shard_options, read_options  # another loader of these
+        self._data_source, self._sampler, self._operations = data_source, sampler, tuple(operations)  # Keras
+        self._shard_options, self._read_options = shard_options, read_options  # makes another loader of these
         self._multiprocessing_options = MultiprocessingOptions(
             num_workers=(os.cpu_count() or 1) if worker_count is None else worker_count,
             per_worker_buffer_size=worker_buffer_size,
             enable_profiling=enable_profiling,
         )
         records = MapDataset.source(data_source)
-        if isinstance(data_source, MapDataset):  # its epochs are its own affair: a sampler's are all of the first
+        if isinstance(data_source, MapDataset):  # all epochs of a sampler read the first epoch of a dataset
             records = data_source.repeat(1, reseed_each_epoch=False)
         self._num_records = len(records)
         records = self.order.read(records)
@@ -98,7 +99,7 @@ class DataLoader(marks.DataLoader):
 
     @property
     def dataset(self) -> IterDataset:
-        """The loader's pipeline, to go on with: `loader.dataset.map(...)`, `device_put(loader.dataset, ...)`."""
+        """The loader's pipeline, to build on: `loader.dataset.map(...)`, `device_put(loader.dataset, ...)`."""
         return self._dataset
 
     @property
@@ -127,9 +128,9 @@ class DataLoader(marks.DataLoader):
 
 
 class DataLoaderIterator(PipelineIterator[T]):
-    """The outputs of a loader, from a state on; with `validate_state=False`, a state of any loader is taken.
+    """The outputs of a loader from a state on; `validate_state=False` accepts a state of any loader.
 
-    It is no `DatasetIterator`: programs tell by that whether a state is a dict, or bytes.
+    It is not a `DatasetIterator`: programs tell from this whether a state is a dict or bytes.
     """
 
     def __init__(self, data_loader: DataLoader, state: bytes | None = None, validate_state: bool = True):
@@ -146,7 +147,7 @@ class DataLoaderIterator(PipelineIterator[T]):
         return states.encode(self._loader.identity, self._position_state())
 
     def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
-        """Goes to where `get_state` or `state_as_array` was called; with `strict=False`, of any loader."""
+        """Goes to where `get_state` or `state_as_array` was called, with `strict=False` on any loader."""
         given: Any = arrays.unpacked(state) if arrays.is_array(state) else state
         self._go_to(given, validate=strict)
 
@@ -173,20 +174,20 @@ def load(
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
 ) -> DataLoader:
-    """A loader in one call.
+    """Makes a loader in one call.
 
     >>> list(load(range(6), num_epochs=1, shuffle=True, seed=3, batch_size=3))
     [array([4, 3, 0]), array([1, 2, 5])]
 
     Args:
         source: Anything with `__len__` and `__getitem__`, or NumPy arrays.
-        num_epochs: How often all records come; without an end if not given.
-        shuffle: A new order in each epoch, from the seed.
-        seed: Needed to shuffle, and by random operations.
+        num_epochs: How often all records come; endless by default.
+        shuffle: Whether each epoch has a new random order.
+        seed: The seed to shuffle and for random operations, which both need one.
         shard_options: The shard that this process reads.
         transformations: Transforms and functions, applied one after the other.
-        batch_size: How many elements a batch has; no batches if not given.
-        drop_remainder: Leaves out a last batch that is smaller.
+        batch_size: How many elements a batch has; no batches by default.
+        drop_remainder: Whether to drop a last batch that is smaller.
         worker_count: Worker processes; 0 computes in this process.
         read_options: Threads that read ahead, in each process.
     """

@@ -1,4 +1,4 @@
-"""Arrays in shared memory that has a name, for processes of the user's own."""
+"""Arrays in named shared memory, for processes that users start."""
 
 import contextlib
 import math
@@ -32,10 +32,10 @@ class SharedMemoryArrayMetadata:
 
 
 class SharedMemoryArray(np.ndarray):
-    """A NumPy array in shared memory: it travels to another process as its name.
+    """A NumPy array in shared memory: only its name travels to another process.
 
-    The memory goes with the last array on it. Once somebody has asked for its `metadata`, the name stays until an array
-    that was told to (`unlink_on_del`) dies, or until the process that made it ends.
+    The memory goes with the last array on it. After somebody has asked for its `metadata`, the name stays until an
+    array with `unlink_on_del` is deleted, or until the process that made it ends.
 
     >>> array = SharedMemoryArray((2, 3), np.float32)
     >>> array[:] = 1
@@ -68,14 +68,16 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> "SharedMemoryArray":
-        """The array of another process of this user, or of this one."""
+        """The array of this process, or of another one of this user."""
         if np.dtype(metadata.dtype).hasobject:
-            raise PipelineError("A SharedMemoryArray cannot hold Python objects; the metadata is of no such array.")
+            raise PipelineError(
+                "A SharedMemoryArray cannot hold Python objects, but the metadata has a dtype of objects."
+            )
         return cls._on(NamedMemory(metadata.name), metadata.shape, metadata.dtype)
 
     @classmethod
     def from_shared_memory(cls, shm: "SharedMemory", shape: Any, dtype: npt.DTypeLike) -> "SharedMemoryArray":
-        """An array on memory of the standard library's kind, which stays the caller's to close and to unlink."""
+        """An array on a `SharedMemory` of the standard library, which the caller must close and unlink."""
         if isinstance(shape, int):
             shape = (shape,)
         return cls.from_metadata(SharedMemoryArrayMetadata(shm.name, shape, dtype))
@@ -94,21 +96,21 @@ class SharedMemoryArray(np.ndarray):
         return self._memory is not None and self.base is self._memory.buffer
 
     def unlink_on_del(self) -> None:
-        """Makes this array responsible for the name: it is removed when the array and its views are gone."""
+        """Removes the name when this array and its views are gone."""
         if self._memory is not None and self._unlinks is None:
             self._unlinks = _Unlinks(self._memory)
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
-        """Kept for compatibility: `close_shm_async` needs no threads of its own to be asked for."""
+        """Has no effect; kept for compatibility."""
 
     @classmethod
     def close_shm_async(cls, shm: "SharedMemory", unlink: bool) -> None:
-        """Closes memory of the standard library's kind in a thread, and removes its name where it is told to."""
+        """Closes a `SharedMemory` of the standard library in a thread; with `unlink`, removes its name too."""
         threading.Thread(target=_close, args=(shm, unlink), name="headrace-close-shm").start()
 
     def reduce_by_value(self) -> Any:
-        """How a worker hands the array over: its own goes with it."""
+        """How a worker hands the array over: as a copy, since its memory ends with it."""
         return _copied, (np.asarray(self),)
 
     def __reduce__(self) -> Any:
@@ -135,7 +137,7 @@ def _copied(values: np.ndarray) -> SharedMemoryArray:
 
 
 class _Unlinks:
-    """Removes a name when it is gone."""
+    """Removes a name when this object is deleted."""
 
     def __init__(self, memory: NamedMemory):
         self._memory = memory

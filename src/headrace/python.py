@@ -1,4 +1,4 @@
-"""Grain's names of `grain.python`, which `compat/grain/python.py` gives."""
+"""The names of `grain.python`, from `compat/grain/python.py`."""
 
 from headrace.compat.grain import python as _names
 from headrace.compat.grain.python import *

@@ -1,4 +1,4 @@
-"""Records: what a sampler says of an element, and the element itself."""
+"""Records: elements with their metadata."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 
 @dataclass(slots=True)
 class RecordMetadata:
-    """What a sampler says of one record.
+    """What a sampler knows about one record.
 
     Args:
-        index: Its number in the whole stream, over all epochs and shards.
+        index: Its place in the whole stream, over all epochs and shards.
         record_key: Its index in the source.
-        rng: A random number generator of its own.
+        rng: Its random number generator.
     """
 
     index: int
@@ -21,13 +21,13 @@ class RecordMetadata:
     rng: np.random.Generator | None = None
 
     def remove_record_key(self) -> "RecordMetadata":
-        """The same without a key, for what is made of several records."""
+        """The same without a key, for a combination of several records."""
         return RecordMetadata(self.index, None, self.rng)
 
 
 @dataclass(slots=True)
 class Record:
-    """An element and what its sampler says of it."""
+    """An element and its metadata."""
 
     metadata: RecordMetadata
     data: Any

@@ -1,7 +1,7 @@
-"""Samplers: which record comes when.
+"""Samplers: the order in which records come.
 
-A sampler answers `sampler[i]`, the metadata of the record at place `i` of the whole stream, and may have a length.
-With shards, places `shard_index`, `shard_index + shard_count`, ... belong to one shard.
+`sampler[i]` is the metadata of the record at place `i` of the whole stream; a sampler may have a length. With shards,
+places `shard_index`, `shard_index + shard_count`, ... belong to one shard.
 """
 
 import sys
@@ -21,13 +21,13 @@ At = Callable[[int], RecordMetadata]
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Says which record is at a place of the stream; past the end it raises `IndexError`."""
+    """Knows which record is at a place of the stream; past the end it raises `IndexError`."""
 
     def __getitem__(self, index: int) -> RecordMetadata: ...
 
 
 class BuiltInSampler:
-    """What the samplers here share: a number of records and of epochs, a seed, shards."""
+    """What the samplers of this module share: numbers of records and epochs, a seed, shards."""
 
     def __init__(self, num_records: int, shard_options: ShardOptions, num_epochs: int | None, seed: int | None):
         num_records = check_count("Invalid number of records: num_records", num_records, least=1)
@@ -42,12 +42,12 @@ class BuiltInSampler:
 
     @property
     def num_records(self) -> int:
-        """How many of the source's records are read in an epoch, over all shards."""
+        """How many of the source's records an epoch has, over all shards."""
         return self._num_records
 
     @property
     def is_as_written(self) -> bool:
-        """Whether a subclass has left the order and the metadata as they are here."""
+        """Whether no subclass has changed the order or the metadata."""
         own = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
         return all(getattr(type(self), name) is getattr(own, name) for name in ("__getitem__", "__len__", "record_key"))
 
@@ -61,12 +61,12 @@ class BuiltInSampler:
         return self._shard_options
 
     def _facts(self) -> dict[str, Any]:
-        """What its order depends on."""
+        """What the order depends on."""
         return {"num_records": self._num_records, "num_epochs": self._num_epochs, "seed": self._seed}
 
     @property
     def identity(self) -> str:
-        """The sampler in one line, but for which of its shards it reads."""
+        """The sampler in one line, the same for all shards."""
         facts = self._facts() | ({"in_shards": True} if self._shard_options.shard_count > 1 else {})
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in facts.items())})"
 
@@ -74,11 +74,11 @@ class BuiltInSampler:
         raise NotImplementedError
 
     def record_key(self, index: int) -> int:
-        """The index in the source of the record at a place."""
+        """The index in the source for the record at a place."""
         raise NotImplementedError
 
     def read(self, records: Any) -> Any:
-        """The records of a `MapDataset` in the order of this sampler, those of its shard only."""
+        """The records of a `MapDataset` that belong to this shard, in the order of this sampler."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> RecordMetadata:
@@ -91,7 +91,7 @@ class BuiltInSampler:
         return map(self.__getitem__, range(len(self)))
 
     def metadata(self) -> At:
-        """A function from places to metadata that uses one object and one generator again and again."""
+        """A function from places to metadata, which always returns the same object with the same generator."""
         if self._seed is None:
             return lambda index: RecordMetadata(index)
         at, seed = KeyedRng().at, self._seed
@@ -109,9 +109,9 @@ class BuiltInSampler:
 
 
 class IndexSampler(BuiltInSampler):
-    """Records in order or shuffled, for one epoch, several, or without an end.
+    """Records in order or shuffled, for one epoch, several, or endlessly.
 
-    With shards, each owns a consecutive piece of the records and shuffles within it.
+    Each shard has a consecutive part of the records and shuffles within it.
 
     >>> [metadata.record_key for metadata in IndexSampler(5, shuffle=True, seed=0, num_epochs=1)]
     [0, 4, 1, 2, 3]
@@ -119,9 +119,9 @@ class IndexSampler(BuiltInSampler):
     Args:
         num_records: How many records the source has.
         shard_options: The shard that this process reads.
-        shuffle: A new order in each epoch, from the seed.
-        num_epochs: How often all records come; without an end if not given.
-        seed: Needed to shuffle, and by random operations.
+        shuffle: Whether each epoch has a new random order.
+        num_epochs: How often all records come; endless by default.
+        seed: The seed to shuffle and for random operations, which both need one.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class IndexSampler(BuiltInSampler):
             )
 
     def __len__(self) -> int:
-        """How many places there are, over all shards; `sys.maxsize` without an end."""
+        """How many places there are, over all shards; `sys.maxsize` if endless."""
         if self._num_epochs is None:
             return sys.maxsize
         count = self._shard_options.shard_count
@@ -155,7 +155,7 @@ class IndexSampler(BuiltInSampler):
         super()._check(index)
         if self._num_epochs is None:
             return
-        # In shards of uneven size, the last place of the longest is past those that are counted.
+        # If shards differ in size, the last place of the longest lies past `len(self)`.
         places = max(len(self), self._num_epochs * self._size * self._shard_options.shard_count)
         if index >= places:
             raise IndexError(f"Place {index} is past the end: there are {places} places in {self._num_epochs} epochs.")

@@ -13,7 +13,7 @@ class ShardOptions:
     Args:
         shard_index: Which shard, from 0 on.
         shard_count: How many there are.
-        drop_remainder: All shards get the same number of records; what is left over is read by none.
+        drop_remainder: Whether all shards get the same number of records, and no shard reads the rest.
     """
 
     shard_index: int
@@ -30,7 +30,7 @@ class ShardOptions:
         check_counts(self, "shard_index", least=0)
 
     def piece(self, num_records: int) -> tuple[int, int]:
-        """Where this shard's consecutive piece of `num_records` begins, and how many it has.
+        """Where this shard's consecutive part of `num_records` begins, and its size.
 
         >>> [ShardOptions(i, 3).piece(10) for i in range(3)]
         [(0, 4), (4, 3), (7, 3)]
@@ -42,7 +42,7 @@ class ShardOptions:
 
 
 class NoSharding(ShardOptions):
-    """Everything in one shard."""
+    """One shard, which has everything."""
 
     def __init__(self):
         super().__init__(shard_index=0, shard_count=1, drop_remainder=False)

@@ -1,4 +1,4 @@
-"""Checks for pipelines and transforms of your own, and a source to try them on."""
+"""Checks for your pipelines and transforms, and a source to try them on."""
 
 import json
 from typing import Any
@@ -33,9 +33,9 @@ def assert_equal(a: Any, b: Any) -> None:
 
 
 def assert_resumable(ds: Dataset | DataLoader | DatasetIterator, *, max_outputs: int = 100) -> None:
-    """Restores `ds` at every output and checks that the rest comes again, with the same states.
+    """Restores `ds` at every output and checks that the rest and its states are the same again.
 
-    Takes whatever has iterators with states: datasets, loaders, and iterators themselves, from where they are.
+    `ds` may be anything with states: a dataset, a loader, or an iterator, which it checks from where that is.
 
     >>> assert_resumable(MapDataset.range(10).shuffle(seed=1).to_iter_dataset().window_shuffle(3, seed=2))
     """
@@ -61,12 +61,12 @@ _END = object()
 
 
 def _saved_and_loaded(state: Any) -> Any:
-    """A state as it comes back from a checkpoint; a loader's is bytes already."""
+    """A state as it comes back from a checkpoint; that of a loader is bytes anyway."""
     return state if isinstance(state, bytes) else json.loads(json.dumps(state))
 
 
 def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> None:
-    """Checks that elements asked for together are those asked for one by one.
+    """Checks that reading elements together and one by one gives the same.
 
     >>> assert_block_law(MapDataset.range(10).shuffle(seed=1).batch(3))
     """
@@ -82,7 +82,7 @@ def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> N
 
 
 def assert_map_batch_agrees(transform: Map, elements: list[Any]) -> None:
-    """Checks that a transform's `map_batch` gives row for row what its `map` gives.
+    """Checks that a transform's `map_batch` returns the rows that its `map` returns.
 
     >>> class AddOne(Map):
     ...     def map(self, x): return x + 1
@@ -95,7 +95,7 @@ def assert_map_batch_agrees(transform: Map, elements: list[Any]) -> None:
 
 
 def assert_map_rows_agrees(transform: Map, elements: list[Any]) -> None:
-    """Checks that a transform's `map_rows` gives what its `map` gives, for all elements at once and for some of them.
+    """Checks that a transform's `map_rows` returns what its `map` returns, for all elements at once and for some.
 
     >>> class Lengths(Map):
     ...     def map(self, text): return len(text)

@@ -1,11 +1,11 @@
-"""Transformations as classes: subclass one, define its method, hand an instance to a dataset.
+"""Transformations as classes: subclass one, define its method, and give an object of it to a dataset.
 
-`Map(fn)` and the like, with a function, do without a subclass.
-Each may also define `output_spec(input_spec)`, which lets `element_spec` be known without reading data.
-`Map` may define `map_batch(columns)` beside `map`: it gets a pytree whose leaves have one leading axis and
-returns one of the same length, row for row what `map` returns. Where elements are no columns (texts, or arrays of
-different lengths), it may define `map_rows(elements)`: it gets a list and returns one of the same length. How many
-elements they get at once is nothing to rely on.
+With a function, `Map(fn)` and the like need no subclass.
+Each may also define `output_spec(input_spec)`, so that `element_spec` is known without reading data.
+Besides `map`, a `Map` may define `map_batch(columns)`: it gets a pytree whose leaves have one leading axis and
+returns one of the same length, with the rows that `map` returns. If elements are not columns (texts, or arrays of
+different lengths), it may define `map_rows(elements)`: it gets a list and returns one of the same length. Do not rely
+on how many elements they get at once.
 """
 
 import abc
@@ -21,7 +21,7 @@ _F = TypeVar("_F")
 if TYPE_CHECKING:
 
     def _abstract(method: _F) -> _F:
-        """To type checkers `Map(fn)` is no abstract class."""
+        """Hides from type checkers that these methods are abstract, so they accept `Map(fn)`."""
         return method
 
 else:
@@ -29,7 +29,7 @@ else:
 
 
 class _Transform(abc.ABC):
-    """A transform; `Map(fn)` is the one whose `map` is `fn`, and likewise for the others."""
+    """A transform; `Map(fn)` is a `Map` whose `map` is `fn`, and so on."""
 
     _method: ClassVar[str]
 
@@ -45,17 +45,17 @@ class Map(_Transform):
 
     @_abstract
     def map(self, element: Any) -> Any:
-        """Returns what `element` becomes."""
+        """Returns the new element."""
 
 
 class RandomMap(_Transform):
-    """One element and a random number generator of its own in, one element out."""
+    """One element and its random number generator in, one element out."""
 
     _method = "random_map"
 
     @_abstract
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns what `element` becomes; all randomness comes from `rng`."""
+        """Returns the new element; take all randomness from `rng`."""
 
 
 class MapWithIndex(_Transform):
@@ -65,7 +65,7 @@ class MapWithIndex(_Transform):
 
     @_abstract
     def map_with_index(self, index: int, element: Any) -> Any:
-        """Returns what the element at `index` becomes."""
+        """Returns the new element."""
 
 
 class Filter(_Transform):
@@ -86,7 +86,7 @@ class FlatMap(_Transform):
 
     @_abstract
     def flat_map(self, element: Any) -> Any:
-        """Returns what `element` is split into, as a sequence."""
+        """Returns the parts of `element`, as a sequence."""
 
 
 class TfRandomMap(abc.ABC):
@@ -94,11 +94,11 @@ class TfRandomMap(abc.ABC):
 
     @abc.abstractmethod
     def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns what `element` becomes."""
+        """Returns the new element."""
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Says for each index which dataset gives the element, and which of its elements that is."""
+    """Says for each index which dataset the element comes from, and its index there."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class Batch:
 
 
 class _OfFunction:
-    """A transform that a function makes."""
+    """A transform made from a function."""
 
     _method: ClassVar[str]
 

@@ -1,4 +1,4 @@
-"""What both kinds of datasets share: operations on elements, composition, and how a dataset is an operation."""
+"""What both kinds of datasets share: operations on elements, composition, and the operation behind a dataset."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,12 +32,12 @@ S = TypeVar("S")
 
 
 class Dataset(Generic[T]):
-    """What `MapDataset` and `IterDataset` share: a subclass of the user's own has its `parents` here."""
+    """What `MapDataset` and `IterDataset` share, and their subclasses in users' code."""
 
     _is_stream: ClassVar[bool]
     _kinds: ClassVar[dict[bool, "type[Dataset]"]] = {}  # by whether it is a stream
     _parents: "tuple[Dataset, ...]" = ()
-    _operation: Op | None = None  # what a class that stands for one operation makes
+    _operation: Op | None = None  # of a class that stands for one operation
     _stats: ClassVar[NoStats] = NoStats()
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -47,7 +47,7 @@ class Dataset(Generic[T]):
 
     @classmethod
     def _welcome(cls) -> None:
-        """Completes a class of the user's own, so that it can be used like any other dataset."""
+        """Completes a user's class, so that it can be used like any other dataset."""
 
     def __init__(self, parents: "Dataset | Sequence[Dataset]" = ()):
         self._parents = (parents,) if isinstance(parents, Dataset) else tuple(parents)
@@ -60,7 +60,7 @@ class Dataset(Generic[T]):
 
     @functools.cached_property
     def _op(self) -> Op:
-        """The operation that this dataset is; a user's own class is one of its own."""
+        """The operation of this dataset; for a user's class, a `UserDataset`."""
         methods = ("_own_iter",) if self._is_stream else ("__len__", "__getitem__")
         kind = Dataset._kinds[self._is_stream]
         missing = [name for name in methods if getattr(type(self), name) is getattr(kind, name)]
@@ -68,7 +68,7 @@ class Dataset(Generic[T]):
             return self._operation if len(missing) == len(methods) else UserDataset(self, self._is_stream)
         if missing:
             name = missing[0].replace("_own_iter", "__iter__")
-            raise PipelineError(f"{type(self).__name__} must define `{name}` to be a dataset of its own.")
+            raise PipelineError(f"{type(self).__name__} must define `{name}` to be a dataset.")
         return UserDataset(self, self._is_stream)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Dataset(Generic[T]):
         hint = ""
         if not name.startswith("_") and hasattr(other, name):
             where = "before `to_iter_dataset()`" if self._is_stream else "after `to_iter_dataset()`"
-            hint = f": it is a method of {other.__name__}, to be called {where}"  # type: ignore[union-attr]
+            hint = f": it is a method of {other.__name__}, to call {where}"  # type: ignore[union-attr]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}.")
 
     def _then(self, op: Op) -> Self:
@@ -88,7 +88,7 @@ class Dataset(Generic[T]):
 
     @property
     def parents(self) -> "Sequence[Dataset]":
-        """The datasets that this one is made from."""
+        """The datasets that this one reads."""
         op = self._op
         return self._parents if self._parents or isinstance(op, UserDataset) else tuple(map(dataset_of, op.parents))
 
@@ -118,15 +118,15 @@ class Dataset(Generic[T]):
         [0, 10, 20]
 
         Args:
-            transform: A function, or a `transforms.Map`; where that has a `map_batch` as well, it is called
-                with columns where elements travel as columns.
+            transform: A function, or a `transforms.Map`. If that has a `map_batch`, elements that are stored as
+                columns go there.
             batched: The function works on columns, row by row: it gets a pytree whose leaves have a leading
-                axis and returns one of the same length. How many rows a call gets is not defined.
+                axis and returns one of the same length. Do not rely on how many rows a call gets.
         """
         return self._then(Map(self._op, transform, batched))
 
     def map_with_index(self, transform: "transforms.MapWithIndex | Callable[[int, T], S]") -> "Any":
-        """Applies a function to every index (in a stream: the count so far) and element.
+        """Applies a function to every element and its index (in a stream, the count so far).
 
         >>> list(MapDataset.range(10, 13).map_with_index(lambda i, x: (i, x)))
         [(0, 10), (1, 11), (2, 12)]
@@ -149,7 +149,7 @@ class Dataset(Generic[T]):
     def filter(self, transform: "transforms.Filter | Callable[[T], bool]") -> Self:
         """Keeps the elements for which a function is true.
 
-        In a `MapDataset` the others become `None`, so that indices keep their meaning; a stream closes the gaps.
+        In a `MapDataset` the others become `None`, so indices keep their meaning; a stream skips them.
 
         >>> list(MapDataset.range(6).filter(lambda x: x % 2 == 0))
         [0, 2, 4]
@@ -166,7 +166,7 @@ class Dataset(Generic[T]):
 
         Args:
             transform: A function that returns a sequence, or a `transforms.FlatMap`.
-            max_fan_out: How many children an element has at most; needed on a `MapDataset`.
+            max_fan_out: The most children that an element may have; needed on a `MapDataset`.
         """
         return self._then(FlatMap(self._op, transform, max_fan_out))
 
@@ -190,7 +190,7 @@ class Dataset(Generic[T]):
         return self._then(Batch(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn))
 
     def batch_and_pad(self, batch_size: int, *, pad_value: Any = 0) -> "Any":
-        """Batches of exactly `batch_size`: a last one that is smaller is filled up with `pad_value`.
+        """Batches of exactly `batch_size`: fills up the last one with `pad_value`.
 
         >>> list(MapDataset.range(3).batch_and_pad(2, pad_value=-1))
         [array([0, 1]), array([ 2, -1])]
@@ -208,7 +208,7 @@ class Dataset(Generic[T]):
         return self._then(WindowShuffle(self._op, window_size, seed))
 
     def seed(self, seed: int) -> Self:
-        """Gives the random operations after it the seed that theirs are derived from.
+        """Sets the seed from which the random operations after it derive theirs.
 
         >>> list(MapDataset.range(4).seed(42).shuffle()) == list(MapDataset.range(4).seed(42).shuffle())
         True
@@ -216,9 +216,9 @@ class Dataset(Generic[T]):
         return self._then(Seed(self._op, seed))
 
     def cache(self) -> Self:
-        """Keeps elements in memory once they are computed; later epochs see those of the first.
+        """Keeps computed elements in memory; later epochs get those of the first.
 
-        Random operations belong after it, and so does `repeat`.
+        Put random operations and `repeat` after it.
         """
         return self._then(Cache(self._op))
 
@@ -266,7 +266,7 @@ class Dataset(Generic[T]):
         except Exception as e:
             if raised_by_signal(e):
                 raise
-            blocks = [Rows(list(self), owned=True)]  # once more, for an error that says where
+            blocks = [Rows(list(self), owned=True)]  # again, since an iterator's errors say where
         finally:
             workers.interrupt()
             stream.close()
@@ -282,7 +282,7 @@ class Dataset(Generic[T]):
         return op if op.is_stream else ToStream(op)
 
     def __iter__(self) -> DatasetIterator[T]:
-        # A subclass may call this in an `__iter__` of its own: it means the operation that its base class stands for.
+        # A subclass may call this in its `__iter__`: it then means the operation that its base class stands for.
         own: Any = self._operation if self._is_stream else None
         return own.dataset.__iter__() if isinstance(own, UserDataset) else StreamIterator(own or self._stream_op)
 
@@ -297,23 +297,30 @@ def _blocks(stream: Stream) -> Iterable[Block]:
         yield run.block
 
 
-_APPLIED: dict[type, str] = {
-    transforms.Map: "map",
-    transforms.RandomMap: "random_map",
-    transforms.MapWithIndex: "map_with_index",
-    transforms.Filter: "filter",
-    transforms.FlatMap: "flat_map",
+METHODS: dict[str, type] = {
+    "map": transforms.Map,
+    "random_map": transforms.RandomMap,
+    "np_random_map": transforms.TfRandomMap,
+    "map_with_index": transforms.MapWithIndex,
+    "filter": transforms.Filter,
+    "flat_map": transforms.FlatMap,
 }
+"""The kinds of transforms, by the method that each defines."""
+
+
+def method_of(transform: Any) -> str | None:
+    """The name of a transform's method; of several kinds, the first counts."""
+    return next((name for name, kind in METHODS.items() if isinstance(transform, kind)), None)
 
 
 def _apply_one(dataset: Any, transform: Any) -> Any:
     if isinstance(transform, transforms.Batch):
         return dataset.batch(transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn)
-    if isinstance(transform, transforms.TfRandomMap):
+    method = method_of(transform)
+    if method == "np_random_map":
         return dataset.random_map(transform.np_random_map)
-    for kind, method in _APPLIED.items():
-        if isinstance(transform, kind):
-            return getattr(dataset, method)(transform)
+    if method is not None:
+        return getattr(dataset, method)(transform)
     if callable(transform):
         return dataset.map(transform)
     raise PipelineError(
@@ -323,7 +330,7 @@ def _apply_one(dataset: Any, transform: Any) -> Any:
 
 
 def stream_ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
-    """The operations of datasets as streams."""
+    """The operations of datasets, as streams."""
     for i, dataset in enumerate(datasets):
         if not isinstance(dataset, Dataset):
             raise PipelineError(f"`IterDataset.{name}` needs datasets; item {i} is {type(dataset).__name__}.")
@@ -340,6 +347,6 @@ def map_ops(datasets: "Sequence[Dataset]", name: str) -> tuple[Op, ...]:
         if not isinstance(dataset, Dataset) or dataset._op.is_stream:
             raise PipelineError(
                 f"`MapDataset.{name}` needs MapDatasets; dataset {i} is {type(dataset).__name__}. "
-                f"Streams are combined with `IterDataset.{name}`."
+                f"Combine streams with `IterDataset.{name}`."
             )
     return tuple(dataset._op for dataset in datasets)

@@ -1,7 +1,7 @@
 """A loader's records and operations as one dataset.
 
-Elements travel bare wherever their metadata can be told from their place in the stream. Where it cannot (a random
-operation after a batch, or one that goes on with the generator of another behind a filter), they travel as records.
+Elements travel without metadata if their place in the stream determines it. If it does not (for a random operation
+after a batch, or one that shares a generator with a random operation before a filter), they travel as records.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from headrace.options import ReadOptions
 
 
 def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_options: ReadOptions | None) -> Any:
-    """The dataset of a loader: its operations on records that are in order."""
+    """The dataset of a loader: its operations on records in the sampler's order."""
     if any(isinstance(op, RANDOM) for op in operations) and not order.has_rng:
         raise PipelineError(
             "A random operation needs random numbers, and the sampler has no seed: IndexSampler(..., seed=42)."
@@ -40,7 +40,7 @@ def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_opt
 
 
 def _need_records(operations: Sequence[Any]) -> bool:
-    """Whether some metadata does not follow from places: see the top of this file."""
+    """Whether places do not determine all metadata: see the top of this file."""
     group_before = random_before = filter_after_random = False
     for op in operations:
         if (isinstance(op, PLACED) and group_before) or (isinstance(op, RANDOM) and filter_after_random):
@@ -54,7 +54,7 @@ def _need_records(operations: Sequence[Any]) -> bool:
 
 
 def _runs(operations: Sequence[Any]) -> list[Any]:
-    """Operations one by one, but those from the first that needs metadata to the last as lists."""
+    """Operations one by one, and as a list those from one that needs metadata to the next batch or filter."""
     runs: list[Any] = []
     for op in operations:
         if runs and isinstance(runs[-1], list) and isinstance(op, ELEMENTWISE):
@@ -65,7 +65,7 @@ def _runs(operations: Sequence[Any]) -> list[Any]:
 
 
 def _without_tail(run: list[Any]) -> list[Any]:
-    """A list of operations without the maps at its end, which follow one by one."""
+    """Takes the maps at the end out of a list of operations; they follow one by one."""
     end = max(i for i, op in enumerate(run) if isinstance(op, PLACED)) + 1
     return [run[:end], *run[end:]]
 
@@ -76,7 +76,7 @@ class _Steps(transforms.MapWithIndex):
     def __init__(self, operations: Sequence[Any], order: Order):
         self._operations, self._order = operations, order
         self._steps = [(function_of(op), isinstance(op, RANDOM), isinstance(op, PLACED)) for op in operations]
-        self._free: list[Lent] = []  # one for each thread that is at work
+        self._free: list[Lent] = []  # one for each thread
 
     def map_with_index(self, index: int, element: Any) -> Any:
         lent = self._free.pop() if self._free else Lent(self._order)

@@ -1,7 +1,7 @@
-"""Sources that are streams: whatever index is asked for, they give their next element.
+"""Sources that are streams: they return their next element, whatever the index.
 
-Some programs put an iterator behind `__getitem__` to use it in a loader. Such a source is read in order and once, in
-the process of the loader, and what was read last is kept: after an error, it is read from there again.
+Some programs put an iterator behind `__getitem__` to use it in a loader. The loader reads such a source once, in order
+and in its own process, and keeps the last elements, to give them again after an error.
 """
 
 import dis
@@ -15,12 +15,12 @@ from headrace.dataset import MapDataset
 from headrace.errors import PipelineError, StateError
 from headrace.options import ReadOptions
 
-KEPT = 1 << 13  # elements at most; more than are read ahead of the consumer
+KEPT = 1 << 13  # elements; no more than these are read ahead of the consumer
 FORGET_EVERY = 16  # elements
 
 
 def reads_in_order(source: Any) -> bool:
-    """Whether a source says so (`reads_in_order = True`), or calls `next` and does not look at its index."""
+    """Whether a source says so (`reads_in_order = True`), or calls `next` and ignores its index."""
     said = getattr(source, "reads_in_order", None)
     if said is not None:
         return bool(said)
@@ -33,18 +33,18 @@ def reads_in_order(source: Any) -> bool:
 
 
 class InOrder:
-    """What such a source gives, by number; numbers are asked for in order, or nearly so."""
+    """The elements of such a source by number; callers ask for them in order, or nearly so."""
 
     def __init__(self, source: Any, length: int, read_options: ReadOptions | None):
         self._source, self._said_length, self._length = source, length, length
         num_threads = getattr(read_options, "num_threads", 1)
         self._num_threads = num_threads if isinstance(num_threads, int) and num_threads > 0 else 1
         self._kept: dict[int, Any] = {}
-        self._count = 0  # how many were read since somebody began to iterate
-        self._is_new = True  # nothing was ever read
-        self._error: Exception | None = None  # of the source, which has then lost its place
+        self._count = 0  # elements read since the iteration began
+        self._is_new = True  # no element was ever read
+        self._error: Exception | None = None  # of the source, which then has lost its place
         self._lock = threading.Lock()
-        self._reader: Any = None  # a reference to the iterator that reads
+        self._reader: Any = None  # a weak reference to the iterator that reads
 
     @property
     def records(self) -> MapDataset:
@@ -63,13 +63,13 @@ class InOrder:
                     self._forget(self._handed_over())
             if nth not in self._kept:
                 raise PipelineError(
-                    f"{type(self._source).__name__} gives its elements one after the other, has given {self._count} "
+                    f"{type(self._source).__name__} gives its elements one after the other: it has given {self._count} "
                     f"and cannot go back to number {nth}. Make a new source and loader."
                 )
             return self._kept[nth]
 
     def _read(self, nth: int) -> Any:
-        """The next element; each of several threads has a stream of its own, which it finds by its name."""
+        """The next element; a source may have a stream for each thread, which it finds by the thread's name."""
         if self._error is not None:
             raise self._error
         if nth >= self._length:
@@ -88,7 +88,7 @@ class InOrder:
         return self._read(nth)
 
     def begin(self, iterator: Any) -> None:
-        """Counts from here on: a further iterator takes over where the last one stopped."""
+        """Starts to count for a new iterator, which goes on where the last one stopped."""
         last, first = None if self._reader is None else self._reader(), self._handed_over()
         if last is not None:
             last.close()
@@ -99,7 +99,7 @@ class InOrder:
             self._count, self._length, self._error = len(ahead), self._said_length, None
 
     def _handed_over(self) -> int:
-        """How many elements the iterator that reads is done with."""
+        """How many elements the iterator has handed over."""
         reader = None if self._reader is None else self._reader()
         found = None if reader is None else index_in(reader._walk.op, reader._walk.position())
         return 0 if found is None else found[1]
@@ -109,7 +109,7 @@ class InOrder:
             del self._kept[nth]
 
     def check_is_new(self) -> None:
-        """Raises where elements were read already, so that the place in a state cannot be found any more."""
+        """Raises if elements were read: the source cannot go to the place in a state any more."""
         if not self._is_new:
             raise StateError(
                 f"{type(self._source).__name__} gives its elements one after the other and was read already, so it "
@@ -118,7 +118,7 @@ class InOrder:
 
 
 class _InOrderSource(Source):
-    """A source that may turn out to be shorter than it said."""
+    """A source that may be shorter than it said."""
 
     def length(self) -> int:
         return len(self.source)

@@ -1,4 +1,4 @@
-"""A sampler's places, and the records and metadata at those that one shard reads."""
+"""The places of a sampler that one shard reads, with their records and metadata."""
 
 import copy
 import operator
@@ -14,7 +14,7 @@ from headrace.sharding import NoSharding, ShardOptions
 
 
 class Order:
-    """The places of a sampler that one shard reads, and what is at them."""
+    """The places of a sampler that one shard reads."""
 
     def __init__(self, sampler: Any, shard_options: ShardOptions | None):
         if isinstance(sampler, type) or not isinstance(sampler, Sampler):
@@ -35,17 +35,17 @@ class Order:
         if sampler.num_records > count:
             raise PipelineError(
                 f"The sampler has num_records={sampler.num_records}, and the data source has {count} records. "
-                "Give the sampler len(data_source), or fewer to read only the first ones."
+                "Give the sampler len(data_source), or less to read only the first records."
             )
         ordered = sampler.read(records)
         return ordered if sampler.shard_options.shard_count > 1 else strided(ordered, self.shard)
 
     def place(self, nth: int) -> int:
-        """The place in the whole stream of the n-th record of this shard."""
+        """The place of this shard's n-th record in the whole stream."""
         return self.shard.shard_index + nth * self.shard.shard_count
 
     def metadata_of(self, nth: int) -> RecordMetadata:
-        """The metadata of the n-th record of this shard, with a generator that nobody else has."""
+        """The metadata of this shard's n-th record, with a generator that nobody else has."""
         metadata = self.sampler[self.place(nth)]
         if self.is_known or metadata.rng is None:
             return metadata
@@ -53,28 +53,28 @@ class Order:
 
     @property
     def has_rng(self) -> bool:
-        """Whether records have random number generators, as far as the first one tells."""
+        """Whether records have random number generators, judging by the first."""
         if self.is_known:
             return self.sampler.has_rng
         return self.first is None or self.first.rng is not None
 
 
 def _first_metadata(sampler: Any) -> RecordMetadata | None:
-    """What a user's sampler says of its first place, checked; `None` where it has no places."""
+    """The metadata at the first place of a user's sampler, checked; `None` if it has no places."""
     try:
         first = sampler[0]
     except IndexError:
         return None
     if not all(hasattr(first, name) for name in ("index", "record_key", "rng")):
         raise PipelineError(
-            f"{type(sampler).__name__} is no sampler: `sampler[0]` must be a RecordMetadata(index, record_key, rng), "
+            f"{type(sampler).__name__} is not a sampler: `sampler[0]` must be a RecordMetadata(index, record_key, rng) "
             f"and is {first!r}. See IndexSampler and SequentialSampler."
         )
     return first
 
 
 class Lent:
-    """Metadata of one record at a time: making a generator for each costs ten times as much as using one again."""
+    """Metadata of one record at a time: a new generator for each costs ten times as much as moving one."""
 
     def __init__(self, order: Order):
         self._order = order
@@ -82,11 +82,11 @@ class Lent:
         self._references = None if self._at is None else sys.getrefcount(self._at(0).rng)
 
     def of(self, nth: int) -> RecordMetadata:
-        """The metadata of the n-th record of the shard."""
+        """The metadata of the shard's n-th record."""
         return self._order.metadata_of(nth) if self._at is None else self._at(self._order.place(nth))
 
     def is_back(self, metadata: RecordMetadata) -> bool:
-        """Whether nobody has kept the generator, so that it can be used for another record."""
+        """Whether nobody has kept the generator, so another record may use it."""
         rng = metadata.rng
         return rng is None or self._references is None or sys.getrefcount(rng) <= self._references + 1
 
@@ -109,7 +109,7 @@ def _shard(sampler: Any, given: ShardOptions | None) -> ShardOptions:
 
 
 class _Selection(transforms.DatasetSelectionMap):
-    """The keys of a user's sampler, as a selection from one dataset."""
+    """The record keys of a user's sampler, as a selection from one dataset."""
 
     def __init__(self, order: Order, num_records: int):
         self._order, self._num_records = order, num_records
@@ -145,7 +145,7 @@ def _num_places(sampler: Any) -> int:
             return False
         return True
 
-    below, above = 0, 1  # those below `below` are there
+    below, above = 0, 1  # `below` places exist
     while has(above - 1):
         if above >= 1 << 62:
             return sys.maxsize

@@ -1,4 +1,4 @@
-"""Operations where elements travel as records, each with its metadata."""
+"""Operations on records: elements with their metadata."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from headrace.records import Record, RecordMetadata
 
 
 def with_records(ordered: IterDataset, order: Order, operations: Sequence[Any]) -> Any:
-    """The dataset of a loader, with metadata beside every element until its end."""
+    """The dataset of a loader, whose elements travel with their metadata."""
     dataset: Any = ordered._then(PlacedMap(ordered._op, _AsRecord(order)))
     for op in operations:
         dataset = _on_records(dataset, op)
@@ -42,7 +42,7 @@ def _on_records(dataset: Any, op: Any) -> Any:
 
 
 class _OnRecord:
-    """A user's operation as a function of records; it is shown as what the user wrote."""
+    """A user's operation as a function of records; its repr is that of the operation."""
 
     def __init__(self, op: Any, apply: Callable[[Callable[..., Any], Record], Any]):
         self._op, self._function, self._apply = op, function_of(op), apply
@@ -55,7 +55,7 @@ class _OnRecord:
 
 
 class _Batched:
-    """Stacks records; the batch has the metadata of the last."""
+    """Stacks records; the batch gets the metadata of the last."""
 
     def __init__(self, op: transforms.Batch):
         self._batch_fn = op.batch_fn
@@ -80,7 +80,7 @@ def _draw(function: Callable[..., Any], record: Record) -> Record:
 
 
 class _AsRecord(transforms.MapWithIndex):
-    """Puts an element together with its metadata."""
+    """Adds its metadata to an element."""
 
     def __init__(self, order: Order):
         self._order = order
@@ -94,7 +94,7 @@ def _data(record: Record) -> Any:
 
 
 def _children(function: Callable[..., Any], record: Record) -> list[Record]:
-    """The children of a record; each draws random numbers of its own, whoever computes it."""
+    """The children of a record, each with its own random numbers, whichever process computes it."""
     return [Record(_nth_child(record.metadata, i), child) for i, child in enumerate(function(record.data))]
 
 
@@ -111,7 +111,7 @@ def _nth_child(metadata: RecordMetadata, n: int) -> RecordMetadata:
 
 
 class _Operated(IterDataset):
-    """Records after an operation of the user's own."""
+    """Records after a user's `Operation`."""
 
     def __init__(self, parent: Dataset, operation: Operation):
         super().__init__(parent)
@@ -126,7 +126,7 @@ class _Operated(IterDataset):
 
 
 class _OperatedIterator(DatasetIterator):
-    """Its state is its parent's after the record that the last output has the metadata of."""
+    """Its state is its parent's after the record whose metadata the last output has."""
 
     def __init__(self, parent: DatasetIterator, operation: Operation):
         super().__init__(parent)

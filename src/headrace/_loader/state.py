@@ -1,6 +1,6 @@
 """States of a `DataLoader`: bytes that say which loader they belong to and where it was.
 
-States that Grain wrote are read as well, where its stream and this one go on with the same records.
+It also reads states that Grain wrote, if Grain's stream and this one go on with the same records.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _IN_MEMORY = (list, tuple, dict, set, frozenset, str, bytes, Dataset, SharedMemo
 
 @dataclass(frozen=True)
 class Identity:
-    """What a state must agree on with the loader that it is given to."""
+    """What must be the same in a state and in the loader that it is given to."""
 
     sampler: str
     data_source: str
@@ -39,7 +39,7 @@ class Identity:
 
 
 class Loader(Protocol):
-    """What is asked of a loader to read a state."""
+    """What a loader must have to read a state."""
 
     order: Order
     source: Any
@@ -48,9 +48,9 @@ class Loader(Protocol):
 
 
 def describe(thing: Any, length: int | None = None) -> str:
-    """A sampler, source or shard in one short line that is the same in every run, also with addresses signed anew.
+    """A sampler, source or shard in one short line that is the same in every run, even if addresses are signed anew.
 
-    Its `repr`, but for what is in memory alone: of that, the class and the length.
+    It is the `repr`; for data in memory, the class and the length.
     """
     if isinstance(thing, BuiltInSampler):
         return thing.identity
@@ -60,7 +60,7 @@ def describe(thing: Any, length: int | None = None) -> str:
     kind = type(thing)
     records = "" if length is None else f" of {length} records"
     fields = _simple_fields(thing)
-    text = _ADDRESS.sub("", repr(thing)) if _has_a_word_of_its_own(kind) else ""
+    text = _ADDRESS.sub("", repr(thing)) if _has_repr(kind) else ""
     if fields is not None:
         text = f"{kind.__qualname__}({fields})"
     text = told_apart(text)
@@ -71,15 +71,16 @@ def describe(thing: Any, length: int | None = None) -> str:
     return f"{kind.__qualname__}{records}, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _has_a_word_of_its_own(kind: type) -> bool:
+def _has_repr(kind: type) -> bool:
+    """Whether a class has a `repr` that identifies its objects."""
     in_memory = issubclass(kind, _IN_MEMORY) or kind.__module__ == "numpy"
     return not in_memory and kind.__repr__ is not object.__repr__
 
 
 def _simple_fields(thing: Any) -> str | None:
-    """The numbers and texts among the fields of a dataclass without a `repr` of its own; others may be caches."""
+    """The numbers and strings among the fields of a dataclass that defines no `repr`; other fields may be caches."""
     code = getattr(inspect.unwrap(type(thing).__repr__), "__code__", None)
-    if not dataclasses.is_dataclass(thing) or code is None or code.co_filename != "<string>":  # not made by it
+    if not dataclasses.is_dataclass(thing) or code is None or code.co_filename != "<string>":  # not made by `dataclass`
         return None
     values = {f.name: getattr(thing, f.name, None) for f in dataclasses.fields(thing) if f.repr}
     return ", ".join(f"{k}={v!r}" for k, v in values.items() if isinstance(v, str | int | float | os.PathLike))
@@ -101,14 +102,14 @@ def decode(state: Any, loader: Loader, *, validate: bool = True) -> dict[str, An
         if fields.get("version") == 2:
             return _from_grain(fields, loader, validate=validate)
         if "next_index_in_buffer" in fields or "iterators_in_use_states" in fields:
-            return fields  # the state of a dataset, with a flat map among the operations
+            return fields  # Grain's state of a dataset, if there is a flat map among the operations
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         if isinstance(e, StateError):
             raise
         raise StateError(f"This state of a DataLoader is damaged ({e!r}): {state[:200]!r}.") from e
     raise StateError(
-        f"This is no state of a DataLoader that is known here: it has the fields {sorted(fields)}. "
-        f"States of this version say format={FORMAT!r}."
+        f"This is not a state of a DataLoader: it has the fields {sorted(fields)}. "
+        f"States of this version have format={FORMAT!r}."
     )
 
 
@@ -121,9 +122,9 @@ def _parse(state: Any) -> dict[str, Any]:
     try:
         fields = json.loads(state)
     except (ValueError, RecursionError) as e:
-        raise StateError(f"This is no state of a DataLoader: it is no JSON ({e}): {state[:80]!r}.") from e
+        raise StateError(f"This is not a state of a DataLoader: it is not JSON ({e}): {state[:80]!r}.") from e
     if not isinstance(fields, dict):
-        raise StateError(f"This is no state of a DataLoader: it is a JSON {type(fields).__name__}.")
+        raise StateError(f"This is not a state of a DataLoader: it is a JSON {type(fields).__name__}.")
     return fields
 
 
@@ -144,7 +145,7 @@ def _from_grain(fields: dict[str, Any], loader: Loader, *, validate: bool) -> di
         for name, own in (("sampler", loader.order.sampler), ("data_source", loader.source)):
             if not _is_repr_of(own, fields[name]):
                 raise StateError(
-                    f"The state, written by Grain, is of another loader; {name} differs:\n"
+                    f"The state, which Grain wrote, is of another loader; {name} differs:\n"
                     f"  {fields[name]} in the state\n  {own!r} here"
                 )
     if len(fields["last_seen_indices"]) > 1:
@@ -155,8 +156,8 @@ def _from_grain(fields: dict[str, Any], loader: Loader, *, validate: bool) -> di
 
 
 def _is_repr_of(thing: Any, text: str) -> bool:
-    """Whether Grain may have written this of a sampler or source; sequences it knows by their class alone."""
-    if type(thing).__name__ == "ArrayRecordDataSource":  # each library has a hash of its own for the paths
+    """Whether Grain may have written this for a sampler or source; it identifies sequences by class alone."""
+    if type(thing).__name__ == "ArrayRecordDataSource":  # each library hashes the paths in its own way
         return text.startswith("ArrayRecordDataSource")
     if isinstance(thing, Dataset):
         return "MapDataset" in text
@@ -164,11 +165,11 @@ def _is_repr_of(thing: Any, text: str) -> bool:
 
 
 def _check_element_by_element(worker_count: int, operations: Sequence[Any]) -> None:
-    """Raises unless workers that took turns gave what one would have given, in the same order."""
+    """Raises unless workers that took turns gave what one would have given."""
     other = [op for op in operations if not isinstance(op, ELEMENTWISE)]
     if other:
         raise StateError(
-            f"The state was written by Grain with {worker_count} workers and {identity(other)} among the operations. "
-            "There each worker filters and batches records of its own, so its stream is not the one that any number "
-            "of workers gives here. Write the checkpoint with worker_count=0 or 1."
+            f"Grain wrote the state with {worker_count} workers and {identity(other)} among the operations. "
+            "There each worker filters and batches its share of the records, so its stream differs from the one that "
+            "any number of workers gives here. Write the checkpoint with worker_count=0 or 1."
         )

@@ -1,6 +1,6 @@
-"""States as arrays of one size, which hosts can gather however their states are built.
+"""States as arrays of one size, which hosts can gather even if their states differ in structure.
 
-An array has the length of what follows in its first 8 bytes, then the state's JSON, compressed, and then zeros.
+An array has a length in its first 8 bytes, then the state's compressed JSON of that length, and then zeros.
 """
 
 import zlib
@@ -11,7 +11,7 @@ import numpy as np
 from headrace.errors import StateError
 
 HEADER = np.dtype("<u8")
-MOST_BYTES = 1 << 28  # that are unpacked
+MOST_BYTES = 1 << 28  # of an unpacked state
 
 
 def packed(text: bytes, size: int) -> np.ndarray:
@@ -29,7 +29,7 @@ def packed(text: bytes, size: int) -> np.ndarray:
 
 
 def is_array(state: Any) -> bool:
-    """Whether this is an array, of NumPy or of JAX."""
+    """Whether this is an array of NumPy or JAX."""
     return hasattr(state, "dtype") and hasattr(state, "shape")
 
 
@@ -38,18 +38,18 @@ def unpacked(array: Any) -> bytes:
     if array.dtype != np.uint8 or len(array.shape) != 1 or array.shape[0] < HEADER.itemsize:
         raise StateError(
             f"A state as an array is a row of uint8, as `state_as_array()` returns it; got {array.dtype} of shape "
-            f"{tuple(array.shape)}. Of gathered states, give each host its row."
+            f"{tuple(array.shape)}. If these are gathered states, give each host its row."
         )
     array = np.ascontiguousarray(array)
     length = int(array[: HEADER.itemsize].view(HEADER)[0])
     data = array[HEADER.itemsize :].tobytes()
     try:
         if length > len(data):
-            raise zlib.error(f"it is cut: {len(data)} bytes of {length}")
+            raise zlib.error(f"it has {len(data)} bytes of {length}")
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(data[:length], MOST_BYTES)
         if not unpacker.eof:
             raise zlib.error("it has no end")
     except zlib.error as e:
-        raise StateError(f"This array holds no state ({e}).") from e
+        raise StateError(f"This array has no state in it ({e}).") from e
     return text

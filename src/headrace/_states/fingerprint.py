@@ -1,8 +1,8 @@
-"""What a stream's order depends on, kept in its states: a state of another pipeline is noticed, and told apart by name.
+"""What a stream's order depends on: states have it, so that errors can say how another pipeline differs.
 
 A fingerprint has an entry for each operation that decides which elements come when, from the source on, such as
 `{"0 source": {"length": 1000}, "1 shuffle": {"seed": 42}, ...}`. Its leaves are numbers, which hosts can gather.
-Functions are kept apart: they may change, and are only warned of.
+Functions are separate: they may change, which only gives a warning.
 """
 
 import sys
@@ -19,11 +19,11 @@ from headrace._ops.combine import Interleave, Nary
 from headrace.errors import StateError
 
 Entries = dict[str, dict[str, Any]]
-MOST_ENTRIES = 64  # of all parts together; of more there is a number for each part
-MOST_PARTS = 1000  # of more there is one number
+MOST_ENTRIES = 64  # of all parts together; if there are more, each part has one number
+MOST_PARTS = 1000  # if there are more, they have one number together
 MOST_SHOWN = 8  # numbers of an argument
 MOST_FUNCTIONS = 16
-STREAM_BEGINS = ("to_iter_dataset", "interleave")  # what stands before, and these, decide what an index means
+STREAM_BEGINS = ("to_iter_dataset", "interleave")  # these and what comes before decide what an index means
 
 
 def fingerprint(op: Op) -> Entries:
@@ -46,13 +46,13 @@ def fingerprint(op: Op) -> Entries:
 
 
 def _drop_last_repeat(entries: list[tuple[str, dict[str, Any]]]) -> None:
-    """Epochs that follow each other at the end change no index; in the middle, they do."""
+    """A `repeat` at the end changes no index; one in the middle does."""
     if entries and entries[-1] == ("repeat", {"reseed_each_epoch": 1}):
         entries.pop()
 
 
 def _chain(op: Op) -> list[Op]:
-    """The operations up to one, from a source or from one with several parents on."""
+    """The operations up to this one, from a source or from one with several parents."""
     chain = [op]
     while len(chain[-1].parents) == 1 and _parts(chain[-1]) is None:
         chain.append(chain[-1].parents[0])
@@ -60,7 +60,7 @@ def _chain(op: Op) -> list[Op]:
 
 
 def _parts(op: Op) -> dict[str, Op] | None:
-    """The parts of an operation on several, by name."""
+    """The parts of an operation that has several, by name."""
     if isinstance(op, Interleave):
         return None if isinstance(op.datasets, Op) else _numbered(op.datasets)
     if not isinstance(op, Nary):
@@ -90,7 +90,7 @@ def _numbers(identity: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def number_of(value: Any) -> int:
-    """A value as a number that fits 32 bits, whatever gathers it."""
+    """A value as a number that fits into 32 bits, so any host can gather it."""
     if value is None:
         return -1
     if isinstance(value, float) and value.is_integer():
@@ -112,10 +112,10 @@ def ints(value: Any) -> Any:
 
 
 def differences(op: Op, saved: Any, position: Any) -> list[str]:
-    """How the pipeline that a state of this position was saved with differs from this one, where it changes what comes.
+    """The differences between this pipeline and that of a state at this position, if they change what comes.
 
-    What decides the meaning of an index counts, and whatever a group that is open is made from once more. What stands
-    after that may be changed.
+    Whatever decides the meaning of an index counts, and whatever an open group is computed from. Later operations may
+    differ.
     """
     own, theirs = _entries(fingerprint(op)), _entries(saved)
     num_open, base, position = _open(op, position)
@@ -130,12 +130,12 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
     for mine, other in zip_longest(own[:counted], theirs[:counted_there]):
         found += _difference(other, mine)
         if mine is None or other is None or mine[0] != other[0]:
-            break  # what follows is shifted
+            break  # later entries are shifted
     return found
 
 
 def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
-    """How many entries go up to the last operation that makes a part of a group once more; the base, its position."""
+    """The number of entries up to the last operation with an open group, and the first operation with its position."""
     num_open = 0
     while op.before is not None:
         if op.state_fields is not None:
@@ -147,13 +147,13 @@ def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
 
 
 def is_reread(op: Op, numbers: tuple[Any, ...]) -> bool:
-    """Whether a stream that is restored with these numbers of an operation reads again what it has read before."""
+    """Whether an operation with these numbers has an open group: a restored stream reads its inputs again."""
     assert op.state_fields is not None
     return any(number and name in REREAD for name, number in zip(op.state_fields, numbers, strict=True))
 
 
 REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
-"""Fields of states that are not zero where a restored stream reads again what it has read before."""
+"""Fields of states that are not 0 while a group is open."""
 
 
 def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -166,7 +166,7 @@ def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _as_now(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of an older state, which has the weights of a mix where there are now proportions."""
+    """An entry in today's form: older ones have the weights of a mix instead of proportions."""
     weights = {name: value for name, value in entry.items() if name.startswith("weight[")}
     least = min(weights.values(), default=1)
     proportions = {name.replace("weight", "proportion"): int(value * 100 / least) for name, value in weights.items()}
@@ -206,7 +206,7 @@ def _difference_of_dicts(where: str, theirs: dict[str, Any], mine: dict[str, Any
 
 
 def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, position: Any) -> list[str]:
-    """Of several streams: parts of a mix may come and go, those that stay must be what they were."""
+    """Differences between the parts of several streams: parts may come and go, but those that stay must be the same."""
     if not theirs or theirs[0][0] != own[0][0]:
         return []
     saved, mine, positions = theirs[0][1].get("parts"), own[0][1]["parts"], _positions_of_parts(op, parts, position)
@@ -242,8 +242,8 @@ def _shown(value: Any) -> str:
 
 
 def functions(op: Op) -> dict[str, int]:
-    """A number for each function of a pipeline, which another code has another of."""
-    named: dict[str, int] = {"python": sys.hexversion >> 16}  # each version has byte code of its own
+    """A checksum of the code of each function in a pipeline."""
+    named: dict[str, int] = {"python": sys.hexversion >> 16}  # each version compiles to other byte code
     for i, each in enumerate(_chain(op)):
         function = getattr(each, "transform", None)
         if function is not None:
@@ -254,10 +254,10 @@ def functions(op: Op) -> dict[str, int]:
 
 
 def changed_functions(op: Op, saved: Any) -> list[str]:
-    """The functions of a pipeline that are not what they were when a state was saved."""
+    """The functions of a pipeline that have changed since a state was saved."""
     own = functions(op)
     if not isinstance(saved, dict) or saved.keys() != own.keys() or saved["python"] != own["python"]:
-        return []  # operations were added or taken out, which the program shows
+        return []  # operations were added or removed, which the user knows
     return [name.split(" ", 1)[-1] for name in own if own[name] != saved[name]]
 
 
@@ -279,6 +279,6 @@ def _bytes_of(code: types.CodeType) -> bytes:
 def _bytes_of_constant(constant: Any) -> bytes:
     if isinstance(constant, types.CodeType):
         return _bytes_of(constant)
-    if isinstance(constant, frozenset):  # whose order is another one in every process
+    if isinstance(constant, frozenset):  # its order differs between processes
         return repr(sorted(map(repr, constant))).encode()
     return repr(constant).encode()

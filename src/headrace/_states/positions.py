@@ -1,14 +1,13 @@
 """States: positions as small JSON, and back.
 
-A random-access chain's state is `{"next_index": n}`. What comes after it and has numbers of its own adds an entry,
-numbered from there on, such as `"1 random_map": {"seed": 3, "count": 7}`: the arguments that the numbers depend on,
-and the numbers. Where a stream does not begin with a random-access chain, its entry is number 0, and has the states of
-its parts in it. Operations whose position is their parent's leave no trace. `pipeline` beside it says what the order
-depends on (`fingerprint.py`), `functions` what is only warned of, and `checksum` tells whether the state is as it was
-given out.
+The state of a random-access chain is `{"next_index": n}`. Each later operation with numbers of its own adds a numbered
+entry, such as `"1 random_map": {"seed": 3, "count": 7}`: the arguments that the numbers depend on, and the numbers. If
+a stream begins with another operation, this has entry 0, with the states of its parts in it. Operations whose position
+is their parent's add nothing. `pipeline` says what the order depends on (`fingerprint.py`), `functions` identifies the
+functions, whose changes only give a warning, and `checksum` tells whether anybody has changed the state.
 
-All leaves are ints, so that hosts can gather states; names are keys. Older states hold the same entries one inside the
-other, with `op` and `parent`, and other leaves.
+All leaves are ints, so hosts can gather states; names are keys. In older states, the same entries are nested, with `op`
+and `parent`, and have other leaves.
 """
 
 import json
@@ -36,23 +35,23 @@ BESIDE = ("pipeline", "functions", "checksum")
 
 
 class Identity:
-    """What states of a pipeline carry beside the position; worked out once."""
+    """What states have besides the position; computed once for each iterator."""
 
     def __init__(self, op: Op):
         self._op = op
         self._known: Json | None = None
 
     def added_to(self, state: Json) -> Json:
-        """A state with what it belongs to."""
+        """A state with the identity of its pipeline."""
         if self._known is None:
             self._known = {"pipeline": fingerprint(self._op), "functions": functions(self._op)}
-        # Copied, since a state is the user's to change.
+        # A copy, since users may change their state.
         state |= {name: json.loads(json.dumps(value)) for name, value in self._known.items()}
         return state if state.keys() <= {"next_index", *BESIDE} else state | {"checksum": _checksum(state)}
 
 
 def _checksum(state: Json) -> int:
-    """A number for all that is in a state but what stands beside it; floats to some digits, as hosts may round them."""
+    """A checksum of a state's position; floats count with 5 digits, since hosts may round them."""
     plain = {name: value for name, value in state.items() if name not in BESIDE}
     text = json.dumps(_rounded(plain), sort_keys=True, default=lambda value: type(value).__name__)
     return zlib.crc32(text.encode()) % (1 << 31)
@@ -69,7 +68,7 @@ def _rounded(value: Any) -> Any:
 
 
 def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
-    """The position that a state of this pipeline stands for; not `strict`, differences are warned of."""
+    """The position in a state of this pipeline; without `strict`, differences only give warnings."""
     if arrays.is_array(state):
         state = json.loads(arrays.unpacked(state))
     _check_dict(state)
@@ -78,9 +77,7 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         if _is_foreign(bare):
             bare = states.translated(op, bare)
         if "checksum" in state and _checksum(state) != state["checksum"]:
-            _refuse(
-                "The state is not as `get_state()` gave it out, by its checksum: it was changed since", strict=strict
-            )
+            _refuse("The state was changed since `get_state()` returned it: its checksum differs", strict=strict)
         position = decode(op, bare)
         found = differences(op, state["pipeline"], position) if "pipeline" in state else []
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as e:
@@ -89,11 +86,11 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         what = f"{type(e).__name__}: {e!s:.100}"
         raise StateError(f"The state is damaged, or not of this pipeline ({what}): {sorted(map(str, bare))}.") from e
     if found:
-        text = "The state was saved with another pipeline, and going on would lose or repeat elements: "
+        text = "The state was saved with another pipeline, so going on would lose or repeat elements: "
         _refuse(f"{text}{'; '.join(found)} (saved → here)", strict=strict)
     changed = changed_functions(op, state.get("functions"))
     if changed:
-        _warn(f"Functions are not what they were when the state was saved: {', '.join(changed)}.")
+        _warn(f"Functions have changed since the state was saved: {', '.join(changed)}.")
     return position
 
 
@@ -114,7 +111,7 @@ def encode(op: Op, position: Any) -> Json:
     """A position as JSON."""
     if position is None:
         position = start_of(op)
-    entries: list[tuple[str, Json]] = []  # from the last operation on
+    entries: list[tuple[str, Json]] = []  # the last operation first
     while op.before is not None:
         if op.state_fields is not None:
             entries.append((op.name, _encode_own(op, position)))
@@ -153,9 +150,9 @@ def _encode_base(op: Op, position: Any) -> Json:
 
 
 def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
-    """The position that a state of this pipeline stands for.
+    """The position in a state of this pipeline.
 
-    With `reread`, some of what comes from this position has been handed over already and is made once more.
+    With `reread`, operations after it compute some outputs from this position again that were handed over before.
     """
     _check_dict(state)
     entries = _entries(state)
@@ -169,7 +166,7 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
         op = op.before
     name, fields = entries.pop()
     if entries and name == op.name:
-        raise StateError(f"The state has `{name}` after what the stream begins with, {op.label()}.")
+        raise StateError(f"The state has `{name}` after {op.label()}, which the stream begins with.")
     position = _decode_base(op, name, fields, reread=reread)
     for numbers in reversed(levels):
         position = (*numbers, position)
@@ -177,7 +174,7 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
 
 
 def _is_foreign(state: Json) -> bool:
-    """Whether a state has nothing of the forms that are written here."""
+    """Whether a state has none of the forms that Headrace writes."""
     return "op" not in state and "next_index" not in state and not any(map(_is_entry, state))
 
 
@@ -186,8 +183,8 @@ def _is_entry(key: Any) -> bool:
 
 
 def _entries(state: Json) -> list[tuple[Any, Json]]:
-    """What a state says of the operation that the stream begins with, and of those after it that have numbers."""
-    if "op" in state:  # an older one
+    """The entries of the operation that the stream begins with, and of those after it that have numbers."""
+    if "op" in state:  # an older state
         entries = []
         while isinstance(state, dict) and "parent" in state:
             entries.append((state.get("op"), state))
@@ -227,7 +224,7 @@ def _decode_base(op: Op, name: Any, fields: Any, *, reread: bool) -> Any:
 
 
 def _numbers(op: Op, fields: Json) -> tuple[Any, ...]:
-    """The operation's own numbers in a state."""
+    """The operation's numbers in a state."""
     assert op.state_fields is not None
     if isinstance(op, ScheduledMix):
         lags = tuple(lag if isinstance(lag, float) else operator.index(lag) * LAG_UNIT for lag in fields["lags"])
@@ -237,27 +234,31 @@ def _numbers(op: Op, fields: Json) -> tuple[Any, ...]:
 
 
 def _counts(op: Op, name: str, value: Any) -> Any:
-    """A field of a state that counts something, or several things."""
+    """A field of a state with a count, or with a count for each feature."""
     if name == "tokens_taken" and isinstance(value, list | tuple) and isinstance(op, ConcatThenSplit):
         counts = [_count(op, name, each) for each in value]
         if len(counts) != len(op.layout().leaves):
-            raise StateError(f"The state of {op.label()} has {name} of {len(counts)} features.")
+            raise StateError(f"The state of {op.label()} has {name} for {len(counts)} features.")
         return counts if any(counts) else 0
     return _count(op, name, value)
 
 
 def _count(op: Op, name: str, value: Any) -> int:
-    """A field of a state that counts something."""
-    try:
-        count = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = -1
-    if not 0 <= count <= sys.maxsize:
-        raise StateError(f"The state of {op.label()} has {name}={value!r:.100}, where there is a count of 0 or more.")
+    """A field of a state with a count."""
+    count = _int(value)
+    if count is None or not 0 <= count <= sys.maxsize:
+        raise StateError(f"The state of {op.label()} has {name}={value!r:.100}, which must be a count of 0 or more.")
     most = _MOST.get((op.name, name))
     if most is not None and count > (most := getattr(op, most)):
         raise StateError(f"The state of {op.label()} has {name}={count}, and {most} is the most that there can be.")
     return count
+
+
+def _int(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 _MOST = {
@@ -267,36 +268,32 @@ _MOST = {
     ("first_fit_pack", "taken_of_group"): "num_packing_bins",
     ("best_fit_pack", "taken_of_group"): "num_packing_bins",
 }
-"""Fields that an argument of their operation bounds."""
+"""Fields that an argument of their operation limits."""
 
 
 def _decode_index(op: ToStream, name: Any, fields: Any) -> int:
-    index = fields.get("next_index") if isinstance(fields, dict) else None
-    try:
-        index = None if isinstance(index, bool) else operator.index(index)  # type: ignore[arg-type]
-    except TypeError:
-        index = None
+    index = _int(fields.get("next_index")) if isinstance(fields, dict) else None
     if name != op.name or set(fields) != {"next_index"} or index is None:
-        found = f"of `{name}`" if name not in (None, op.name) else f"with the fields {sorted(map(str, fields))}"
+        found = f"is of `{name}`" if name not in (None, op.name) else f"has the fields {sorted(map(str, fields))}"
         raise StateError(
-            f"This is the state of another pipeline: it is {found}, where {op.label()} has a state of the form "
+            f"This is the state of another pipeline: it {found}, but states of {op.label()} have the form "
             "{'next_index': n}."
         )
     if not 0 <= index <= op.parent.length():
         raise StateError(
             f"The state says next_index={index}, and the dataset has {op.parent.length()} elements: its source or "
-            "the operations before `to_iter_dataset()` are not those that the state was saved with."
+            "the operations before `to_iter_dataset()` have changed since the state was saved."
         )
     return index
 
 
 def _check_dict(state: Any) -> None:
     if not isinstance(state, dict):
-        raise StateError(f"A state is a dict as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
+        raise StateError(f"A state is a dict, as `get_state()` returns it; got {type(state).__name__}: {state!r:.200}.")
 
 
 def _check(op: Op, found: Any, fields: Any) -> None:
-    """Raises unless an entry is one of this operation with these arguments."""
+    """Raises unless an entry belongs to this operation with these arguments."""
     _check_dict(fields)
     if found != op.name:
         raise StateError(
@@ -317,12 +314,12 @@ def _check(op: Op, found: Any, fields: Any) -> None:
 
 
 def _part_fields(op: Op) -> tuple[str, ...]:
-    """The field of an entry that holds the states of several parts."""
+    """The field of an entry with the states of several parts."""
     return ("open",) if isinstance(op, Interleave) else ("parents",) if isinstance(op, Mixing | Zip) else ()
 
 
 def _decode_mixed(op: Mixing, fields: Json, *, reread: bool) -> tuple[Any, ...]:
-    """Parts that the state does not know start at their beginning; parts that are gone are left out."""
+    """The positions of the parts: new ones start at their beginning, those that are gone are left out."""
     parents: Any = fields["parents"]
     known = list(parents) if isinstance(parents, dict) else len(parents)
     same_parts = known == (list(op.names) if op.names else len(op.parts))
@@ -331,8 +328,8 @@ def _decode_mixed(op: Mixing, fields: Json, *, reread: bool) -> tuple[Any, ...]:
     elif reread and not (same_parts and _same_weights(op, fields.get("weights"))):
         raise StateError(
             f"The parts or weights of {op.label()} (pipeline at {op.site}) are not those of the state, and an "
-            "operation after it is in the middle of a window or batch that they made. Change them at a state "
-            "where none is open, or put that operation before the mix."
+            "operation after it is in the middle of a window or batch of them. Change them at a state where none is "
+            "open, or put that operation before the mix."
         )
     if isinstance(parents, dict) != (op.names is not None):
         kinds = ("named", "numbered") if isinstance(parents, dict) else ("numbered", "named")
@@ -347,12 +344,12 @@ def _decode_mixed(op: Mixing, fields: Json, *, reread: bool) -> tuple[Any, ...]:
 
 
 def _same_weights(op: Any, saved: Any) -> bool:
-    """Whether a state has the weights of a mix: as proportions, or an older one as they were given."""
+    """Whether a state has the weights of a mix: as proportions, or in older states as users gave them."""
     return saved in (ints(op.proportions), _plain(op.weights))
 
 
 def _check_schedule(op: ScheduledMix, fields: Json, known: Any, *, same_parts: bool) -> None:
-    """Raises unless the block that the state is in is planned from the same weights."""
+    """Raises unless the state's block was planned from the same weights."""
     if not same_parts:
         raise StateError(f"The state mixes the parts {known}, and {op.label()} has {op.names or len(op.parts)}.")
     count, lags, plan = _numbers(op, fields)
@@ -360,7 +357,7 @@ def _check_schedule(op: ScheduledMix, fields: Json, known: Any, *, same_parts: b
     if plan and op.planned(first // BLOCK, lags).digest != plan:
         raise StateError(
             f"The schedule of {op.label()} (pipeline at {op.site}) is not that of the state, which has planned from "
-            f"element {first} on. Give it the same weights there; it may differ after element {first + 2 * BLOCK}."
+            f"element {first} on. Give it the same weights there; they may differ after element {first + 2 * BLOCK}."
         )
 
 
@@ -387,7 +384,7 @@ def _decode_slot(op: Interleave, slot: Any, *, reread: bool) -> Any:
 
 
 def _with_ints(state: Any) -> Any:
-    """A state of a user's own with plain ints, as it was before it was gathered."""
+    """The state of a user's iterator with plain ints, as it was before hosts gathered it."""
     if isinstance(state, dict):
         return {name: _with_ints(value) for name, value in state.items()}
     if isinstance(state, list):

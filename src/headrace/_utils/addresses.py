@@ -1,7 +1,7 @@
-"""Addresses as text: what of them may be shown, and what tells one object from another.
+"""Addresses as text: which parts may be shown, and which identify an object.
 
-What follows a `?` may be a signature, and what stands before an `@` a password: neither is in any message, repr, state
-or file name. What identifies an object is its address without what only says who may read it, and until when.
+What follows a `?` may be a signature, and what precedes an `@` a password: neither appears in any message, repr, state
+or file name. An object is identified by its address without the parts that say who may read it, and until when.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from urllib.parse import unquote_plus
 
 HIDDEN = "…"
 WEB = ("http", "https")
-# Protocols in which a name may stand before the `@` without a password; in any other, it may be part of the place.
+# Protocols in which a name before the `@` is a login even without a password; in others it may be part of the place.
 LOGINS = (*WEB, "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webhdfs", "hdfs")
-# Protocols in which what stands before the `@` is no login at all: `github://org:repo@main/a`, `abfs://container@host`.
+# Protocols in which what precedes the `@` is never a login: `github://org:repo@main/a`, `abfs://container@host`.
 PLACES = ("github", "gitlab", "git", "abfs", "abfss", "az", "adl", "wasb", "wasbs", "memory", "file", "local")
 PLACES += ("zip", "tar", "libarchive")
 
@@ -28,23 +28,23 @@ SIGNING = frozenset(
         secret client_secret authorization""",
     )
 )
-# Azure's, which are common words of two letters: they sign only beside a `sig`.
+# Azure's parameters have common names of two letters: they are signatures only together with a `sig`.
 SAS = frozenset(
     re.findall(_WORD, "se sp sr ss st sv si sip spr srt sdd ses skoid sktid skt ske sks skv saoid suoid scid")
 )
-CLOUDFRONT = frozenset(["policy"])  # beside a `signature`
-# Most often who asks, but a server may also take them for what is asked for.
+CLOUDFRONT = frozenset(["policy"])  # together with a `signature`
+# They mostly say who asks, but some servers use them to select the object.
 UNSURE = frozenset(["token", "key", "auth", "auth_token", "user", "username", "pwd", "pass"])
 
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(?:::[a-zA-Z0-9+.:-]*)?://")
-_IN_TEXT = re.compile(  # up to a space or a quote, but not the quote in a password, and without the end of a sentence
+_IN_TEXT = re.compile(  # up to a space or a quote (unless that is in a password), without the end of a sentence
     r"(?<![a-zA-Z0-9])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://(?:[^\s'\"<>`]|'(?=[\w@%]))*[^\s'\"<>`.,:;)\]}]"
 )
 _CHAINED = re.compile(r"::(?=[a-zA-Z0-9+.-]+(?:://|::))")
 _LINK = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _AUTHORITY_LOGIN = re.compile(r"[^/?#\s]*@")
-_UNQUOTED_LOGIN = re.compile(r"[^\s/?#@:\[]*:(?!\d*(?:[/?#]|$))\S*@")  # of a password that has a `/` or `?` in it
-_QUERY = re.compile(r"\?(?=[^/?]*=).*", re.DOTALL)  # in other protocols a `?` is that of a pattern
+_UNQUOTED_LOGIN = re.compile(r"[^\s/?#@:\[]*:(?!\d*(?:[/?#]|$))\S*@")  # with a password that contains a `/` or `?`
+_QUERY = re.compile(r"\?(?=[^/?]*=).*", re.DOTALL)  # outside the web a `?` may be part of a pattern
 _WEB_QUERY = re.compile(r"[?#].+", re.DOTALL)
 _SHOWN_QUERY = re.compile(r"\?…(?:#[0-9a-f]{12})?")
 _LOOSE_QUERY = re.compile(r"([?&])[\w.%~-]{1,60}=[^\s'\"<>`&]*[^\s'\"<>`&.,:;)\]}](?:&[^\s'\"<>`]*)?")
@@ -64,7 +64,7 @@ _SHORTEST_SECRET = 6
 
 
 class Link(NamedTuple):
-    """One address of a chain, in its parts."""
+    """The parts of one address of a chain."""
 
     protocol: str
     login: str  # with its `@`
@@ -73,7 +73,7 @@ class Link(NamedTuple):
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """A text without the logins and queries of the addresses in it, without passwords, and without these secrets.
+    """A text without the logins and queries of its addresses, without passwords, and without these secrets.
 
     >>> redacted("Reading https://me:pw@host/a.csv?token=abc failed.")
     'Reading https://…@host/a.csv?… failed.'
@@ -84,7 +84,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def told_apart(text: str) -> str:
-    """A text in which addresses are the same if their objects are: of what selects an object, a digest is left.
+    """A text whose addresses are the same if their objects are: it has a digest of what selects an object.
 
     >>> told_apart("https://me:pw@host/get?id=3&token=abc"), told_apart("https://host/a.csv?token=abc")
     ('https://host/get?…#3a61b75b7aa2', 'https://host/a.csv')
@@ -93,9 +93,9 @@ def told_apart(text: str) -> str:
 
 
 def identity(address: str, *, unsure: bool = False) -> str:
-    """What tells the object behind an address from others; of a path on this machine, the path.
+    """What identifies the object behind an address; for a path on this machine, the path.
 
-    With `unsure`, also by what may say who asks and may say what is asked for, such as `key=…`.
+    With `unsure`, this includes parameters that may select the object or only say who asks, such as `key=…`.
 
     >>> identity("https://me:pw@host/get?id=3&X-Amz-Signature=abc")
     'https://host/get?id=3'
@@ -106,13 +106,13 @@ def identity(address: str, *, unsure: bool = False) -> str:
 
 
 def place_of(address: str) -> str:
-    """One address without login and query; a path on this machine is as it is."""
+    """One address without login and query; a path on this machine stays as it is."""
     link = _parsed(address)
     return f"{link.protocol}://{link.place}" if isinstance(link, Link) else link
 
 
 def digest(text: str) -> str:
-    """What a file may be called after a text, which nobody can tell from it."""
+    """A file name for a text, from which nobody can tell the text."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -130,13 +130,13 @@ def secrets_in(options: Any) -> list[str]:
 
 
 def without_login(options: Any) -> Any:
-    """What a driver's options say of where an object is, and nothing of who asks."""
+    """The driver's options that say where an object is, without those that say who asks."""
     if isinstance(options, Mapping):
         kept = {str(k): without_login(v) for k, v in options.items() if not _LOGIN_OPTION.search(str(k))}
         return {name: value for name, value in sorted(kept.items()) if value is not None}
     if isinstance(options, list | tuple):
         return [without_login(value) for value in options]
-    # The repr of any other object may be another in each process.
+    # The repr of other objects may differ between processes.
     return identity(options) if isinstance(options, str) else options if isinstance(options, int | float) else None
 
 
@@ -153,12 +153,12 @@ def _each_address(text: str, change: Callable[[Link], str]) -> str:
 def _without_pairs(text: str) -> str:
     if "=" not in text and ":" not in text:
         return text
-    text = _LOOSE_QUERY.sub(rf"\1{HIDDEN}", text)  # of an address that was cut, or had a space in it
+    text = _LOOSE_QUERY.sub(rf"\1{HIDDEN}", text)  # of an address that was cut, or contains a space
     return _BEARER.sub(rf"\1 {HIDDEN}", _SECRET_PAIR.sub(rf"\1{HIDDEN}", text))
 
 
 def _parsed(link: str) -> Link | str:
-    """The parts of a link; a link without a place, such as `simplecache`, is as it is."""
+    """The parts of a link; a link without a place, such as `simplecache`, stays as it is."""
     found = _LINK.fullmatch(link)
     if found is None:
         return link
@@ -199,7 +199,7 @@ def _identity_of(link: str, *, unsure: bool) -> str:
 
 
 def _selecting(query: str, *, unsure: bool) -> str:
-    """What of a query may select the object, in one order."""
+    """The parameters of a query that may select the object, sorted."""
     parts = [part for part in query[1:].split("#")[0].split("&") if part]
     pairs = [(unquote_plus(part.partition("=")[0]).lower(), part) for part in parts]
     names = {name for name, _ in pairs}

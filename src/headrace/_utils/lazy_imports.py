@@ -1,4 +1,4 @@
-"""Names of a module that are imported when they are first asked for."""
+"""Names of a module that are imported on first use."""
 
 import importlib
 import sys
@@ -9,10 +9,7 @@ from typing import Any
 def later(
     module: str, names: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
-    """A module's `__getattr__` and `__dir__`, and the module that each of these names is in.
-
-    `names` are given by the module that they come from, within Headrace.
-    """
+    """A module's `__getattr__` and `__dir__`, and the home of each name; `names` has modules of Headrace as keys."""
     module_of = {name: home for home, several in names.items() for name in several}
 
     def getattr_(name: str) -> Any:

@@ -1,14 +1,15 @@
 """Order and randomness by counter: every number here is a function of a seed and an index.
 
-`shuffled_index` is a cycle-walking Feistel cipher, so a shuffle needs no memory and any index can be asked
-for at once. `CounterRng` is a Philox generator that is moved to an index, so the numbers that an element
-draws do not depend on what came before it. Nothing in this module keeps state that a result depends on.
+`index_shuffle` is a cycle-walking Feistel cipher, so a shuffle needs no memory and gives any index at once.
+`CounterRng` is a Philox generator that moves to an index, so the numbers that an element draws do not depend on
+earlier elements. No result depends on state that this module keeps.
 """
 
 import ctypes
 import functools
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def _block_bits(max_index: int) -> int:
 
 
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int = ROUNDS) -> int:
-    """Where `index` goes in the permutation of `0..max_index` that `seed` names.
+    """The number at `index` in the permutation of `0..max_index` that belongs to `seed`.
 
     >>> sorted(index_shuffle(i, max_index=9, seed=42) for i in range(10))
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -94,8 +95,8 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int = ROUNDS) -
 def _feistel(values: np.ndarray, bits: int, seed: int) -> np.ndarray:
     """One pass of the cipher over `values`, each below `2**bits`.
 
-    A word `x` of `w` bits is written twice side by side, `x * (2**w + 1)`, so that its rotations are plain
-    shifts of that. This needs `2w = bits` bits, which the dtype is chosen to have: nothing overflows.
+    `x * (2**w + 1)` has a word `x` of `w` bits twice, side by side, so shifts of it are rotations of `x`. The dtype has
+    the `2w = bits` bits for this, so nothing overflows.
     """
     word = bits // 2
     dtype = np.dtype(np.uint16 if bits <= 16 else np.uint32 if bits <= 32 else np.uint64)
@@ -136,7 +137,7 @@ def shuffled_indices(indices: np.ndarray, max_index: int, seed: int) -> np.ndarr
 
 
 def permutation(length: int, seed: int) -> np.ndarray:
-    """The whole permutation of `range(length)` that `seed` names, for lengths up to 65,536; read-only."""
+    """The permutation of `range(length)` that belongs to `seed`, for lengths up to 65,536; read-only."""
     return _short_permutation(length, seed) if length <= _SHORT else _long_permutation(length, seed)
 
 
@@ -156,10 +157,10 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _walk(indices: np.ndarray, max_index: int, seed: int) -> np.ndarray:
-    """The cipher, again and again for what it puts outside: at most three quarters of a pass."""
+    """Applies the cipher, and again to what lies outside: at most three quarters of the indices in each pass."""
     bits = _block_bits(max_index)
     out = _feistel(indices, bits, seed)
-    # In blocks of 64 bits the upper half is negative as int64: it is compared as what it is.
+    # With 64 bits, the upper half is negative as int64, so compare as uint64.
     outside = np.flatnonzero(out.view(np.uint64) > max_index)
     while outside.size:
         again = _feistel(out[outside], bits, seed)
@@ -169,10 +170,10 @@ def _walk(indices: np.ndarray, max_index: int, seed: int) -> np.ndarray:
 
 
 def _walk_short(length: int, seed: int) -> np.ndarray:
-    """The same where most of the block lies outside and walks are long.
+    """The whole permutation, where most of the block lies outside and walks are long.
 
-    The cipher is tabulated for the whole block, and the table cut to a quarter again and again: what a walk
-    does outside the quarter is walked once, and the next quarter is reached by shorter walks.
+    It tabulates the cipher for the whole block and cuts the table to a quarter until it has `length` entries. Each cut
+    follows the walks outside the quarter once, so those of the next cut are shorter.
     """
     step = _feistel(np.arange(1 << _SMALL_BITS), _SMALL_BITS, seed)
     while len(step) > length:
@@ -188,7 +189,7 @@ def _walk_short(length: int, seed: int) -> np.ndarray:
 
 
 def derive_seed(pairs: Sequence[tuple[int, int]]) -> int:
-    """The seed of an operation that stands `d` steps after a dataset seeded with `s`, for all such `(s, d)`."""
+    """The seed of an operation from all pairs `(s, d)`: it comes `d` steps after a dataset seeded with `s`."""
     return int(np.random.SeedSequence([n for pair in pairs for n in pair]).generate_state(1)[0])
 
 
@@ -208,31 +209,26 @@ class CounterRng:
     def _at_by_state(self, index: int, op_seed: int = 0) -> np.random.Generator:
         state = self._bits.state
         state["state"]["counter"] = np.array([0, 0, op_seed, index], np.uint64)
-        state["buffer_pos"] = 4
-        state["has_uint32"] = 0
+        state["buffer_pos"], state["has_uint32"] = 4, 0
         self._bits.state = state
         return self._generator
 
     def _at_by_memory(self):
-        """Writes the counter where Philox keeps it: 0.2 µs, where its `state` setter takes 4 µs."""
-        struct = _PhiloxState.from_address(self._bits.ctypes.state_address)
-        counter = _writable(struct.counter.contents, "Q")
-        flags = _writable(struct, "i")
-        buffer_pos, has_uint32 = (getattr(_PhiloxState, name).offset // 4 for name in ("buffer_pos", "has_uint32"))
-        generator = self._generator
+        """Writes the counter where Philox keeps it: that takes 0.2 µs, and the `state` setter 4 µs."""
+        (counter, _, flags), generator = _memory_of(self._bits), self._generator
 
         def at(index: int) -> np.random.Generator:
             counter[0] = 0
             counter[3] = index
-            flags[buffer_pos] = 4
-            flags[has_uint32] = 0
+            flags[_BUFFER_POS] = 4
+            flags[_HAS_UINT32] = 0
             return generator
 
         return at
 
 
 class KeyedRng:
-    """A Philox generator that can be given any key, and then starts anew.
+    """A Philox generator that starts anew with any key.
 
     >>> rng = KeyedRng()
     >>> int(rng.at(7).integers(1000)), int(rng.at(8).integers(1000)), int(rng.at(7).integers(1000))
@@ -249,24 +245,21 @@ class KeyedRng:
         return self._generator
 
     def _at_by_memory(self):
-        struct = _PhiloxState.from_address(self._bits.ctypes.state_address)
-        counter, words = _writable(struct.counter.contents, "Q"), _writable(struct.key.contents, "Q")
-        flags = _writable(struct, "i")
-        buffer_pos, has_uint32 = (getattr(_PhiloxState, name).offset // 4 for name in ("buffer_pos", "has_uint32"))
-        generator, zeros = self._generator, memoryview(bytes(32)).cast("Q")
+        (counter, words, flags), generator = _memory_of(self._bits), self._generator
+        zeros = memoryview(bytes(32)).cast("Q")
 
         def at(key: int) -> np.random.Generator:
             counter[:] = zeros
             words[0], words[1] = key & _MASK64, key >> 64
-            flags[buffer_pos] = 4
-            flags[has_uint32] = 0
+            flags[_BUFFER_POS] = 4
+            flags[_HAS_UINT32] = 0
             return generator
 
         return at
 
 
 class _PhiloxState(ctypes.Structure):
-    """NumPy's C struct, as far as the fields that are written."""
+    """The first fields of NumPy's C struct, up to the last that is written."""
 
     _fields_ = (
         ("counter", ctypes.POINTER(ctypes.c_uint64 * 4)),
@@ -277,9 +270,14 @@ class _PhiloxState(ctypes.Structure):
     )
 
 
-def _writable(memory: ctypes.Structure | ctypes.Array, kind: str) -> memoryview:
-    """Memory as an array of C numbers, cheaper to write to than fields are."""
-    return memoryview(memory).cast("B").cast(kind)  # type: ignore[arg-type]
+_BUFFER_POS, _HAS_UINT32 = (getattr(_PhiloxState, name).offset // 4 for name in ("buffer_pos", "has_uint32"))
+
+
+def _memory_of(bits: np.random.Philox) -> list[Any]:
+    """The counter, the key and the flags, as arrays of C numbers: these are faster to write to than fields."""
+    struct = _PhiloxState.from_address(bits.ctypes.state_address)
+    parts: Any = (struct.counter.contents, "Q"), (struct.key.contents, "Q"), (struct, "i")
+    return [memoryview(memory).cast("B").cast(kind) for memory, kind in parts]
 
 
 @functools.cache
@@ -301,7 +299,7 @@ def _memory_layout_is_known() -> bool:
 
 
 class RngPool:
-    """Generators by index, for threads that draw at once.
+    """Generators by index, for threads that draw at the same time.
 
     >>> pool = RngPool(seed=5)
     >>> rng = pool.acquire_rng(3)
@@ -317,7 +315,7 @@ class RngPool:
         self._lock = threading.Lock()
 
     def acquire_rng(self, index: int, *, op_seed: int = 0) -> np.random.Generator:
-        """A generator at `index`, not shared with anybody until it is released; another for each `op_seed`."""
+        """A generator at `index`, the caller's until released; each `op_seed` gives other numbers."""
         with self._lock:
             rng = self._free.pop() if self._free else CounterRng(self._seed)
             generator = rng._at_by_state(index, op_seed)

@@ -1,11 +1,11 @@
-"""Named shared memory: for what users share between processes of their own.
+"""Named shared memory, which users share between their processes.
 
-Memory without a name that somebody has asked for goes when the last object on it does. A name that was given or
-asked for stays until the process that made it ends, or until somebody unlinks it.
+Memory goes when the last object on it does. If a user has given its name or asked for it, it stays until the process
+that made it ends, or until somebody unlinks it.
 
-A process that is killed removes nothing. So the maker of a name holds a lock on its memory, which the system lets go
-whatever the process dies of: memory of ours that nobody holds is abandoned, and the next process that makes some
-removes it. Memory is only for its user: any that another user owns, or may write to, is not even looked at.
+A process that is killed removes nothing. So the maker of a name holds a lock on its memory, which the system releases
+however the process dies: memory of ours that nobody locks is abandoned, and the next process that makes memory removes
+it. Memory belongs to one user: what another user owns, or may write to, is not read.
 """
 
 import atexit
@@ -32,18 +32,18 @@ except ImportError:
 FOLDER = "/dev/shm"
 LOCKS = fcntl is not None and os.path.isdir(FOLDER)  # not on macOS
 MARK_BYTES = 8
-# The `k` says that the memory is kept by a lock: names without it may be those of a version that had none.
+# The `k` says that a lock keeps the memory: names without it may be from an older version, which had no locks.
 _FRESH = re.compile(r"headrace_\d+_k[0-9a-f]{11}")
 
 
 class NamedMemory:
-    """Bytes that other processes find by their name; `created` where this process made them.
+    """Bytes that other processes find by name; `created` says whether this process made them.
 
     Args:
-        name: The name; by default one that nobody has.
-        size: How many bytes to make; without it, the memory must be there.
-        mark: What the memory begins with from the start. Its first bytes tell what this library has left under a name
-            that the user gave from what others have.
+        name: The name; by default one that is free.
+        size: How many bytes to make; without it, the memory must exist.
+        mark: The first bytes of the memory. They tell memory of this library from that of others if a name that the
+            user gives is taken.
     """
 
     def __init__(self, name: str | None = None, *, size: int | None = None, mark: bytes = b""):
@@ -66,7 +66,7 @@ class NamedMemory:
             os.close(fd)
 
     def _found(self) -> int:
-        """The descriptor of memory that is there, and is this user's alone."""
+        """The descriptor of existing memory, which only this user may write to."""
         try:
             fd = _open(self.name, os.O_RDWR)
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class NamedMemory:
         return fd
 
     def _new(self, mark: bytes, *, given: bool) -> int:
-        """The descriptor of new memory, which this process holds."""
+        """The descriptor of new memory, which this process locks."""
         _sweep_once()
         while True:
             try:
@@ -96,11 +96,11 @@ class NamedMemory:
                         "giving the name alone."
                     ) from None
                 continue
-            # A name that was given is held apart from the mapping, which goes on in children that outlive its maker.
+            # A name that the user gave has its own lock: the mapping lives on in children that outlive its maker.
             lock = _hold_apart(self.name, fd) if given else None
             if not LOCKS or lock is not None or (not given and _hold(fd)):
                 break
-            os.close(fd)  # somebody took it for abandoned before it was locked
+            os.close(fd)  # somebody removed it as abandoned before it was locked
         self.created = True
         _made[self.name] = _Made(self._pid, lock)
         if LOCKS:
@@ -117,7 +117,7 @@ class NamedMemory:
             there = os.fstatvfs(fd)
             free = there.f_bavail * there.f_frsize
             raise MemoryError(
-                f"Shared memory of {size / 2**20:,.0f} MiB was asked for, and {free / 2**20:,.0f} MiB are free in "
+                f"There is no room for {size / 2**20:,.0f} MiB of shared memory: {free / 2**20:,.0f} MiB are free in "
                 "/dev/shm. Make it larger, or share less."
             ) from e
 
@@ -125,7 +125,7 @@ class NamedMemory:
         """Lets the name outlive this object."""
         self._kept = True
         made = _made.get(self.name)
-        if made is not None and made.lock is None:  # so far it is held by the mapping, which goes with the object
+        if made is not None and made.lock is None:  # so far the mapping holds it, and goes with the object
             _made[self.name] = made._replace(lock=_hold_apart(self.name))
 
     def unlink(self) -> None:
@@ -138,13 +138,15 @@ class NamedMemory:
 
 
 class _Made(NamedTuple):
-    """A name that is to be removed at exit: the process that made it, and what holds it apart from a mapping."""
+    """A name to remove at exit: the process that made it, and its own lock, if it has one."""
 
     pid: int
     lock: int | None
 
     def remove(self, name: str) -> None:
-        if self.lock is None or os.fstat(self.lock).st_nlink:  # otherwise it is gone, or somebody else's by now
+        if (
+            self.lock is None or os.fstat(self.lock).st_nlink
+        ):  # otherwise it is gone, or belongs to somebody else by now
             _unlink(name)
         if self.lock is not None:
             os.close(self.lock)
@@ -162,7 +164,7 @@ def remove(name: str) -> None:
         _unlink(name)
 
 
-_swept_by = 0  # the process that has looked for what others left
+_swept_by = 0  # the process that has looked for abandoned memory
 
 
 def _fresh_name() -> str:
@@ -182,7 +184,7 @@ def _unlink(name: str) -> None:
 
 
 def _others_hand(status: os.stat_result) -> str:
-    """Why memory may be of somebody else's making; empty where it is not."""
+    """Why other users may have written to memory; empty if they cannot have."""
     if status.st_uid != os.geteuid():
         return f"it belongs to the user {status.st_uid}, and this process runs as {os.geteuid()}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -192,8 +194,8 @@ def _others_hand(status: os.stat_result) -> str:
 
 def _untrusted(name: str, why: str) -> PipelineError:
     return PipelineError(
-        f"The shared memory {name!r} is not read: {why}, and objects that others put there could run their code here. "
-        "Memory is shared by processes of one user; choose another name, or remove it."
+        f"Will not read the shared memory {name!r}: {why}, and objects that others put there could run their code "
+        "here. Only processes of one user can share memory; choose another name, or remove it."
     )
 
 
@@ -201,7 +203,7 @@ def _untrusted(name: str, why: str) -> PipelineError:
 
 
 def _hold(fd: int) -> bool:
-    """Locks memory for as long as this opening of it lasts, copies included; whether nobody was removing it."""
+    """Locks memory until this descriptor and its copies are closed; false if somebody was removing it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -210,7 +212,7 @@ def _hold(fd: int) -> bool:
 
 
 def _hold_apart(name: str, fd: int | None = None) -> int | None:
-    """An opening of its own that holds memory, which must be that of `fd`; None where it is not, or nothing can."""
+    """A separate descriptor that locks the memory of `fd`; `None` if the name has other memory, or without locks."""
     if not LOCKS:
         return None
     try:
@@ -224,7 +226,7 @@ def _hold_apart(name: str, fd: int | None = None) -> int | None:
 
 
 def _remove_abandoned(name: str, mark: bytes = b"") -> bool:
-    """Removes memory of ours that nobody holds; whether the name may be free now."""
+    """Removes memory of ours that nobody locks; returns whether the name may be free now."""
     if not LOCKS:
         return False
     try:
@@ -245,7 +247,7 @@ def _remove_abandoned(name: str, mark: bytes = b"") -> bool:
 
 
 def _sweep_once() -> None:
-    """Removes what processes that were killed have left, the first time that this one makes memory."""
+    """Removes what killed processes have left, the first time that this process makes memory."""
     global _swept_by
     if _swept_by == os.getpid() or not LOCKS:
         return
@@ -256,7 +258,7 @@ def _sweep_once() -> None:
 
 
 def _let_go_in_child() -> None:
-    """What the parent made is the parent's: a child that lives on does not hold it."""
+    """Closes the locks of the parent in a child: a child that lives on must not hold them."""
     for made in _made.values():
         if made.lock is not None:
             os.close(made.lock)

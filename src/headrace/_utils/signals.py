@@ -1,6 +1,6 @@
-"""Which exceptions come from signal handlers, such as Ctrl-C, a timeout or a notice that the machine is going away.
+"""Finds exceptions from signal handlers, such as Ctrl-C, a timeout or a notice that the machine will go away.
 
-They can come at any line. They are nobody's error, so nothing is tried again for them.
+They can come at any line. They are not errors of the pipeline, so nothing is tried again after them.
 """
 
 import functools
@@ -16,12 +16,12 @@ def signal_handlers() -> frozenset[CodeType]:
 
 
 def raised_by_signal(error: BaseException, handlers: frozenset[CodeType] = frozenset()) -> BaseException | None:
-    """What a signal handler raised, one of `handlers` or one that is in place now, if that is why there is an error."""
+    """The exception of a signal handler, one of `handlers` or an installed one, that caused this error, if any."""
     if isinstance(error, KeyboardInterrupt):
         return error
     handlers |= signal_handlers()
     seen: set[int] = set()
-    chain: list[BaseException | None] = [error]  # somebody may have made another error of it
+    chain: list[BaseException | None] = [error]  # another error may have come of it
     while handlers and chain:
         each = chain.pop()
         if each is None or id(each) in seen:

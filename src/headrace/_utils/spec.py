@@ -1,4 +1,4 @@
-"""Shapes and dtypes of elements that nobody has read yet."""
+"""Shapes and dtypes of elements, without reading any."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable

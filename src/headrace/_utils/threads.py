@@ -1,9 +1,9 @@
-"""Threads that nobody has to wait for: they are told to stop, and given up if they do not.
+"""Threads that nobody waits for endlessly: they are told to stop, and given up if they do not.
 
-A thread may be in a function that never returns, such as a read from a server that is gone. Whoever closes waits
-`CLOSE_S` for all of its threads together, and so does a program that ends; then a warning names the function. A program
-does wait so long, because a thread that is still at work after that is frozen wherever it is, with whatever lock it
-holds, and whoever needs that lock then would wait for ever.
+A thread may be in a function that never returns, such as a read from a server that is gone. Closing waits `CLOSE_S` for
+all threads together, and so does the end of a program; then a warning names the function. The program waits because
+Python freezes threads that still run at exit, with the locks that they hold, and whoever needs such a lock would then
+wait for ever.
 """
 
 import _thread
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-_running: dict[threading.Thread, Callable[[], None]] = {}  # with what tells each to stop
+_running: dict[threading.Thread, Callable[[], None]] = {}  # with the function that stops each
 _given_up: set[threading.Thread] = set()
 
 
@@ -38,7 +38,7 @@ def num_cores() -> int:
 
 
 def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Callable[[], None]) -> threading.Thread:
-    """Starts a thread; `stop` makes it return when the program ends."""
+    """Starts a thread; `stop` tells it to return when the program ends."""
 
     def run() -> None:
         _running[thread] = stop
@@ -57,7 +57,7 @@ def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Calla
 
 
 def _start_from_another_thread(thread: threading.Thread) -> None:
-    """Starts a thread where no signal handler runs: one that raises in `Thread.start` leaves Python's locks held."""
+    """Starts a thread where no signal handler runs: one that raises in `Thread.start` leaves locks of Python held."""
     errors: list[BaseException] = []
     done = _thread.allocate_lock()
 
@@ -77,11 +77,11 @@ def _start_from_another_thread(thread: threading.Thread) -> None:
 
 
 def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) -> None:
-    """Waits for threads that have been told to stop; warns of those that do not."""
+    """Waits for threads that were told to stop; warns if some do not."""
     deadline = time.monotonic() + seconds
     waited_for = [thread for thread in threads if thread not in _given_up and thread is not threading.current_thread()]
     for thread in waited_for:
-        if thread.ident is not None:  # else an interrupt came before it was started
+        if thread.ident is not None:  # otherwise an interrupt came before it started
             thread.join(max(0.0, deadline - time.monotonic()))
     stuck = [thread for thread in waited_for if thread.is_alive()]
     if stuck:
@@ -96,7 +96,7 @@ def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) 
 
 
 def _place(thread: threading.Thread) -> str:
-    """The function that a thread is in: the first that is not of this package, and its line."""
+    """The function that a thread is in and its line: the first outside this package."""
     frame: Any = sys._current_frames().get(thread.ident or 0)
     found = "a function that has just returned"
     while frame is not None:
@@ -115,7 +115,7 @@ def _end_all() -> None:
 
 
 class ThreadPool:
-    """Threads that compute tasks in the order in which they are given, started as they are needed."""
+    """Threads that compute tasks in order, started when they are needed."""
 
     def __init__(self, num_threads: int, name: str):
         self._num_threads, self._name = num_threads, name
@@ -124,15 +124,15 @@ class ThreadPool:
         self._closed = False
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Has a thread call a function."""
-        from concurrent.futures import Future  # 5 ms that most pipelines never need
+        """Calls a function in a thread."""
+        from concurrent.futures import Future  # takes 5 ms, and most pipelines do not need it
 
         if self._closed:
-            raise ClosedError("These threads were closed while somebody gave them work.")
+            raise ClosedError("These threads were closed while they were given work.")
         future: Future[Any] = Future()
         self._tasks.put((future, function, args))
         if len(self.threads) < self._num_threads:
-            # They have the queue alone: a pool that is dropped ends them.
+            # Threads refer only to the queue, so a pool that nobody uses is deleted, and ends them.
             stop = partial(_stop, self._tasks, self._num_threads)
             name = f"{self._name}_{len(self.threads)}"  # as those of `concurrent.futures`
             self.threads.append(start_thread(_compute, self._tasks, name=name, stop=stop))
@@ -170,11 +170,11 @@ def _compute(tasks: "queue.SimpleQueue[Any]") -> None:
             future.set_result(function(*args))
         except BaseException as e:
             future.set_exception(e)
-        del task, future, function, args  # or they stay until the next task comes
+        del task, future, function, args  # or they would live until the next task
 
 
 def map_in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int, name: str) -> list[Any]:
-    """`function` of every item, in order, by up to so many threads."""
+    """`function` of every item, in order, computed in up to `num_threads` threads."""
     items = list(items)
     num_threads = min(num_threads, len(items))
     if num_threads <= 1:

@@ -1,7 +1,7 @@
-"""Elements as trees: stacking them, taking them apart, and making them the user's own.
+"""Elements as trees: stacking them, taking them apart, and copying what others can see.
 
 Dicts, lists, tuples, named tuples and every node type that optree or JAX knows are containers; `None` is an
-empty one; everything else is a leaf. Dict keys come out sorted, as they do in JAX.
+empty one; everything else is a leaf. Dict keys are sorted, as in JAX.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import copy
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import optree
@@ -48,7 +48,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def broadcast(prefix: Any, tree: Any) -> list[Any]:
-    """For each leaf of a tree, the leaf of `prefix` that stands at it or above it."""
+    """For each leaf of a tree, the leaf of `prefix` at the same place or above."""
     return optree.broadcast_prefix(prefix, tree, namespace=NAMESPACE)
 
 
@@ -81,12 +81,7 @@ def _adopt(leaf: Any, tree: Any) -> None:
     def one_level(node: Any) -> tuple[list[Any], Any]:
         return tree_util.tree_flatten(node, is_leaf=lambda child: child is not node)
 
-    optree.register_pytree_node(
-        kind,
-        one_level,
-        lambda spec, children: cast(Any, spec).unflatten(children),
-        namespace=NAMESPACE,
-    )
+    adopt_nodes([(kind, one_level, lambda spec, children: spec.unflatten(children))])
     _adopt_jax_nodes(tree)
 
 
@@ -95,15 +90,15 @@ Node = tuple[type, Callable[[Any], Any], Callable[[Any, Any], Any]]
 
 
 def jax_nodes(kinds: Iterable[type]) -> list[Node]:
-    """Those of some types that JAX knows as nodes, for a process that has not imported it."""
+    """The types that JAX knows as nodes, for a process that has not imported JAX."""
     registry: Any = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
     return [(kind, registry[kind].to_iter, registry[kind].from_iter) for kind in kinds if kind in registry]
 
 
 def adopt_nodes(nodes: Iterable[Node]) -> None:
-    """Makes node types known here."""
+    """Registers node types."""
     for kind, take_apart, put_together in nodes:
-        with contextlib.suppress(ValueError):  # known already
+        with contextlib.suppress(ValueError):  # already registered
             optree.register_pytree_node(kind, take_apart, put_together, namespace=NAMESPACE)
 
 
@@ -111,13 +106,13 @@ def adopt_nodes(nodes: Iterable[Node]) -> None:
 
 
 Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
-"""Makes an array of a shape and dtype, to be filled."""
+"""Makes an array of a shape and dtype, for `stack` to fill."""
 
 
 def stack(rows: Sequence[Any], where: str = "", empty: Empty | None = None) -> Any:
     """Elements of one structure as a tree whose leaves have a new leading axis.
 
-    With `empty`, stacks of arrays are made in memory that it gives.
+    `empty` allocates the memory for stacks of arrays.
 
     >>> stack([{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}])
     {'x': array([1, 3]), 'y': array([2., 4.])}
@@ -150,7 +145,7 @@ def stacked_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def stack_columns(columns: Any) -> Any:
-    """Columns as `stack` would make them from their rows; but a column of objects stays one.
+    """Columns as `stack` would make them from their rows, except that columns of objects stay as they are.
 
     >>> stack_columns({"x": np.array([1, 2], ">i4"), "y": np.array(["a", "bc"], "U9")})
     {'x': array([1, 2], dtype=int32), 'y': array(['a', 'bc'], dtype='<U2')}
@@ -165,17 +160,17 @@ def stack_columns(columns: Any) -> Any:
 def _stack_column(column: np.ndarray) -> np.ndarray:
     if column.ndim > 1 or column.dtype.kind not in "SU" or not len(column):
         return with_stacked_dtype(column)
-    width = max(1, int(np.char.str_len(column).max()))  # each row has a width of its own
+    width = max(1, int(np.char.str_len(column).max()))  # rows may be shorter than the dtype
     return column.astype(np.dtype((column.dtype.type, width)), copy=False)
 
 
 def with_stacked_dtype(column: Any) -> Any:
-    """An array with the dtype that stacking gives it; anything else as it is."""
+    """An array with the dtype that stacking gives it; anything else unchanged."""
     return column.astype(stacked_dtype(column.dtype), copy=False) if type(column) is np.ndarray else column
 
 
 def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one dtype end to end; unlike those of `np.concatenate`, rows keep that very dtype."""
+    """Concatenates arrays of one dtype, and keeps that dtype, unlike `np.concatenate`."""
     dtype = arrays[0].dtype
     return np.concatenate(arrays) if dtype.isbuiltin == 1 else np.concatenate(arrays, dtype=dtype)
 
@@ -204,7 +199,7 @@ def uniform(rows: Sequence[Any]) -> bool:
 
 
 def is_plain_number(kind: type) -> bool:
-    """Whether all scalars of a NumPy type have one dtype: time differences have units."""
+    """Whether all scalars of a NumPy type have the same dtype: those of times have units."""
     return issubclass(kind, np.number | np.bool_) and kind is not np.timedelta64
 
 
@@ -230,14 +225,14 @@ def _stack_scalars(rows: Sequence[Any], dtype: Any) -> np.ndarray:
 
 
 def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str) -> Any:
-    """Leaves of several types are promoted as NumPy does it; a leaf beside a container is an error."""
+    """Promotes leaves of several types as NumPy does; a leaf next to a container is an error."""
     containers = [kind for kind in kinds if kind is type(None) or issubclass(kind, dict | list | tuple)]
     if containers:
         a, b = _first_difference(rows, type)
         raise StructureError(
-            f"A batch needs elements of the same structure{_at(where)}: element {a} has "
-            f"{type(rows[a]).__name__}, element {b} has {type(rows[b]).__name__}. "
-            "Give all elements one structure in a `map` before the batch, or batch with a `batch_fn`."
+            f"A batch needs elements of the same structure{_at(where)}: element {a} has {type(rows[a]).__name__}, "
+            f"element {b} has {type(rows[b]).__name__}. Give all elements one structure in a `map` before the batch, "
+            "or batch with a `batch_fn`."
         )
     return _stack_leaves(rows, where)
 
@@ -288,7 +283,7 @@ def _same_keys(rows: Sequence[dict], where: str) -> list:
 
 
 def _sorted(keys: Iterable[Any]) -> list[Any]:
-    """Keys in order, as long as they have one."""
+    """Keys in order, if they can be compared."""
     try:
         return sorted(keys)
     except TypeError:
@@ -319,10 +314,10 @@ _IMMUTABLE: set[type] = {int, float, bool, complex, str, bytes, type(None), rang
 
 
 def own(rows: list[Any]) -> list[Any]:
-    """Makes each element the caller's to change, copying only what somebody else can still see.
+    """Elements that the caller may change: copies only what somebody else can still see.
 
-    Whether an object is shared is read off its reference count, which for an object that a source has just
-    made is the count of a fresh object in the same place. Arrays that are views are always copied.
+    The reference count tells whether an object is shared: one that a source has just made has the count of a fresh
+    object in the same place. Views of arrays are always copied.
     """
     if _all_immutable(rows):
         return rows
@@ -337,7 +332,7 @@ def _all_immutable(rows: Sequence[Any]) -> bool:
 
 
 def _own_children(node: Any) -> Any:
-    """A fresh node, with those of its children copied that are not fresh."""
+    """A fresh node, with copies of the children that are not fresh."""
     kind = type(node)
     if kind is np.ndarray:
         return node if node.base is None and not node.dtype.hasobject else copy_tree(node)
@@ -363,7 +358,7 @@ def _own_tuple(node: tuple) -> tuple:
 
 
 def copy_tree(node: Any) -> Any:
-    """A copy of an element that shares nothing that can be changed."""
+    """A copy of an element that shares nothing mutable with it."""
     kind = type(node)
     if kind is np.ndarray or isinstance(node, np.memmap):
         return copy.deepcopy(node) if node.dtype.hasobject else np.array(node)
@@ -378,7 +373,7 @@ def copy_tree(node: Any) -> Any:
     except Exception as e:
         if raised_by_signal(e):
             raise
-        return node  # cannot be copied (an open file, a lock), so it is handed over as it is
+        return node  # an open file, a lock
 
 
 def _is_opaque(node: Any) -> bool:
@@ -393,7 +388,7 @@ def _is_opaque(node: Any) -> bool:
 
 
 def _fresh_count() -> int:
-    """The reference count that `own` sees on an element which only its list holds."""
+    """The reference count that `own` sees for an element that only its list holds."""
     rows = list(itertools.repeat(None, 1))
     rows[0] = np.empty(1)  # type: ignore[call-overload]
     for i in range(len(rows)):

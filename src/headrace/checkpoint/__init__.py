@@ -1,4 +1,4 @@
-"""Checkpoints of iterators: with Orbax, and with another number of shards than wrote them."""
+"""Checkpoints of iterators: with Orbax, and for another number of shards."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,7 @@
-"""Iterators whose states are global: another number of shards can go on where some have stopped."""
+"""Iterators with global states: another number of shards can go on from them."""
 
 import json
-from collections.abc import Awaitable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -12,18 +11,17 @@ from headrace._plan.stages import all_operations
 from headrace._states import arrays
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError, StateError
-from headrace.iterator import DatasetIterator, StreamIterator
+from headrace.iterator import DatasetIterator, StreamIterator, _Checkpointable
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.sharding import ShardOptions
 
 FIELD = "global_next_index"
 
 
-class ElasticIterator(IterDataset):
+class ElasticIterator(IterDataset, _Checkpointable):
     """One shard's rows of every global batch.
 
-    Row `r` of a global batch belongs to shard `r % shard_count`. What is left over at the end, less than a global
-    batch, is not handed over.
+    Row `r` of a global batch belongs to shard `r % shard_count`. It drops a last global batch that is not full.
 
     >>> halves = [ElasticIterator(MapDataset.range(9), 4, ShardOptions(i, 2)) for i in range(2)]
     >>> [next(half) for half in halves], halves[0].get_state()
@@ -35,12 +33,12 @@ class ElasticIterator(IterDataset):
 
     Another global batch size goes on from there too, with batches that begin at that element.
 
-    It is a dataset and its own iterator: `iter()` of it goes on where `next()` of it is. In a pipeline, `it.map(f)`, it
-    begins at the start, and the states stay global.
+    It is a dataset and its own iterator: `iter(it)` goes on where `next(it)` has stopped. In a pipeline, as in
+    `it.map(f)`, it begins at the start; states stay global.
 
     Args:
-        ds: A chain without `filter` and `flat_map`: a function of indices.
-        global_batch_size: How many rows all shards together get at a step.
+        ds: A dataset without `filter` and `flat_map`: every index must have an element.
+        global_batch_size: How many rows all shards together get in a step.
         shard_options: The shard that this process reads.
         read_options: Threads that read ahead.
         multiprocessing_options: Worker processes.
@@ -74,7 +72,7 @@ class ElasticIterator(IterDataset):
         return self._iterator.__next__()
 
     def get_state(self) -> dict[str, Any]:
-        """Where the iterator is, as a number that is the same for all shards."""
+        """Where the iterator is: the same for all shards."""
         return self._iterator.get_state()
 
     def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
@@ -82,24 +80,16 @@ class ElasticIterator(IterDataset):
         return self._iterator.state_as_array(size)
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
-        """Goes to where `get_state` of any shard was called."""
+        """Goes to a state of any shard."""
         self._iterator.set_state(state, strict=strict)
 
     def get_next_index(self) -> int:
-        """How many global batches have come."""
+        """How many global batches it has handed over."""
         return self._iterator.get_next_index()
 
     def set_next_index(self, index: int) -> None:
-        """Goes on from a global batch by its number."""
+        """Goes to a global batch by its number."""
         self._iterator.set_next_index(index)
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Writes the state of now to a folder, once it is there."""
-        return await self._iterator.save(directory)
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Goes to the state that `save` wrote to a folder."""
-        return await self._iterator.load(directory)
 
     def start_prefetch(self) -> None:
         """Begins to compute ahead, before the first element is asked for."""
@@ -108,12 +98,6 @@ class ElasticIterator(IterDataset):
     def close(self) -> None:
         """Gives back threads, processes and memory."""
         self._iterator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_iterator": self.get_state()}
@@ -125,10 +109,10 @@ class ElasticIterator(IterDataset):
 
 
 class ElasticDatasetIterator(StreamIterator):
-    """Walks one shard's rows of every global batch."""
+    """Iterates over one shard's rows of every global batch."""
 
     _state_is_global = True
-    _state_every = 1  # in a pipeline: steps since a state would be of this global batch size
+    _state_every = 1  # in a pipeline, states count no steps: these would depend on the global batch size
 
     def __init__(self, dataset: ElasticIterator):
         self._dataset = dataset
@@ -157,9 +141,9 @@ class ElasticDatasetIterator(StreamIterator):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
         index, length, size = int(state[FIELD]), len(self._dataset._ds), self._dataset._global_batch_size
         if length < index < length + size:
-            index = length  # after a last batch that was not whole, which Grain hands over
+            index = length  # after a last batch that is not full, which Grain hands over
         step, first = divmod(index, size)
-        if first != self._first:  # it was saved with another global batch size
+        if first != self._first:  # the state has another global batch size
             self._walk.close()
             self._begin_at(first)
         super().set_state({"next_index": step})
@@ -172,17 +156,16 @@ def _check(ds: Any, global_batch_size: int, shard_options: ShardOptions) -> None
         raise PipelineError(f"shard_options must be ShardOptions; got {type(shard_options).__name__}.")
     if global_batch_size % shard_options.shard_count:
         raise PipelineError(
-            f"global_batch_size={global_batch_size} cannot be shared out evenly among "
-            f"{shard_options.shard_count} shards."
+            f"global_batch_size={global_batch_size} does not divide evenly among {shard_options.shard_count} shards."
         )
     sparse = _sparse(ds._op)
     if sparse is not None:
         raise PipelineError(
-            f"An ElasticIterator needs a chain that is a function of indices; {sparse.label()} (pipeline at "
-            f"{sparse.site}) leaves gaps among them. Leave it out, or do without elastic states."
+            f"An ElasticIterator needs an element at every index; {sparse.label()} (pipeline at {sparse.site}) leaves "
+            "gaps. Leave it out, or do without elastic states."
         )
 
 
 def _sparse(op: Op) -> Op | None:
-    """The first operation, if any, that leaves indices without an element."""
+    """The first operation that leaves indices without an element, if there is one."""
     return next((each for each in all_operations(op) if isinstance(each, Filter | FlatMap)), None)

@@ -1,7 +1,7 @@
 """What Orbax needs to save and restore iterators, alone or beside a model.
 
-A state is small, so it is taken and written at once: in an asynchronous save, the iterator may go on as soon as
-`save` returns. Each process writes a file of its own.
+States are small, so `save` takes and writes them at once: in an asynchronous save, the iterator may go on as soon as
+`save` returns. Each process writes its own file.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class CheckpointHandler(ocp.CheckpointHandler):
         files.write(directory, files.dump(_iterator(item, args).get_state()))
 
     def restore(self, directory: Any, item: Any = None, args: "CheckpointRestore | None" = None) -> Any:
-        """Brings an iterator to the state in a folder, and returns it."""
+        """Restores an iterator from the state in a folder, and returns it."""
         iterator = _iterator(item, args)
         files.restore(iterator, directory)
         return iterator
 
     def structure(self, directory: Any) -> None:
-        """The structure of what is in a folder, without reading it: a state has none that is known before."""
+        """The structure of a saved item, without reading it: that of a state is not known."""
 
 
 def _iterator(item: Any, args: Any) -> Any:
@@ -52,6 +52,6 @@ class CheckpointSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):
-    """An iterator to bring to where it was saved."""
+    """An iterator to restore."""
 
     item: Any

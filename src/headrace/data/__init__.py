@@ -1,4 +1,4 @@
-"""A small real dataset for examples and tests; `LICENSE-digits.txt` beside it says where it comes from."""
+"""A small real dataset for examples and tests; `LICENSE-digits.txt` says where it comes from."""
 
 from importlib.resources import files
 

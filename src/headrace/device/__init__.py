@@ -1,6 +1,6 @@
-"""Elements for accelerators: `jax` places them on devices, `torch` hands them over as tensors.
+"""Elements for accelerators: `jax` moves them to devices, `torch` hands them over as tensors.
 
-Neither framework is imported before it is used; `headrace.device.torch` is imported by its full name.
+Neither framework is imported before it is used. Import `headrace.device.torch` by its full name.
 """
 
 from typing import TYPE_CHECKING

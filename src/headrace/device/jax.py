@@ -1,8 +1,8 @@
-"""Elements on JAX's devices, ahead of whoever computes with them.
+"""Moves elements to JAX's devices ahead of the consumer.
 
-What is on its way is bounded by count: elements are moved one at a time, however many of them came together, and
-only while fewer than `device_buffer_size` wait to be taken. The memory that a transfer reads, or that an array on
-the CPU shares, is kept by JAX for as long as it needs it, so nothing is copied for safety.
+The number of elements on their way is bounded: they move one at a time, even if many are computed together, and
+only while fewer than `device_buffer_size` wait for the consumer. JAX keeps the memory that a transfer reads, or that an
+array on the CPU shares, for as long as it needs it, so nothing is copied for safety.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from headrace.options import check_counts
 
 
 def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset:
-    """Moves elements to a device while earlier ones are computed with; the order and the states are those of `ds`.
+    """Moves elements to a device while the consumer computes with earlier ones; order and states are those of `ds`.
 
-    It comes last: after batches, and after `mp_prefetch`. Arrays get the dtypes that JAX gives them, so without
-    `jax_enable_x64` an int64 array becomes an int32 one.
+    Put it last: after batches, and after `mp_prefetch`. Arrays get JAX's dtypes, so without `jax_enable_x64` an int64
+    array becomes an int32 array.
 
     >>> import jax
     >>> from headrace import MapDataset
@@ -34,11 +34,11 @@ def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device
     ['ArrayImpl', 'ArrayImpl']
 
     Args:
-        ds: What gives the elements.
-        device: A `jax.Device`; a `jax.sharding.Sharding`, which makes global arrays, each process giving its own part
-            where there are several; or a tree of these, such as one sharding for each key.
-        cpu_buffer_size: Elements that are computed ahead, in a thread; with 0, none but those to be moved.
-        device_buffer_size: Elements that are moved ahead, in a thread; with 0, one is moved when it is asked for.
+        ds: The dataset.
+        device: A `jax.Device`; a `jax.sharding.Sharding`, which makes global arrays, to which each process gives its
+            own part; or a tree of these, such as one sharding for each key.
+        cpu_buffer_size: How many elements to compute ahead, in a thread; with 0, only those to be moved next.
+        device_buffer_size: How many elements to move ahead, in a thread; with 0, each moves when you ask for it.
     """
     if not isinstance(ds, IterDataset):
         hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
@@ -73,7 +73,7 @@ class DevicePut(Unary):
 
 
 class _OneByOne(UnaryStream):
-    """The parent's outputs in runs of one; what came with one waits here, on the host."""
+    """The parent's outputs one at a time; the others of a run wait here, on the host."""
 
     def __init__(self, parent: Stream):
         super().__init__(parent.position, parent)
@@ -94,14 +94,14 @@ class _OneByOne(UnaryStream):
 
 
 class _OnDevice(Rows):
-    """Elements that take nothing of the memory that buffers on the host are bounded by."""
+    """Elements on a device: they do not count for the limits of buffers on the host."""
 
     def num_bytes(self) -> int:
         return 0
 
 
 class _MoveStream(UnaryStream):
-    """The parent's outputs, sent to a device as they are pulled."""
+    """Moves the parent's outputs to a device."""
 
     def __init__(self, op: DevicePut, parent: Stream):
         super().__init__(parent.position, parent)
@@ -131,7 +131,7 @@ def _(op: DevicePut, position: Position, context: Context) -> Stream:
 
 
 def _mover(device: Any) -> Callable[[Any], Any]:
-    """The function that moves one element, for a device that has been checked."""
+    """The function that moves one element; checks the device."""
     jax = optional("jax", extra="jax")
     targets = jax.tree.leaves(device)
     for target in targets:
@@ -147,7 +147,7 @@ def _mover(device: Any) -> Callable[[Any], Any]:
 
 
 def _is_addressable(target: Any) -> bool:
-    """Whether this process reaches all the devices that a target stands for."""
+    """Whether this process reaches all devices of a target."""
     return getattr(target, "is_fully_addressable", True)
 
 
@@ -156,7 +156,7 @@ def _move_all(device: Any, element: Any) -> Any:
 
 
 def _move_own_part(device: Any, element: Any) -> Any:
-    """Global arrays, of which this process gives the part that its devices hold."""
+    """Makes global arrays, to which this process gives the part on its devices."""
     jax = optional("jax", extra="jax")
 
     def move(target: Any, leaf: Any) -> Any:
@@ -175,13 +175,13 @@ def _move(put: Callable[[Any, Any], Any], device: Any, element: Any) -> Any:
 
 
 def _cannot_be_moved(put: Callable[[Any, Any], Any], device: Any, element: Any, error: Exception) -> PipelineError:
-    """The error that names the first leaf which cannot be moved alone, and why."""
+    """An error that names the first leaf that cannot be moved, and why."""
     jax = optional("jax", extra="jax")
     try:
         targets = jax.tree.leaves(jax.tree.broadcast(device, element))
     except ValueError as e:
         return PipelineError(
-            f"`device_put` was given a tree of devices that does not fit the elements: {_first_line(e)}. Give one "
+            f"The tree of devices of `device_put` does not fit the elements: {_first_line(e)}. Give one "
             "device or sharding for all leaves, or a tree with the elements' keys."
         )
     for (path, leaf), target in zip(jax.tree_util.tree_leaves_with_path(element), targets, strict=True):
@@ -190,8 +190,8 @@ def _cannot_be_moved(put: Callable[[Any, Any], Any], device: Any, element: Any, 
         if not _is_numeric(leaf):
             return PipelineError(
                 f"`device_put` cannot move {what}: it is {_kind(leaf)}, of which JAX has no arrays. Drop the key in a "
-                "`map` before `device_put`, turn it into numbers there, or move it out of the element, with an index "
-                "in its place to find it by."
+                "`map` before `device_put`, turn it into numbers there, or keep it outside of the element, which then "
+                "has an index to find it."
             )
         try:
             put(target, leaf)
@@ -202,16 +202,16 @@ def _cannot_be_moved(put: Callable[[Any, Any], Any], device: Any, element: Any, 
 
 
 _ADVICE = {
-    True: "Make an array of a dtype that JAX has, in a `map` before `device_put`.",
+    True: "Convert it to a dtype that JAX has, in a `map` before `device_put`.",
     False: "A sharding must divide the axes of every leaf: batch with `drop_remainder=True` to a multiple of its "
     "devices, or give a tree with a sharding for each key.",
 }
-"""What to do about a leaf that cannot be moved, by whether the target is a single device."""
+"""What to do if a leaf cannot be moved, by whether the target is a single device."""
 
 
 def _is_numeric(leaf: Any) -> bool:
     """Whether JAX has arrays of such values."""
-    if isinstance(leaf, str | bytes):  # which JAX would take for the name of a dtype
+    if isinstance(leaf, str | bytes):  # JAX would take it for the name of a dtype
         return False
     try:
         optional("jax", extra="jax").numpy.result_type(leaf)

@@ -1,4 +1,4 @@
-"""Elements as PyTorch's tensors, in the memory that they are in, and pipelines as PyTorch's datasets."""
+"""Elements as tensors of PyTorch, without copying, and pipelines as datasets of PyTorch."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,15 +16,15 @@ import torch  # noqa: E402
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
 _BITS = {name: (bits, getattr(torch, name)) for name, bits in GUESTS.items() if hasattr(torch, name)}
-"""By name, the dtypes that NumPy and torch both have only as guests: what their bits travel as, and torch's dtype."""
+"""The dtypes that NumPy has only from extensions, by name: the dtype that their bits travel as, and torch's dtype."""
 
 
 def as_tensors(batch: Any) -> Any:
     """A batch with its NumPy leaves as tensors that share their memory.
 
-    What torch has no dtype for stays as it is: strings, objects, dates, masked arrays; so do Python's numbers. A
-    tensor can always be written to, so an array that cannot is copied, and so is one that torch cannot look at where
-    it is: of foreign byte order, unaligned, or read backwards.
+    Leaves without a dtype in torch stay as they are: strings, objects, dates, masked arrays; so do Python's numbers.
+    Tensors are writable, so read-only arrays are copied. So are arrays that torch cannot use in place: with foreign
+    byte order, unaligned, or reversed.
 
     >>> as_tensors({"x": np.arange(3), "name": "a"})
     {'x': tensor([0, 1, 2]), 'name': 'a'}
@@ -59,14 +59,14 @@ def _can_be_shared(array: np.ndarray) -> bool:
 
 
 class TorchDataset(IterableDataset):
-    """A pipeline as a dataset of PyTorch's: elements are tensors in the memory that the pipeline made them in.
+    """A pipeline as a dataset of PyTorch: elements become tensors without copying.
 
-    Batches are best made by the pipeline and worker processes best be Headrace's, which hand over memory without
-    copies and share the work; PyTorch's loader then is given `batch_size=None` and no workers. With workers of
-    PyTorch's, worker `w` of `W` takes elements `w`, `w + W`, ..., so that with `batch_size=None` the loader gives the
-    stream in its order; but each of them computes all that comes before its elements.
+    Let the pipeline make batches, and use Headrace's worker processes, which share the work and hand over memory
+    without copies; give PyTorch's loader `batch_size=None` and no workers. Of PyTorch's workers, worker `w` of `W`
+    takes elements `w`, `w + W`, ...; with `batch_size=None` the loader keeps the order, but each worker computes the
+    elements of the others too.
 
-    `state_dict()` and `load_state_dict()` are those that `torchdata`'s `StatefulDataLoader` asks for.
+    `state_dict()` and `load_state_dict()` are for `torchdata`'s `StatefulDataLoader`.
 
     >>> from headrace import MapDataset
     >>> dataset = TorchDataset(MapDataset.range(5).batch(2).to_iter_dataset())
@@ -80,11 +80,11 @@ class TorchDataset(IterableDataset):
     def __init__(self, ds: Any):
         if not hasattr(type(ds), "__iter__") or isinstance(ds, Iterator):
             raise PipelineError(
-                f"TorchDataset takes a dataset or a DataLoader, which can be iterated again and again; got "
+                f"TorchDataset takes a dataset or a DataLoader, which can be iterated more than once; got "
                 f"{type(ds).__name__}."
             )
         self._ds = ds
-        self._iterator: _TensorIterator | None = None  # the last one: states are its
+        self._iterator: _TensorIterator | None = None  # the last one, whose states these are
         self._loaded: dict[str, Any] | None = None  # where the next one begins
 
     def __iter__(self) -> Iterator[Any]:
@@ -104,7 +104,7 @@ class TorchDataset(IterableDataset):
         return _TensorIterator(iterator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last iterator is, or where the next one will begin if a state was loaded since."""
+        """Where the last iterator is, or, if a state was loaded since, where the next one will begin."""
         if self._loaded is not None:
             return self._loaded
         if self._iterator is None:
@@ -112,22 +112,22 @@ class TorchDataset(IterableDataset):
         return self._iterator.get_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next iterator begins where `state_dict()` was called; those after it begin at the start."""
+        """Lets the next iterator begin where `state_dict()` was called; later ones begin at the start."""
         if not isinstance(state_dict, dict) or state_dict.keys() != _STATE_KEYS:
             found = sorted(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
             raise StateError(
-                f"This is no state of a TorchDataset, which has the keys {sorted(_STATE_KEYS)}; got {found}. A state "
-                "of the pipeline itself is given to its iterator's `set_state`."
+                f"This is not a state of a TorchDataset, which has the keys {sorted(_STATE_KEYS)}; got {found}. Give a "
+                "state of the pipeline to `set_state` of its iterator."
             )
         self._loaded = state_dict
 
     def close(self) -> None:
-        """Ends what the last iterator has running; otherwise this ends with the dataset, or the next iterator."""
+        """Closes the last iterator, which otherwise ends with the dataset."""
         if self._iterator is not None:
             self._iterator.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # With cloudpickle, since torch's spawned workers would not take lambdas and classes of notebooks.
+        # With cloudpickle, since pickle does not take lambdas and classes of notebooks.
         return self.__dict__ | {"_ds": cloudpickle.dumps(self._ds), "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -139,13 +139,13 @@ _STATE_KEYS = {"state", "skip", "worker", "num_workers"}
 
 
 class _TensorIterator(Iterator[Any]):
-    """The elements of one of torch's workers, or all of them where there are none."""
+    """The elements of one of torch's workers, or all elements if there are none."""
 
     def __init__(self, iterator: Any):
         info = get_worker_info()
         self._iterator = iterator
         self._worker, self._num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._skip = self._worker  # elements of others before the next
+        self._skip = self._worker  # elements of other workers before the next
 
     def __next__(self) -> Any:
         while self._skip:
@@ -164,7 +164,7 @@ class _TensorIterator(Iterator[Any]):
         if saved != here:
             raise StateError(
                 f"The state is that of worker {saved[0]} of {saved[1]}, and this is worker {here[0]} of {here[1]}. "
-                "Give the loader as many workers as it was saved with; Headrace's own workers may be more or fewer."
+                "Give the loader as many workers as it had; the number of Headrace's workers may differ."
             )
         self._iterator.set_state(state["state"])
         self._skip = state["skip"]

@@ -1,7 +1,9 @@
-"""Sequences of different lengths packed into rows of a fixed length.
+"""Packs sequences of different lengths into rows of a fixed length.
 
-`operations` says what each strategy packs, with `layout` (what a row is made of), `bins`, `concat_split` and
-`long_sequences`; `streams` computes it, from an `intake` of sequences to `rows`; `report` counts padding.
+`operations` defines the strategies, with `layout` (the features of a row), `bins`, `concat_split` and
+`long_sequences`; `streams` computes rows, from the `intake` of sequences to writing `rows`; `report` counts padding.
+
+A segment is what a row has of one sequence: all of it, or a part.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Which sequences go into which bin, decided from their lengths."""
+"""Decides which sequence goes into which bin, by lengths alone."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -7,10 +7,7 @@ from headrace.packing.layout import Leaf, Lengths
 
 
 class Bins:
-    """The bins of one set, filled with sequences until one fits nowhere; `contents[bin]` has their numbers.
-
-    A bin's room is that of its first leaf, or where it has several leaves, what a kind of bins looks at first.
-    """
+    """One set of bins: takes sequences until one fits nowhere; `contents[bin]` has their numbers."""
 
     def __init__(self, leaves: Sequence[Leaf], count: int, *, max_sequences: int | None = None):
         self._lengths = tuple(leaf.length for leaf in leaves)
@@ -21,11 +18,11 @@ class Bins:
         self.contents: list[list[int]] = [[] for _ in range(count)]
 
     def put(self, needs: Sequence[Lengths], first: int) -> int:
-        """Puts in sequences from number `first` on; gives the number of the first that fits nowhere, or their count."""
+        """Puts in the sequences from `first` on; returns the first that fits nowhere, or their count."""
         raise NotImplementedError
 
     def _taken(self, need: Lengths) -> Lengths:
-        """The room that a sequence takes where starts are aligned: up to where the next may begin."""
+        """The room that a sequence takes if starts are aligned: up to where the next may begin."""
         return tuple(-(-n // step) * step for n, step in zip(need, self._steps, strict=True))
 
     def _fits(self, need: Lengths, bin_: int) -> bool:
@@ -33,7 +30,7 @@ class Bins:
         return all(map(int.__le__, need, self._free[bin_]))
 
     def _fill(self, bin_: int, taken: Lengths) -> Lengths:
-        """The room that a bin of several leaves has left; none where no other sequence may come."""
+        """Takes room from a bin with several leaves; returns what is left, or -1s if no more sequences may follow."""
         assert self._free is not None
         left = tuple(map(int.__sub__, self._free[bin_], taken))
         if len(self.contents[bin_]) == self._most:
@@ -43,10 +40,10 @@ class Bins:
 
 
 class FirstFitBins(Bins):
-    """Bins of which the first with room is taken.
+    """Puts each sequence into the first bin with room.
 
-    `highest[bin]` is the most room that any bin up to this one has in the first leaf: it never falls, so the first
-    bin with room in that leaf is found by bisection.
+    `highest[bin]` is the most room that any bin up to this one has in the first leaf. It never falls from bin to bin,
+    so bisection finds the first bin with room in that leaf.
     """
 
     def __init__(self, leaves: Sequence[Leaf], count: int, *, max_sequences: int | None = None):
@@ -84,9 +81,9 @@ class FirstFitBins(Bins):
 
 
 class BestFitBins(Bins):
-    """Bins of which the fullest with room is taken: the one with the least room, summed over the leaves.
+    """Puts each sequence into the fullest bin with room: the one with the least room, summed over the leaves.
 
-    `order` has a number for each bin, by its room and then by itself.
+    `order` has the number `room * count + bin` for each bin, sorted.
     """
 
     def __init__(self, leaves: Sequence[Leaf], count: int, *, max_sequences: int | None = None):

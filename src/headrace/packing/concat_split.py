@@ -1,4 +1,4 @@
-"""Sequences end to end, cut into rows where these are full."""
+"""Concatenates sequences and cuts rows from the result, by lengths alone."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -6,14 +6,15 @@ from itertools import accumulate
 
 from headrace.packing.layout import Leaf, Lengths
 
-Piece = int | tuple[int, Lengths, Lengths]
-"""A sequence's number, and for a part of it, where that begins and ends in each leaf."""
+Segment = int | tuple[int, Lengths, Lengths]
+"""What a row has of one sequence: the number of that, and if it is a part, where this begins and ends in each leaf."""
 
 
-class Tape:
-    """Sequences end to end, to be cut into rows: `ends[leaf][i]` is where sequence `i` ends.
+class TokenBuffer:
+    """Concatenated sequences that rows are cut from: `ends[leaf][i]` is where sequence `i` ends.
 
-    Sequences that are set aside take no room on it. A row begins at a sequence, of which `taken` came in rows before.
+    Sequences that are set aside take no room. A row begins in sequence `first`, after the `taken` tokens of it that
+    earlier rows have.
     """
 
     def __init__(self, leaves: Sequence[Leaf], *, split_full: bool):
@@ -27,7 +28,7 @@ class Tape:
         return len(self._sizes)
 
     def append(self, sizes: Sequence[Lengths]) -> None:
-        """Appends sequences."""
+        """Appends sequences of these sizes."""
         if not sizes:
             return
         aside = [not self._split_full and self._fills_a_row(size) for size in sizes]
@@ -47,7 +48,7 @@ class Tape:
         return all(map(int.__le__, size, self._lengths)) and any(map(int.__eq__, size, self._lengths))
 
     def closing(self, first: int, taken: Lengths | None) -> int:
-        """The number of the sequence that does not fit as a whole into a row from `first` on, or their count."""
+        """The first sequence that does not fit whole into the row that begins in `first`, or their count."""
         row = zip(self._ends, self._begin(first, taken), self._lengths, strict=True)
         return min(bisect_right(ends, begin + length, first) for ends, begin, length in row)
 
@@ -56,23 +57,22 @@ class Tape:
         begin = [ends[first] - n for ends, n in zip(self._ends, size, strict=True)]
         return begin if taken is None else [a + b for a, b in zip(begin, taken, strict=True)]
 
-    def cut(self, first: int, stop: int, taken: Lengths | None) -> tuple[list[list[Piece]], Lengths | None]:
-        """The row from a sequence to the one that closes it, with those set aside; and how much is taken of that."""
+    def cut(self, first: int, stop: int, taken: Lengths | None) -> tuple[list[list[Segment]], Lengths | None]:
+        """The row from `first` to `stop`, those of sequences set aside in it, and how much of `stop` it has."""
         aside = [] if self._split_full else [i for i in range(first, stop) if self._aside[i]]
-        pieces: list[Piece] = [i for i in range(first, stop) if not self._aside[i]] if aside else [*range(first, stop)]
+        row: list[Segment] = [i for i in range(first, stop) if not self._aside[i]] if aside else [*range(first, stop)]
         if taken is not None and stop > first:
-            pieces[0] = (first, taken, self._sizes[first])
+            row[0] = (first, taken, self._sizes[first])
         left = taken if stop == first else None
         if stop < len(self._sizes):
             used = [ends[stop] - size for ends, size in zip(self._ends, self._sizes[stop], strict=True)]
             begin = self._begin(first, taken)
             room = [n - max(0, a - b) for n, a, b in zip(self._lengths, used, begin, strict=True)]
-            left = self._append_some(pieces, stop, room, left)
-        rows = [pieces] if pieces else []
-        return rows + [[i] for i in aside], left
+            left = self._append_some(row, stop, room, left)
+        return ([row] if row else []) + [[i] for i in aside], left
 
-    def _append_some(self, pieces: list[Piece], i: int, room: list[int], taken: Lengths | None) -> Lengths | None:
-        """Appends as much of a sequence as there is room for, but nothing where a meta feature does not fit."""
+    def _append_some(self, row: list[Segment], i: int, room: list[int], taken: Lengths | None) -> Lengths | None:
+        """Appends as much of a sequence as fits, or nothing if one of its meta features does not fit."""
         size = self._sizes[i]
         if any(size[k] > room[k] for k in self._meta):
             return taken
@@ -82,5 +82,5 @@ class Tape:
             after = tuple(0 if k in self._meta else n for k, n in enumerate(end))
         if after == begin:
             return taken
-        pieces.append((i, begin, end))
+        row.append((i, begin, end))
         return after

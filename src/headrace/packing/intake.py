@@ -1,4 +1,4 @@
-"""Sequences that a packer has read, checked."""
+"""Reads and checks the sequences of a packer."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from headrace.packing.rows import Column, columns_of, kinds_of
 
 
 class Intake:
-    """Sequences that have been read and are not used up: `columns[leaf][i]`, `lengths[i][leaf]`."""
+    """The sequences that were read and are not in rows yet: `columns[leaf][i]`, `lengths[i][leaf]`."""
 
     def __init__(self, op: Packer, layout: Layout, stream: Stream):
         self._op, self._layout, self._feed = op, layout, Feed(stream)
@@ -21,14 +21,14 @@ class Intake:
         self.lengths: list[Lengths] = []
         self.listed: dict[str, list[Any]] = {key: [] for key in op.listed_features}
         self._kinds: list[set[Any]] = [set() for _ in layout.leaves]
-        self._runs: list[tuple[int, int, At]] = []  # of each: the numbers of its first sequence and of the one after
+        self._runs: list[tuple[int, int, At]] = []  # of each, the first sequence and the one after the last
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether each leaf of all sequences has one dtype and shape."""
+        """Whether each leaf has the same dtype and shape in all sequences."""
         return all(len(kinds) == 1 for kinds in self._kinds)
 
     @property
@@ -37,7 +37,7 @@ class Intake:
         return len(self.columns) == 1 or all(len(set(lengths)) == 1 for lengths in self.lengths)
 
     def read(self, count: int, *, single_step: bool) -> bool:
-        """Reads about `count` sequences more; false at the end."""
+        """Reads about `count` more sequences; false at the end."""
         self._feed.fill(1 if single_step else count, single_step=single_step)
         at, size = self._feed.positions(), self._feed.size
         if not size:
@@ -63,7 +63,7 @@ class Intake:
         self.lengths += zip(*lengths, strict=True)
 
     def positions(self) -> At:
-        """The parent's position before each sequence that is there now."""
+        """The parent's position before each sequence that is here now."""
         runs, end = list(self._runs), self._feed.stream.position
 
         def before(i: int) -> Position:
@@ -84,7 +84,7 @@ class Intake:
 
 
 def check_features(known: set[str], elements: Sequence[Any]) -> None:
-    """Raises where elements have features that rows would not have."""
+    """Raises if elements have features that rows would not have."""
     if set(map(len, elements)) != {len(known)}:
         element = next(element for element in elements if len(element) != len(known))
         others = sorted(str(key) for key in element if key not in known)
@@ -96,13 +96,13 @@ def check_features(known: set[str], elements: Sequence[Any]) -> None:
 
 
 def check_lengths(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]], *, split: bool) -> None:
-    """Raises where a sequence is longer than a row; where sequences are split, only meta features may not be."""
+    """Raises if a sequence is longer than a row, or, if sequences are split, one of its meta features is."""
     for leaf, found in zip(leaves, lengths, strict=True):
         if max(found) > leaf.length and (leaf.is_meta or not split):
             fix = (
-                "It is a meta feature, which is not cut: make it shorter in a `map` before."
+                "Meta features are not cut: make it shorter in a `map` before."
                 if leaf.is_meta
-                else "Or say what is to be done: `pack(..., long_sequences=...)` takes 'split', 'truncate' and 'drop'."
+                else "Or choose what to do: `pack(..., long_sequences=...)` takes 'split', 'truncate' and 'drop'."
             )
             raise PipelineError(
                 f"A sequence of length {max(found)} does not fit into a row: the feature {leaf.name!r} has length "
@@ -122,14 +122,14 @@ def _meta_value(element: Any, key: str) -> Any:
         return element[key]
     except KeyError:
         raise StructureError(
-            f"meta_features has {key!r}, and an element has only {sorted(map(str, element))}. Give every element that "
+            f"meta_features has {key!r}, but an element has only {sorted(map(str, element))}. Give every element that "
             "feature in a `map` before, or leave it out of meta_features."
         ) from None
 
 
 @contextlib.contextmanager
 def errors_named(op: Packer) -> Iterator[None]:
-    """Errors say in which operation of the pipeline they were raised."""
+    """Adds to errors which operation of the pipeline raised them."""
     try:
         yield
     except Exception as e:

@@ -1,4 +1,4 @@
-"""What a row of packed sequences looks like."""
+"""The features of packed rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from headrace.errors import PipelineError, StructureError
 from headrace.options import check_count
 
 Lengths = tuple[int, ...]
-"""How much of a sequence there is in each leaf."""
+"""The length of a sequence, or of a part of it, in each leaf."""
 
 
 class Leaf(NamedTuple):
@@ -16,16 +16,16 @@ class Leaf(NamedTuple):
 
     name: str  # for people
     length: int
-    padding: Any  # None for zeros, or what stands for them
+    padding: Any  # the value of padding; None for zeros
     alignment: int
     is_meta: bool
 
 
 class Layout:
-    """What a row looks like: a dict of features, each a leaf, or a tree of leaves where it is a meta feature.
+    """What a row looks like: a dict of features. Each is a leaf; only a meta feature may be a tree of leaves.
 
-    A feature that is none has its segment ids (which sequence of the row, from 1; 0 is padding) and positions
-    (which token of the sequence) beside it.
+    Every other feature comes with segment ids (which sequence of the row, from 1; 0 is padding) and positions (which
+    token of the sequence).
     """
 
     def __init__(self, length_struct: Any, meta_features: Sequence[str], *, padding: Any = None, alignment: Any = None):
@@ -36,7 +36,7 @@ class Layout:
                 f"{length_struct!r}."
             )
         self._meta = frozenset(meta_features)
-        self._trees: dict[str, Any] = {}  # a feature's structure, where it is more than a leaf
+        self._trees: dict[str, Any] = {}  # the structure of features that are not leaves
         self.leaves: list[Leaf] = []
         paddings = _leaves_like(length_struct, padding, "padding_struct", padding is None)
         one = alignment is None or isinstance(alignment, int)
@@ -80,7 +80,7 @@ class Layout:
             except (KeyError, TypeError, IndexError, ValueError) as e:
                 has = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
                 raise StructureError(
-                    f"length_struct has the feature {key!r}, and an element does not have it in that form: it has "
+                    f"length_struct has the feature {key!r}, but an element does not have it in that form: it has "
                     f"{has}. Give every element all features of length_struct in a `map` before."
                 ) from e
         return found
@@ -88,7 +88,7 @@ class Layout:
     def put_together(
         self, values: Sequence[Any], segment_ids: Sequence[Any], positions: Sequence[Any]
     ) -> dict[str, Any]:
-        """Rows from what there is for each leaf."""
+        """Rows from the arrays of each leaf."""
         rows, i = {}, 0
         for key in self.keys:
             if key in self._trees:
@@ -107,7 +107,7 @@ _ENDINGS = ("_positions", "_segment_ids")
 
 
 def _leaves_like(length_struct: Any, values: Any, name: str, is_one: bool) -> list[Any]:
-    """A value for each leaf: one for all, or those of a tree of the same structure."""
+    """A value for each leaf: the same for all, or those of a tree of the same structure."""
     _, tree = trees.flatten(dict(length_struct))
     if is_one:
         return [values] * max(1, tree.num_leaves)

@@ -1,6 +1,6 @@
-"""What becomes of sequences that are longer than a row, before they are packed.
+"""Makes sequences fit that are longer than a row, before they are packed.
 
-What is no dict, or lacks a feature, passes: the packer says what is wrong with it.
+Elements that are not dicts, or lack a feature, pass: the packer raises the error.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from headrace.errors import PipelineError, StructureError
 
 @dataclass(frozen=True)
 class Fits:
-    """Whether no feature of an element is longer than its row."""
+    """Keeps elements of which no feature is longer than its row."""
 
     lengths: dict[str, int]
 
@@ -35,7 +35,7 @@ class Truncate:
 
 @dataclass(frozen=True)
 class Split:
-    """Cuts an element into pieces that fit, all features at the same places; other features go with each piece."""
+    """Cuts an element into parts that fit, all features at the same places; each part gets the other features whole."""
 
     lengths: dict[str, int]
 
@@ -68,7 +68,7 @@ LONG_SEQUENCES = ("error", "split", "truncate", "drop")
 
 
 def made_to_fit(parent: Op, lengths: dict[str, int], how: str) -> Op:
-    """Elements whose features fit into rows of these lengths; with "error", the packer checks that."""
+    """Elements whose features fit into rows of these lengths; with "error", the packer checks them."""
     match how:
         case "error":
             return parent

@@ -1,7 +1,7 @@
 """Operations that pack sequences of different lengths into rows of a fixed length.
 
-Which sequences make a row is decided from their lengths alone, by `Bins` or on a `Tape`. A `Layout` says what
-rows look like.
+`Bins` or a `TokenBuffer` decide which sequences make a row, from their lengths alone. A `Layout` says what rows look
+like.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError
 from headrace.options import check_counts
 from headrace.packing.bins import BestFitBins, Bins, FirstFitBins
-from headrace.packing.concat_split import Tape
+from headrace.packing.concat_split import TokenBuffer
 from headrace.packing.layout import Layout, Leaf
 from headrace.packing.long_sequences import made_to_fit
 
 
 class BOSHandling(enum.Enum):
-    """What is done to the first token of every piece of a sequence."""
+    """What happens to the first token of every segment."""
 
     DO_NOTHING = enum.auto()
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()
@@ -32,7 +32,7 @@ class BOSHandling(enum.Enum):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Packer(Unary):
-    """Sequences packed into rows of the lengths that `length_struct` gives, feature by feature."""
+    """Packs sequences into rows; `length_struct` has the length of a row for each feature."""
 
     length_struct: Mapping[str, Any]
     meta_features: Sequence[str] = field(default=(), kw_only=True)
@@ -56,7 +56,7 @@ class Packer(Unary):
 
     @property
     def alignments(self) -> dict[str, int]:
-        """Of which number starts are multiples, where it is not 1."""
+        """The number that starts are multiples of, by leaf, if it is not 1."""
         return {leaf.name: leaf.alignment for leaf in self.layout().leaves if leaf.alignment > 1}
 
     @property
@@ -78,10 +78,15 @@ class Packer(Unary):
         ids = [ShapeDtypeStruct((leaf.length,), np.int32) for leaf in layout.leaves]
         return layout.put_together(shapes, ids, ids)
 
+    def open_stream(self, position: Any, context: Any) -> Any:
+        from headrace.packing.streams import open_packer  # which imports this module
+
+        return open_packer(self, position, context)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FirstFitPack(Packer):
-    """Each sequence in the first of several bins that has room; the bins come out when one fits nowhere."""
+    """Puts each sequence in the first bin with room, and gives out all bins when a sequence fits in none."""
 
     name = "first_fit_pack"
     bins: ClassVar[type[Bins]] = FirstFitBins
@@ -105,7 +110,7 @@ class FirstFitPack(Packer):
         group = self.shuffle_bins_group_by_feature
         if group is not None and group not in (*self.length_struct, *self.meta_features):
             raise PipelineError(
-                f"shuffle_bins_group_by_feature={group!r} is no feature of the rows, which have "
+                f"shuffle_bins_group_by_feature={group!r} is not a feature of the rows, which have "
                 f"{sorted({*self.length_struct, *self.meta_features})}. Name one of them."
             )
 
@@ -114,23 +119,18 @@ class FirstFitPack(Packer):
         return Layout(self.length_struct, self.meta_features, padding=padding, alignment=alignment)
 
     def open_bins(self, leaves: Sequence[Leaf]) -> Bins:
-        """The bins of a set, empty."""
+        """A set of empty bins."""
         return self.bins(leaves, self.num_packing_bins, max_sequences=self.max_sequences_per_bin)
 
-    def open_stream(self, position: Any, context: Any) -> Any:
-        from headrace.packing.streams import open_bins  # operations know nothing of streams
-
-        return open_bins(self, position, context)
-
     def order(self, num_rows: int, rows_before: int) -> np.ndarray:
-        """In which order the rows of a set come out."""
+        """The order in which the rows of a set come out."""
         if not self.shuffle_bins or num_rows == 1:
             return np.arange(num_rows)
         return np.random.default_rng(self.seed + rows_before).permuted(np.arange(num_rows))
 
 
 class BestFitPack(FirstFitPack):
-    """Each sequence in the fullest of several bins that has room; the bins come out when one fits nowhere."""
+    """Puts each sequence in the fullest bin with room, and gives out all bins when a sequence fits in none."""
 
     name = "best_fit_pack"
     bins = BestFitBins
@@ -138,9 +138,9 @@ class BestFitPack(FirstFitPack):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConcatThenSplit(Packer):
-    """Sequences one after the other, cut where a row is full.
+    """Concatenates sequences and cuts them where a row is full.
 
-    Meta features are not cut: every row that has a piece of a sequence has all of its meta features. Unless
+    Meta features are not cut: every row with a segment of a sequence has all of its meta features. Unless
     `split_full_length_features`, a sequence as long as a row is set aside and comes after the row that is open.
     """
 
@@ -165,7 +165,7 @@ class ConcatThenSplit(Packer):
         if self.bos_handling is BOSHandling.DO_NOTHING:
             if self.bos_features or self.bos_token_id is not None:
                 raise PipelineError(
-                    f"bos_features={self.bos_features} and bos_token_id={self.bos_token_id} mean nothing with "
+                    f"bos_features={self.bos_features} and bos_token_id={self.bos_token_id} have no effect with "
                     "BOSHandling.DO_NOTHING. Leave them out, or choose REPLACE_FIRST_TOKEN_WITH_BOS."
                 )
             return
@@ -174,18 +174,13 @@ class ConcatThenSplit(Packer):
         for key in self.bos_features:
             if key not in self.length_struct or key in self.meta_features:
                 raise PipelineError(
-                    f"bos_features has {key!r}, and the features that are split are "
+                    f"bos_features has {key!r}, but the features that are split are "
                     f"{sorted(set(self.length_struct) - set(self.meta_features))}. Name some of them."
                 )
 
-    def open_stream(self, position: Any, context: Any) -> Any:
-        from headrace.packing.streams import open_split
-
-        return open_split(self, position, context)
-
-    def tape(self) -> Tape:
-        """A tape with nothing on it."""
-        return Tape(self.layout().leaves, split_full=self.split_full_length_features)
+    def token_buffer(self) -> TokenBuffer:
+        """An empty buffer."""
+        return TokenBuffer(self.layout().leaves, split_full=self.split_full_length_features)
 
 
 STRATEGIES: dict[str, type[Packer]] = {
@@ -196,7 +191,7 @@ STRATEGIES: dict[str, type[Packer]] = {
 
 
 class PackOptions(TypedDict, total=False):
-    """The arguments of packers; those after `meta_features` are of bins, and then of concat-then-split."""
+    """The arguments of packers: first those of all, then those of bins, and then those of concat-then-split."""
 
     meta_features: Sequence[str]
     drop_other_features: bool
@@ -216,7 +211,7 @@ class PackOptions(TypedDict, total=False):
 def packer(
     parent: Op, length_struct: Any, options: PackOptions, *, strategy: str, long_sequences: str | None = None
 ) -> Packer:
-    """The packer of a strategy, over elements that are made to fit."""
+    """The packer of a strategy, on elements that fit into rows."""
     known = options_of(strategy)
     for name in options:
         if name not in known:
@@ -225,23 +220,23 @@ def packer(
     op = kind(parent, length_struct, **options)  # type: ignore[arg-type]
     if kind is ConcatThenSplit:
         if long_sequences == "error":
-            raise PipelineError("The strategy 'concat_split' splits what is long: it cannot be an error.")
+            raise PipelineError("The strategy 'concat_split' always splits long sequences: they cannot be an error.")
         long_sequences = None if long_sequences == "split" else long_sequences
     if long_sequences is None:
         return op
     packed = {key: n for key, n in op.length_struct.items() if key not in op.meta_features}
-    if long_sequences == "drop":  # meta features are not cut, but may be too long as well
+    if long_sequences == "drop":  # meta features can be too long as well
         packed |= {key: n for key, n in op.length_struct.items() if isinstance(n, int)}
     return dataclasses.replace(op, parent=made_to_fit(parent, packed, long_sequences))
 
 
 def options_of(strategy: str) -> list[str]:
     """The names of a strategy's options."""
-    if strategy not in list(STRATEGIES):
+    if strategy not in list(STRATEGIES):  # it may not be hashable
         raise PipelineError(f"strategy must be one of {', '.join(map(repr, STRATEGIES))}; got {strategy!r}.")
     return [f.name for f in dataclasses.fields(STRATEGIES[strategy]) if f.kw_only and f.name != "site"]
 
 
 def plain_ints(struct: Any) -> Any:
-    """A tree of numbers with those of NumPy as plain ints."""
+    """A tree with NumPy's ints as plain ints."""
     return trees.tree_map(lambda n: int(n) if isinstance(n, np.integer) else n, struct)

@@ -30,7 +30,7 @@ class Padding:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> "Padding":
-        """Counts the padding of rows, or of batches of them: where segment ids are 0."""
+        """Counts the padding of rows, or of batches of rows: the cells with segment id 0."""
         num_rows, cells, padding = 0, Counter[str](), Counter[str]()
         for row in rows:
             ids = {key.removesuffix(_IDS): np.asarray(row[key]) for key in row if key.endswith(_IDS)}
@@ -41,13 +41,13 @@ class Padding:
 
     @property
     def share(self) -> float:
-        """How much of all cells is padding, from 0 to 1."""
+        """The share of padding in all cells, from 0 to 1."""
         return sum(self.padding.values()) / max(1, sum(self.cells.values()))
 
 
 @dataclass(frozen=True)
 class PaddingReport:
-    """The padding of the same sequences, strategy by strategy; printed, it is a table."""
+    """The padding of the same sequences by strategy; `print` shows it as a table."""
 
     strategies: dict[str, Padding]
 
@@ -81,14 +81,14 @@ def padding_report(
         ds: Elements that are dicts of arrays.
         length_struct: The length of a row for each feature.
         strategies: The strategies to compare.
-        num_sequences: How many elements are packed.
-        long_sequences: What becomes of sequences longer than a row: "split", "truncate" or "drop".
+        num_sequences: How many elements to pack.
+        long_sequences: What to do with sequences longer than a row: "split", "truncate" or "drop".
         options: Options of `IterDataset.pack`; a strategy gets those that it has.
     """
     known = {name for strategy in strategies for name in options_of(strategy)}
     for name in options:
         if name not in known:
-            raise PipelineError(f"There is no option {name!r}; there are {', '.join(sorted(known))}.")
+            raise PipelineError(f"There is no option {name!r}; the options are {', '.join(sorted(known))}.")
     ds = ds.map(lambda element: {key: element[key] for key in length_struct if key in element})
     found = {}
     for strategy in strategies:

@@ -1,4 +1,4 @@
-"""Packed rows, written for many sequences at once: values, segment ids and positions."""
+"""Writes packed rows, many at once: values, segment ids and positions."""
 
 import contextlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Written(NamedTuple):
 def columns_of(layout: Layout, elements: Sequence[Any]) -> list[Column]:
     """The leaves of elements, each as a list of arrays with a length."""
     if layout.is_flat:
-        with contextlib.suppress(KeyError, TypeError, IndexError):  # taking elements apart will tell which
+        with contextlib.suppress(KeyError, TypeError, IndexError):  # `take_apart` tells which element fails
             return [_as_arrays([element[key] for element in elements]) for key in layout.keys]
     return [_as_arrays(column) for column in zip(*map(layout.take_apart, elements), strict=True)]
 
@@ -35,15 +35,15 @@ def _as_arrays(column: Sequence[Any]) -> Column:
     return [np.atleast_1d(np.asarray(value)) for value in column]
 
 
-def write(leaf: Leaf, pieces: Column, sizes: np.ndarray) -> Written:
-    """Rows of one leaf: `sizes[k]` pieces make row `k`."""
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+def write(leaf: Leaf, segments: Column, sizes: np.ndarray) -> Written:
+    """Rows of one leaf from the arrays of their segments; row `k` has `sizes[k]` segments."""
+    lengths = np.fromiter(map(len, segments), np.int64, len(segments))
     gaps = _gaps(leaf, lengths, sizes)
-    return Written(_values(leaf, pieces, gaps, len(sizes)), *marks(leaf, lengths, sizes, gaps))
+    return Written(_values(leaf, segments, gaps, len(sizes)), *marks(leaf, lengths, sizes, gaps))
 
 
 def write_end_to_end(leaf: Leaf, sequences: Column, lengths: np.ndarray, sizes: np.ndarray) -> Written:
-    """Rows of sequences end to end; the pieces that row ends make of them have these lengths."""
+    """Rows of concatenated sequences, which the ends of rows cut into segments of these lengths."""
     gaps = np.zeros(len(lengths), np.int64)
     gaps[-1] = len(sizes) * leaf.length - lengths.sum()
     values = _values(leaf, sequences, np.append(np.zeros(len(sequences) - 1, np.int64), gaps[-1]), len(sizes))
@@ -51,17 +51,17 @@ def write_end_to_end(leaf: Leaf, sequences: Column, lengths: np.ndarray, sizes: 
 
 
 def _gaps(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """How much padding comes after each piece; the first row has one, so none comes before it."""
+    """How much padding follows each segment; none comes before the first, since the first row is not empty."""
     steps = lengths if leaf.alignment == 1 else -(-lengths // leaf.alignment) * leaf.alignment
     before = np.cumsum(steps) - steps
     rows = np.flatnonzero(sizes)
-    first = (np.cumsum(sizes) - sizes)[rows]  # pieces of rows
+    first = (np.cumsum(sizes) - sizes)[rows]  # segments
     starts = before + np.repeat(rows * leaf.length - before[first], sizes[rows])
     return np.append(starts[1:], len(sizes) * leaf.length) - (starts + lengths)
 
 
 def marks(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The segment ids and positions of rows of pieces."""
+    """The segment ids and positions of rows."""
     shape = (len(sizes), leaf.length)
     spans = np.stack([lengths, gaps], axis=1).ravel()
     ids = np.zeros(len(spans), np.int32)
@@ -73,24 +73,24 @@ def marks(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) 
     return segment_ids, positions
 
 
-def _in_turn(pieces: Column, padding: np.ndarray, gaps: np.ndarray) -> Column:
-    """Pieces, each with the padding that comes after it."""
+def _in_turn(segments: Column, padding: np.ndarray, gaps: np.ndarray) -> Column:
+    """Arrays, each followed by its padding."""
     found: list[np.ndarray] = []
     done = 0
     for i in np.flatnonzero(gaps).tolist():
-        found += pieces[done : i + 1]
+        found += segments[done : i + 1]
         found.append(padding[: gaps[i]])
         done = i + 1
-    return found + pieces[done:]
+    return found + segments[done:]
 
 
-def _values(leaf: Leaf, pieces: Column, gaps: np.ndarray, num_rows: int) -> np.ndarray:
-    dtype, tail = kind_of(leaf, pieces)
+def _values(leaf: Leaf, segments: Column, gaps: np.ndarray, num_rows: int) -> np.ndarray:
+    dtype, tail = kind_of(leaf, segments)
     padding = np.zeros((gaps.max(), *tail), dtype)
     if leaf.padding is not None:
         _pad_with(leaf, padding)
     values = np.empty((num_rows, leaf.length, *tail), dtype)
-    parts = _in_turn(pieces, padding, gaps)
+    parts = _in_turn(segments, padding, gaps)
     np.concatenate(parts, out=values.reshape(num_rows * leaf.length, *tail), casting="same_kind")
     return values
 
@@ -103,14 +103,14 @@ def _pad_with(leaf: Leaf, padding: np.ndarray) -> None:
         lost = True
     if lost:
         raise PipelineError(
-            f"padding_struct has {leaf.padding!r} for the feature {leaf.name!r}, and {padding.dtype} with further axes "
-            f"{padding.shape[1:]} cannot be that. Choose another value."
+            f"padding_struct has {leaf.padding!r} for the feature {leaf.name!r}, but {padding.dtype} with further axes "
+            f"{padding.shape[1:]} cannot hold it. Choose another value."
         )
 
 
-def kind_of(leaf: Leaf, pieces: Column) -> tuple[np.dtype, tuple[int, ...]]:
-    """The dtype and further axes of a leaf's rows: a dtype that holds all of theirs, and of the kind of the first."""
-    first, kinds = pieces[0], kinds_of(pieces)
+def kind_of(leaf: Leaf, segments: Column) -> tuple[np.dtype, tuple[int, ...]]:
+    """The dtype and further axes of a leaf's rows; the dtype holds all segments, and is of the first one's kind."""
+    first, kinds = segments[0], kinds_of(segments)
     for dtype, tail in kinds:
         if tail != first.shape[1:] or not np.can_cast(dtype, first.dtype, "same_kind"):
             raise StructureError(
@@ -122,7 +122,7 @@ def kind_of(leaf: Leaf, pieces: Column) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def kinds_of(column: Column) -> set[tuple[np.dtype, tuple[int, ...]]]:
-    """The dtypes and further axes that arrays have."""
+    """The dtypes and further axes of arrays."""
     dtypes = set(map(attrgetter("dtype"), column))
     if len(dtypes) == 1 and set(map(attrgetter("ndim"), column)) == {1}:
         return {(dtypes.pop(), ())}

@@ -1,8 +1,8 @@
-"""Streams of `_ops/pack.py`: sequences go into rows by their lengths, and the rows of many are written at once.
+"""Streams of `operations.py`: they assign sequences to rows by their lengths, and write many rows at once.
 
-A position is (the operation's number, rows taken of the group, parent's at the group's start). The group of a packer
-into bins is a set of bins, and its number how many rows came before. The group of a concat-then-split is a row with
-the sequences set aside for it, and its number says how much of the first sequence came in rows before.
+A position is (the operation's number, rows taken of the group, parent's at the group's start). When packing into bins,
+a group is a set of bins, and its number counts the rows before it. When concatenating, a group is a row with the
+sequences set aside in it, and its number says how much of the first sequence earlier rows have.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ import numpy as np
 from headrace._plan.blocks import Block, Columns, Rows, concat
 from headrace._plan.streams.base import Context, Position, Run, Stream, UnaryStream, open_stream, start_at
 from headrace.errors import PipelineError, StateError
-from headrace.packing.concat_split import Piece
+from headrace.packing.concat_split import Segment
 from headrace.packing.intake import Intake, errors_named
 from headrace.packing.layout import Leaf
 from headrace.packing.operations import ConcatThenSplit, FirstFitPack, Packer
@@ -26,15 +26,15 @@ BLOCK_CELLS = 1 << 19  # rows are written together up to about this many tokens
 
 
 class Group(NamedTuple):
-    """The rows of one group, and where the next begins: its number, and the sequence that it begins at."""
+    """The rows of one group, and where the next begins: its number and its first sequence."""
 
-    rows: Sequence[Sequence[Piece]]
+    rows: Sequence[Sequence[Segment]]
     number: Any
     stop: int
 
 
 class PackStream(UnaryStream):
-    """Rows, several groups of them at a time."""
+    """Makes rows, several groups at a time."""
 
     def __init__(self, op: Packer, number: Any, taken: int, parent: Stream):
         super().__init__((number, taken, parent.position), parent)
@@ -42,9 +42,9 @@ class PackStream(UnaryStream):
         self._intake = Intake(op, self._layout, parent)
         self._number: Any = number
         self._taken = taken
-        self._per_row = 1.0  # about how many sequences make a row
+        self._per_row = 1.0  # about how many sequences a row has
         self._block: Block | None = None
-        self._ends: Sequence[int] = []  # of groups, counted in rows of the block
+        self._ends: Sequence[int] = []  # of groups, as rows of the block
         self._head: Callable[[int], tuple[Any, Position]] = lambda group: (number, parent.position)
 
     def pull(self, n: int) -> Run | None:
@@ -74,7 +74,7 @@ class PackStream(UnaryStream):
         return self._run(block.cut(first, stop), after)
 
     def _make(self, n: int, *, single_step: bool) -> bool:
-        """Makes groups until they have about `n` rows; false where there is nothing left."""
+        """Makes groups until they have about `n` rows; false at the end."""
         groups, num_rows = [], 0
         most = max(1, BLOCK_CELLS // sum(leaf.length for leaf in self._layout.leaves))
         numbers, starts, ends, first = [self._number], [0], [], 0
@@ -95,7 +95,7 @@ class PackStream(UnaryStream):
         return True
 
     def _set(self, block: Block, ends: Sequence[int], numbers: Sequence[Any], starts: Sequence[int]) -> None:
-        """Rows that are ready; groups have numbers and begin at sequences, the next one included."""
+        """Keeps rows that are ready, with the numbers and first sequences of their groups and of the next one."""
         at = self._intake.positions()
         self._block, self._ends = block, ends
         self._head = lambda group: (numbers[group], at(starts[group]))
@@ -106,11 +106,11 @@ class PackStream(UnaryStream):
         raise NotImplementedError
 
     def _fill(self, put: Callable[[int], int], first: int, num_rows: int, *, single_step: bool) -> int:
-        """Puts in sequences until one closes the group, whose number it gives; reads what is likely to be needed."""
+        """Puts in sequences until one closes the group, and returns that one; reads as many as it will likely need."""
         intake, stop = self._intake, first
         while True:
             placed = stop - first
-            # A little more each time where the guess was not enough.
+            # If the guess was too low, read a little more each time.
             count = max(int(self._per_row * num_rows) - placed, placed // 8, 1)
             if stop == len(intake) and not intake.read(count, single_step=single_step):
                 return stop
@@ -124,19 +124,21 @@ class PackStream(UnaryStream):
                 return self._write([row for group in groups for row in group.rows], groups)
             return concat([self._write(group.rows, [group]) for group in groups])
 
-    def _write(self, rows: Sequence[Sequence[Piece]], groups: list[Group]) -> Block:
-        """Rows of pieces as a block."""
+    def _write(self, rows: Sequence[Sequence[Segment]], groups: list[Group]) -> Block:
+        """Rows as a block."""
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         leaves = self._layout.leaves
         written = [
-            self._finish(leaf, write(leaf, self._pieces(column, rows, k), sizes))
+            self._finish(leaf, write(leaf, self._arrays(column, rows, k), sizes))
             for k, (leaf, column) in enumerate(zip(leaves, self._intake.columns, strict=True))
         ]
-        values, segment_ids, positions = zip(*written, strict=True)
-        return Columns(self._layout.put_together(values, segment_ids, positions), len(rows))
+        return self._columns(written, len(rows))
 
-    def _pieces(self, column: Column, rows: Sequence[Sequence[Any]], leaf: int) -> Column:
-        """What rows have of one leaf."""
+    def _columns(self, written: list[Written], num_rows: int) -> Columns:
+        return Columns(self._layout.put_together(*zip(*written, strict=True)), num_rows)
+
+    def _arrays(self, column: Column, rows: Sequence[Sequence[Any]], leaf: int) -> Column:
+        """The segments of rows, as arrays of one leaf."""
         return list(itemgetter(*chain.from_iterable(rows), -1)(column)[:-1])
 
     def _finish(self, leaf: Leaf, written: Written) -> Written:
@@ -144,7 +146,7 @@ class PackStream(UnaryStream):
 
 
 class BinsStream(PackStream):
-    """Sets of bins; the number is the count of rows so far."""
+    """Packs into sets of bins; the number counts the rows so far."""
 
     _packer: FirstFitPack
 
@@ -159,7 +161,7 @@ class BinsStream(PackStream):
         order = range(len(used)) if grouped else op.order(len(used), self._number).tolist()
         return Group([used[k] for k in order], self._number + len(used), stop)
 
-    def _write(self, rows: Sequence[Sequence[Piece]], groups: list[Group]) -> Block:
+    def _write(self, rows: Sequence[Sequence[Segment]], groups: list[Group]) -> Block:
         block = super()._write(rows, groups)
         for key, values in self._intake.listed.items():
             lists = [[values[i] for i in row] for row in cast(list[list[int]], rows)]
@@ -177,7 +179,7 @@ class BinsStream(PackStream):
 
 
 def _group_keys(rows: list[Any], feature: str) -> np.ndarray:
-    """The mean of the values of a feature that each row has, each counted once, and zeros only in the sum."""
+    """For each row the mean of the different values of a feature, except 0."""
     try:
         values = [row[feature] for row in rows]  # arrays, or lists of one value for each sequence
         flat = [np.concatenate(list(map(np.ravel, v))) if isinstance(v, list) else np.ravel(v) for v in values]
@@ -188,39 +190,33 @@ def _group_keys(rows: list[Any], feature: str) -> np.ndarray:
     return sums / np.maximum(1, [np.count_nonzero(values) for values in found])
 
 
-def open_bins(op: FirstFitPack, position: Position, context: Context) -> Stream:
-    """The stream of a packer into bins."""
-    rows, taken, inner = start_at(op, position)
-    return BinsStream(op, rows, taken, open_stream(op.parent, inner, context))
-
-
 class SplitStream(PackStream):
-    """Rows of a concat-then-split; the number is 0, or how much of each leaf of the next sequence has come.
+    """Concatenates and splits; the number is 0, or how much of each leaf of the next sequence earlier rows have.
 
-    Where every sequence is equally long in all leaves, and so are rows, many are cut at once.
+    If rows have one length in all leaves, and every sequence does, it cuts many rows at once.
     """
 
     _packer: ConcatThenSplit
 
     def __init__(self, op: ConcatThenSplit, *at: Any):
         super().__init__(op, *at)
-        self._tape = op.tape()
+        self._buffer = op.token_buffer()
         leaves = self._layout.leaves
         one_length = len({leaf.length for leaf in leaves}) == 1 and not any(leaf.is_meta for leaf in leaves)
         self._even = one_length and op.split_full_length_features
         self._to_check = bool(self._number)
 
     def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
-        tape, taken = self._tape, tuple(self._number) if self._number else None
+        buffer, taken = self._buffer, tuple(self._number) if self._number else None
 
         def put(_: int) -> int:
-            tape.append(self._intake.lengths[len(tape) :])
-            return tape.closing(first, taken)
+            buffer.append(self._intake.lengths[len(buffer) :])
+            return buffer.closing(first, taken)
 
         stop = self._fill(put, first, num_rows, single_step=single_step)
-        if stop == first == len(tape):
+        if stop == first == len(buffer):
             return None
-        rows, left = tape.cut(first, stop, taken)
+        rows, left = buffer.cut(first, stop, taken)
         return Group(rows, left or 0, stop)
 
     def _make(self, n: int, *, single_step: bool) -> bool:
@@ -235,11 +231,11 @@ class SplitStream(PackStream):
             with errors_named(self._packer):
                 return self._cut_evenly()
         made = super()._make(n, single_step=single_step)
-        self._tape.drop(len(self._tape) - len(self._intake))
+        self._buffer.drop(len(self._buffer) - len(self._intake))
         return made
 
     def _check_taken(self, *, single_step: bool) -> None:
-        """Raises unless the first sequence has what is said to be taken of it."""
+        """Raises unless the first sequence is as long as the state says was taken of it."""
         there = len(self._intake) or self._intake.read(1, single_step=single_step)
         lengths = self._intake.lengths[0] if there else (0,) * len(self._layout.leaves)
         if any(map(int.__gt__, self._number, lengths)):
@@ -250,7 +246,7 @@ class SplitStream(PackStream):
         self._even = self._even and len(set(self._number)) == 1
 
     def _read_tokens(self, count: int, *, single_step: bool) -> None:
-        """Reads until there are so many tokens that have not come, or all."""
+        """Reads until `count` tokens are left for rows, or to the end."""
         intake = self._intake
         there = sum(length[0] for length in intake.lengths) - (self._number[0] if self._number else 0)
         while there < count:
@@ -261,7 +257,7 @@ class SplitStream(PackStream):
             there += sum(length[0] for length in intake.lengths[known:])
 
     def _cut_evenly(self) -> bool:
-        """Cuts all full rows of what has been read, and where that is less than one, the last row."""
+        """Cuts all full rows from what has been read, or the last row if there is no full one."""
         intake, leaves, length = self._intake, self._layout.leaves, self._layout.leaves[0].length
         taken = self._number[0] if self._number else 0
         sizes = np.fromiter((size[0] for size in intake.lengths), np.int64, len(intake))
@@ -276,24 +272,22 @@ class SplitStream(PackStream):
         into = begins - np.append(-taken, ends)[starts]
         numbers = [(n,) * len(leaves) if n else 0 for n in into.tolist()]
         cuts = np.unique(np.concatenate([ends[: starts[-1]], begins[1:]]))
-        pieces = np.diff(cuts, prepend=0)
+        lengths = np.diff(cuts, prepend=0)
         per_row = np.bincount((cuts - 1) // length, minlength=num_rows)
         ends_in = int(starts[-1]), int(into[-1])
         written = [
-            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), pieces, per_row))
+            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), lengths, per_row))
             for leaf, column in zip(leaves, intake.columns, strict=True)
         ]
-        values, segment_ids, positions = zip(*written, strict=True)
-        block = Columns(self._layout.put_together(values, segment_ids, positions), num_rows)
         self._number = numbers[-1]
-        self._set(block, range(1, num_rows + 1), numbers, starts.tolist())
+        self._set(self._columns(written, num_rows), range(1, num_rows + 1), numbers, starts.tolist())
         return True
 
-    def _pieces(self, column: Column, rows: Sequence[Sequence[Piece]], leaf: int) -> Column:
+    def _arrays(self, column: Column, rows: Sequence[Sequence[Segment]], leaf: int) -> Column:
         return [
-            column[piece] if isinstance(piece, int) else column[piece[0]][piece[1][leaf] : piece[2][leaf]]
+            column[segment] if isinstance(segment, int) else column[segment[0]][segment[1][leaf] : segment[2][leaf]]
             for row in rows
-            for piece in row
+            for segment in row
         ]
 
     def _finish(self, leaf: Leaf, written: Written) -> Written:
@@ -311,13 +305,14 @@ class SplitStream(PackStream):
 
 
 def _between(column: Column, first: int, end: tuple[int, int]) -> Column:
-    """Sequences from a token of the first on, to a sequence and a token of that."""
+    """Sequences from token `first` of the first one up to a token of another one."""
     last, stop = end
     found = column[:last] + ([column[last][:stop]] if stop else [])
     return [found[0][first:], *found[1:]]
 
 
-def open_split(op: ConcatThenSplit, position: Position, context: Context) -> Stream:
-    """The stream of a concat-then-split."""
+def open_packer(op: Packer, position: Position, context: Context) -> Stream:
+    """The stream of a packer."""
     number, taken, inner = start_at(op, position)
-    return SplitStream(op, number, taken, open_stream(op.parent, inner, context))
+    kind: Any = SplitStream if isinstance(op, ConcatThenSplit) else BinsStream
+    return kind(op, number, taken, open_stream(op.parent, inner, context))

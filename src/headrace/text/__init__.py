@@ -1,3 +1,3 @@
-"""Texts to tokens, by the tokenizer libraries that people have: `tokenizers`, tiktoken and sentencepiece."""
+"""Turns texts into tokens with `tokenizers`, tiktoken or sentencepiece."""
 
 from headrace.text.tokenize import Tokenize as Tokenize

@@ -1,6 +1,6 @@
-"""Tokenizers that are open: texts in, one array of tokens for each out.
+"""Open tokenizers: they turn each text into an array of tokens.
 
-A text's tokens depend on the text alone: not on the texts that it is given with, and not on threads.
+A text's tokens depend on the text alone: not on other texts in the same call, and not on threads.
 """
 
 import abc
@@ -15,7 +15,7 @@ from headrace.errors import DataError, PipelineError
 from headrace.text.origin import Origin
 
 Token = int | str | Literal[True] | None
-"""A token by its id or by its name; `True` is the tokenizer's own for the purpose."""
+"""A token by its id or its name; `True` is the tokenizer's own BOS or EOS."""
 
 
 INT32 = np.dtype(np.int32)
@@ -23,7 +23,7 @@ INT32 = np.dtype(np.int32)
 
 @dataclass(frozen=True)
 class Settings:
-    """How texts are turned into tokens; see `Tokenize`."""
+    """How to turn texts into tokens; see `Tokenize`."""
 
     dtype: np.dtype = INT32
     bos: Token = None
@@ -35,7 +35,7 @@ class Settings:
 
 
 class Encoder(abc.ABC):
-    """A tokenizer that is open in this process. A subclass opens it, says what its tokens are, and calls it."""
+    """A tokenizer that is open in this process. Each library has a subclass."""
 
     def __init__(self, origin: Origin, settings: Settings):
         self.origin, self.settings = origin, settings
@@ -53,7 +53,7 @@ class Encoder(abc.ABC):
             raise
 
     def array(self, ids: list[int]) -> np.ndarray:
-        """Tokens of a text as an array, with no more of them than there is room for; the list is used up."""
+        """The tokens of a text as an array of at most `max_length`, with `bos` and `eos`; it changes the list."""
         if self.room is not None:
             del ids[self.room :]
         if self.bos:
@@ -63,10 +63,10 @@ class Encoder(abc.ABC):
 
     @property
     def num_threads(self) -> int | None:
-        """How many threads may be used; `None`: as many as the library likes."""
+        """The most threads; `None` leaves it to the library."""
         return 1 if self.settings.threads is None and is_worker_process() else self.settings.threads
 
-    # ---- what a library says
+    # ---- for each library
 
     @abc.abstractmethod
     def _open(self, origin: Origin) -> None:
@@ -78,14 +78,14 @@ class Encoder(abc.ABC):
 
     @abc.abstractmethod
     def _ids(self) -> Iterable[int]:
-        """The ids of all tokens, or the largest of them."""
+        """The ids of all tokens, or only the largest."""
 
     @abc.abstractmethod
     def _id_of(self, token: str) -> int | None:
-        """The id of the token with this name, if there is one."""
+        """The id of a token by its name, if there is one."""
 
     def _own_id(self, role: str) -> int | None:
-        """The id of its own token for the beginning (`bos`) or the end (`eos`) of a text, if it knows one."""
+        """The id of the tokenizer's own token for the beginning (`bos`) or end (`eos`) of a text, if it has one."""
         return None
 
     # ---- checks
@@ -114,7 +114,7 @@ class Encoder(abc.ABC):
         return [] if found is None else [found]
 
     def _room(self, max_length: int | None) -> int | None:
-        """How many tokens there may be between the first and the last."""
+        """The most tokens between `bos` and `eos`."""
         if max_length is None:
             return None
         room = max_length - len(self.bos) - len(self.eos)
@@ -124,13 +124,13 @@ class Encoder(abc.ABC):
 
 
 def _check_text(texts: list[str]) -> None:
-    """Raises where a text has something in it that is no character."""
+    """Raises if a text contains something that is not a character."""
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError as e:
             raise DataError(
-                f"A text has half of a surrogate pair in it, which is no character: U+{ord(text[e.start]):04X} after "
+                f"A text contains half of a surrogate pair, which is not a character: U+{ord(text[e.start]):04X} after "
                 f"{text[max(0, e.start - 20) : e.start]!r}. Replace it in a `map` before: "
                 "`text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')`."
             ) from e

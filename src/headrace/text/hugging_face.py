@@ -11,7 +11,7 @@ from headrace.text.origin import Origin
 
 
 class HuggingFaceEncoder(Encoder):
-    """A `tokenizers.Tokenizer`, without padding and truncation of its own."""
+    """A `tokenizers.Tokenizer`, with its padding and truncation turned off."""
 
     def _open(self, origin: Origin) -> None:
         self._set_threads()
@@ -26,12 +26,12 @@ class HuggingFaceEncoder(Encoder):
             value = getattr(self._tokenizer.model, name, None)
             if value:
                 raise PipelineError(
-                    f"The model of {self.origin} draws at random ({name}={value}), so the same text would not give the "
-                    f"same tokens again. Set `tokenizer.model.{name} = None`."
+                    f"The model of {self.origin} is random ({name}={value}), so the same text would not always give "
+                    f"the same tokens. Set `tokenizer.model.{name} = None`."
                 )
 
     def _set_threads(self) -> None:
-        """The library has one setting for all of a process, and its number of threads is fixed at first use."""
+        """Sets the threads of the library, which has one number for the whole process, fixed at first use."""
         threads = self.num_threads
         if threads is None:
             return
@@ -45,8 +45,8 @@ class HuggingFaceEncoder(Encoder):
         settings, added = self.settings, self._num_added()
         if added and (settings.bos is not None or settings.eos is not None):
             raise PipelineError(
-                f"{self.origin} adds special tokens to every text by itself ({added} of them), and `bos` or `eos` "
-                "would add more. Leave those out, or give add_special_tokens=False."
+                f"{self.origin} adds {added} special tokens to every text by itself, and `bos` or `eos` would add "
+                "more. Leave those out, or give add_special_tokens=False."
             )
 
     def _num_added(self) -> int:

@@ -1,7 +1,7 @@
-"""Where a tokenizer comes from: what is sent to other processes instead of it, and what it is known by.
+"""Where a tokenizer comes from: what worker processes get instead of it, and what identifies it.
 
-A tokenizer that was given as a path is sent as the path, and must be the same file wherever it is opened; one that was
-given as an object is sent as the contents of its file.
+If users give a path, workers get the path, and the file must be the same for all of them; if they give an object,
+workers get the contents of its file.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ _RANKS = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
 
 @dataclass(frozen=True)
 class Origin:
-    """A tokenizer that may not be open yet: the file that it is in, the contents of that, or a name.
+    """A tokenizer that may not be open yet: its file, the contents of its file, or its name.
 
     Attributes:
-        library: What opens it.
-        name: What people call it: the file's name, or the name of an encoding.
-        digest: The beginning of the SHA-256 of its contents; empty where a name is all there is.
-        pattern: The pattern that splits texts, where the file has only ranks.
-        special_tokens: The special tokens, where the file has only ranks.
-        path: Its file.
-        contents: What would be in its file, where it has none.
+        library: The library that opens it.
+        name: The name of the file, or of an encoding.
+        digest: The beginning of the SHA-256 of the contents; empty if there is only a name.
+        pattern: The pattern that splits texts, if the file has only ranks.
+        special_tokens: The special tokens, if the file has only ranks.
+        path: The file.
+        contents: What would be in the file, if there is none.
     """
 
     library: str
@@ -45,15 +45,15 @@ class Origin:
     contents: bytes | None = field(default=None, compare=False, repr=False)
 
     def read(self) -> bytes:
-        """The contents, which are those that the digest is of."""
+        """The contents of the file; raises if they do not match the digest."""
         if self.path is None:
             return self.contents or b""
         contents = _read(self.path)
         if _digest(contents) != self.digest:
             raise DataError(
                 f"The tokenizer file {self.path} has changed since the pipeline was made: the SHA-256 of its contents "
-                f"began with {self.digest}, and begins with {_digest(contents)} now. Put the file back that it was, or "
-                "make the pipeline anew."
+                f"began with {self.digest}, and begins with {_digest(contents)} now. Put the old file back, or make "
+                "the pipeline anew."
             )
         return contents
 
@@ -62,15 +62,15 @@ class Origin:
 
 
 def origin_of(tokenizer: Any, pattern: str | None, special_tokens: Mapping[str, int] | None) -> Origin:
-    """Where a tokenizer comes from that was given as an object, a path, or a name."""
+    """The origin of a tokenizer that users gave as an object, a path, or a name."""
     if isinstance(tokenizer, str | os.PathLike):
         origin = _of_path(os.fsdecode(tokenizer), pattern, special_tokens)
     else:
         origin = _of_object(getattr(tokenizer, "backend_tokenizer", tokenizer))  # of `transformers`, the one inside
     if origin.pattern is None and (pattern is not None or special_tokens is not None):
         raise PipelineError(
-            f"`pattern` and `special_tokens` belong to a file of tiktoken ranks, and {origin} is none: it has its own. "
-            "Leave them out."
+            f"`pattern` and `special_tokens` belong to a file of tiktoken ranks, but {origin} has its own. Leave them "
+            "out."
         )
     optional(origin.library, extra="text")
     return origin
@@ -90,14 +90,14 @@ def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] |
         return Origin(library, name, digest, path=path)
     if pattern is None:
         raise PipelineError(
-            f"{path} has the ranks of a tiktoken encoding, and not how texts are split: give `pattern` as well, the "
-            "regular expression of its words, and its `special_tokens` where it has any, as a dict of their ids."
+            f"{path} has the ranks of a tiktoken encoding, but not how to split texts: also give `pattern`, the "
+            "regular expression of its words, and `special_tokens`, a dict of their ids, if it has any."
         )
     return Origin(library, name, digest, pattern, tuple(sorted((special_tokens or {}).items())), path=path)
 
 
 def _of_name(name: str) -> Origin:
-    """An encoding that tiktoken knows by its name."""
+    """A tiktoken encoding by its name."""
     known: list[str] = []
     if re.fullmatch(r"[\w-]+", name):
         known = optional("tiktoken", extra="text").list_encoding_names()
@@ -108,7 +108,7 @@ def _of_name(name: str) -> Origin:
 
 
 def _library_of_file(path: str, contents: bytes) -> str:
-    """The library that a tokenizer's file is of: by what is in it, since different ones are called tokenizer.model."""
+    """The library of a tokenizer's file, by its contents: files of different libraries are called tokenizer.model."""
     if contents[:64].lstrip().startswith(b"{"):
         return HUGGING_FACE
     if contents.startswith(b"\n"):  # the first field of a model in Protocol Buffers: its pieces
@@ -116,7 +116,7 @@ def _library_of_file(path: str, contents: bytes) -> str:
     if _RANKS.match(contents):
         return TIKTOKEN
     raise DataError(
-        f"{path} is no tokenizer file: it begins with {contents[:20]!r}. Give a tokenizer.json of `tokenizers`, a "
+        f"{path} is not a tokenizer file: it begins with {contents[:20]!r}. Give a tokenizer.json of `tokenizers`, a "
         ".model of sentencepiece, or a .tiktoken file of ranks."
     )
 

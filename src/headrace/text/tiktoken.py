@@ -15,7 +15,7 @@ from headrace.text.encoder import Encoder
 from headrace.text.origin import Origin
 
 THREADS = min(8, os.cpu_count() or 1)  # as many as the library itself uses
-TEXTS_PER_THREAD = 4  # fewer are not worth starting a thread
+TEXTS_PER_THREAD = 4  # for fewer, starting a thread does not pay
 
 
 class TiktokenEncoder(Encoder):
@@ -32,7 +32,7 @@ class TiktokenEncoder(Encoder):
             )
         else:
             self._encoding = pickle.loads(origin.read()) if origin.digest else tiktoken.get_encoding(origin.name)
-        self._one = self._encoding.encode_ordinary  # half as fast again as `encode` without special tokens
+        self._one = self._encoding.encode_ordinary  # 1.5 times as fast as `encode` without special tokens
         if self.settings.allowed_special:
             allowed: Any = self.settings.allowed_special
             known = self._encoding.special_tokens_set
@@ -70,7 +70,7 @@ class TiktokenEncoder(Encoder):
 
 
 def _ranks(origin: Origin) -> dict[bytes, int]:
-    """What is in a file of ranks: a line for each token, which is in base 64, and its rank."""
+    """The ranks in a file, which has a line for each token: the token in base 64, and its rank."""
     ranks = {}
     for number, line in enumerate(origin.read().splitlines(), 1):
         if line.strip():
@@ -79,7 +79,7 @@ def _ranks(origin: Origin) -> dict[bytes, int]:
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
             except ValueError as e:
                 raise DataError(
-                    f"Line {number} of {origin.path} is no token in base 64 and its rank: {line[:60]!r}. "
-                    "Mend the line, or get the file again."
+                    f"Line {number} of {origin.path} is not a token in base 64 and its rank: {line[:60]!r}. "
+                    "Repair the line, or download the file again."
                 ) from e
     return ranks

@@ -1,4 +1,4 @@
-"""Tokenising as a transform: `ds.map(Tokenize(...))`."""
+"""Tokenizing as a transform: `ds.map(Tokenize(...))`."""
 
 import contextlib
 import threading
@@ -31,28 +31,27 @@ class Tokenize(transforms.Map):
 
         ds.map(Tokenize("tokenizer.json", eos="<|endoftext|>"))
 
-    Texts are `str`, or `bytes` in UTF-8. What comes out does not depend on threads, workers or how many texts are
-    tokenised at a time: a tokenizer's own padding and truncation are left out. With a `prefetch` after it, tokenising
-    goes on in a thread while what follows is computed.
+    Texts are `str`, or `bytes` in UTF-8. The tokens do not depend on threads, on workers, or on how many texts are
+    tokenized at a time: the tokenizer's own padding and truncation are turned off. With a `prefetch` after it,
+    tokenizing runs in a thread while later operations compute.
 
     Args:
         tokenizer: A tokenizer of `tokenizers`, tiktoken or sentencepiece, the path to its file (a tokenizer.json, a
-            .model, or a .tiktoken file of ranks), or the name of an encoding that tiktoken knows. Worker processes get
-            the path, or the contents of the file where an object is given, and open it once.
-        feature: The feature that is the text; `None` where elements are texts.
-        output: The feature that tokens become; `None`: they become the element.
-        keep_text: Whether the text stays in the element.
-        dtype: The integers that tokens are.
-        bos: A token before each text: its id, its name, or `True` for the tokenizer's own, where it knows one.
+            .model, or a .tiktoken file of ranks), or the name of a tiktoken encoding. Worker processes get the path, or
+            the contents of the file if you give an object, and open it once.
+        feature: The feature with the text; `None` if elements are texts.
+        output: The feature for the tokens; with `None`, the tokens are the element.
+        keep_text: Whether to keep the text in the element.
+        dtype: The integer dtype of tokens.
+        bos: A token before each text: its id, its name, or `True` for the tokenizer's own, if it has one.
         eos: A token after each text, likewise.
-        max_length: How many tokens an element has at most, `bos` and `eos` among them; of longer ones the beginning
-            is kept.
-        add_special_tokens: Whether a tokenizer of `tokenizers` adds the special tokens that it was made to add.
-        allowed_special: The special tokens that tiktoken finds in texts, or "all"; it takes others for plain text.
-        threads: How many threads the library may use; `None`: as many as it likes, and in worker processes one.
-            `tokenizers` has one number for all of a process, and the first use of the library fixes it.
-        pattern: Of a file of ranks, the regular expression that splits texts into words.
-        special_tokens: Of a file of ranks, the special tokens and their ids.
+        max_length: The most tokens of an element, including `bos` and `eos`; longer texts lose their end.
+        add_special_tokens: Whether a tokenizer of `tokenizers` adds its special tokens.
+        allowed_special: The special tokens that tiktoken finds in texts, or "all"; others are plain text to it.
+        threads: The most threads of the library; by default as many as it likes, and one in worker processes.
+            `tokenizers` has one number for the whole process, which its first use fixes.
+        pattern: For a file of ranks, the regular expression that splits texts into words.
+        special_tokens: For a file of ranks, the special tokens and their ids.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Tokenize(transforms.Map):
         return self.map_rows([element])[0]
 
     def map_rows(self, elements: list[Any]) -> list[Any]:
-        """What elements become, with one call of the tokenizer for all of them."""
+        """Tokenizes many elements in one call of the tokenizer."""
         texts = self._texts(elements)
         if self._encoder is None:
             self._encoder = opened(self._origin, self._settings)
@@ -106,7 +105,7 @@ class Tokenize(transforms.Map):
         return [self._with(element, tokens) for element, tokens in zip(elements, rows, strict=True)]
 
     def output_spec(self, input_spec: Any) -> Any:
-        """What elements become, by shapes and dtypes: the number of tokens varies."""
+        """The shapes and dtypes after tokenizing; the number of tokens varies."""
         tokens = ShapeDtypeStruct((None,), self._settings.dtype)
         if self._output is None:
             return tokens
@@ -120,7 +119,7 @@ class Tokenize(transforms.Map):
         return kept
 
     def _texts(self, elements: list[Any]) -> list[str]:
-        with contextlib.suppress(KeyError, TypeError, IndexError):  # taking them one by one will tell which
+        with contextlib.suppress(KeyError, TypeError, IndexError):  # `_text` tells which element fails
             texts = elements if self._feature is None else [element[self._feature] for element in elements]
             if set(map(type, texts)) == {str}:
                 return texts
@@ -141,7 +140,7 @@ class Tokenize(transforms.Map):
             return text.decode()
         except UnicodeDecodeError as e:
             raise DataError(
-                f"A text in bytes is no UTF-8: byte {e.start + 1} of {len(text)} is 0x{text[e.start]:02x}, after "
+                f"A text in bytes is not UTF-8: byte {e.start + 1} of {len(text)} is 0x{text[e.start]:02x}, after "
                 f"{text[max(0, e.start - 20) : e.start]!r}. Decode it in a `map` before."
             ) from e
 
@@ -172,7 +171,7 @@ _opening = threading.Lock()
 
 
 def opened(origin: Origin, settings: Settings) -> Encoder:
-    """A tokenizer, opened once for all in this process that use it with these settings."""
+    """An open tokenizer; this process opens it once for each setting."""
     key = origin, settings, settings.bos is True, settings.eos is True  # since True == 1
     with _opening:
         encoder = _opened.get(key)
@@ -191,7 +190,7 @@ def opened(origin: Origin, settings: Settings) -> Encoder:
 
 def _allowed(special: Collection[str] | Literal["all"], origin: Origin) -> frozenset[str] | Literal["all"]:
     if special and origin.library != TIKTOKEN:
-        raise PipelineError(f"allowed_special is for tiktoken, and {origin} is none. Leave it out.")
+        raise PipelineError(f"allowed_special is for tiktoken only, not for {origin}. Leave it out.")
     if special == "all":
         return "all"
     if isinstance(special, str):
@@ -202,12 +201,12 @@ def _allowed(special: Collection[str] | Literal["all"], origin: Origin) -> froze
 def _integers(dtype: DTypeLike) -> np.dtype:
     found = np.dtype(dtype)
     if found.kind not in "iu":
-        raise PipelineError(f"Tokens are integers, and dtype={found} is none. Use int32.")
+        raise PipelineError(f"Tokens are integers, and dtype={found} is not. Use int32.")
     return found
 
 
 def _token(name: str, token: Any) -> Token:
-    """A token by its id or name, or `True`, checked as far as it can be before the tokenizer is open."""
+    """A token by its id or name, or `True`, checked as far as possible before the tokenizer is open."""
     if token is None or token is True or isinstance(token, str):
         return token
     return check_count(name, token, least=0)
@@ -216,12 +215,12 @@ def _token(name: str, token: Any) -> Token:
 def _no_feature(element: Any, feature: str) -> PipelineError:
     if isinstance(element, Mapping):
         return PipelineError(
-            f"The element has no feature {feature!r} to tokenise; it has {sorted(map(str, element))}. Give "
+            f"The element has no feature {feature!r} to tokenize; it has {sorted(map(str, element))}. Give "
             "`feature` the name of the text."
         )
     return PipelineError(
-        f"The element is {_shown(element)} and no dict with a feature {feature!r}. Give feature=None where "
-        "elements are texts."
+        f"The element is {_shown(element)}, not a dict with a feature {feature!r}. Give feature=None if elements are "
+        "texts."
     )
 
 
@@ -230,10 +229,6 @@ def _shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    return (
-        str(sorted(value))
-        if isinstance(value, frozenset)
-        else str(value)
-        if isinstance(value, np.dtype)
-        else repr(value)
-    )
+    if isinstance(value, np.dtype):
+        return str(value)
+    return repr(sorted(value) if isinstance(value, frozenset) else value)

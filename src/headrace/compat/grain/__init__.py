@@ -1,4 +1,4 @@
-"""What is here because Grain has it: its names, its settings, its states, and `as_grain()`.
+"""Compatibility with Grain: its names, its settings, its states, and `as_grain()`.
 
-These modules are also importable from where Grain has them: `headrace.experimental`, `headrace.python` and so on.
+These modules can also be imported under Grain's names: `headrace.experimental`, `headrace.python` and so on.
 """

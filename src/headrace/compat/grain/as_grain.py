@@ -1,4 +1,4 @@
-"""Lets code that says `import grain` get Headrace."""
+"""Makes `import grain` import Headrace."""
 
 import contextlib
 import importlib
@@ -9,14 +9,14 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 ALIAS, PACKAGE = "grain", "headrace"
-PRIVATE = "grain._src"  # whose modules `private_modules.py` makes up
+PRIVATE = "grain._src"  # `private_modules.py` makes its modules
 
 
 class as_grain:
-    """Puts Headrace in the place of `grain`, whatever of it is imported.
+    """Puts Headrace in the place of `grain` and all its modules.
 
-    Called as a function, for good; in a `with` statement, until its end, when what was there comes back. Worker
-    processes import what was imported so in the same way.
+    Called as a function, for good; in a `with` statement, until its end. Worker processes import the modules that the
+    main process imported this way in the same way.
 
     >>> with as_grain():
     ...     import grain.python
@@ -29,7 +29,7 @@ class as_grain:
         self._hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_alias(name)}
         self._known = set(sys.modules)
         sys.meta_path.insert(0, self._finder)
-        importlib.import_module(ALIAS)  # Keras asks whether it is imported
+        importlib.import_module(ALIAS)  # Keras checks whether it is imported
 
     def __enter__(self) -> ModuleType:
         return importlib.import_module(PACKAGE)
@@ -56,13 +56,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         else:
             module = _public(spec.name.removeprefix(ALIAS))
         if not isinstance(module, ModuleType):
-            raise ModuleNotFoundError(f"No module named {spec.name!r}: Headrace stands for it here.", name=spec.name)
+            raise ModuleNotFoundError(f"No module named {spec.name!r}: `grain` is Headrace here.", name=spec.name)
         self._own_spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        if self._own_spec is not None:  # else it is made up
-            module.__spec__ = self._own_spec  # the import system has replaced it
+        if self._own_spec is not None:  # the import system has replaced it
+            module.__spec__ = self._own_spec
 
 
 def _public(name: str) -> Any:
@@ -78,7 +78,7 @@ def _is_alias(name: str) -> bool:
 
 
 def _is_user(module: ModuleType) -> bool:
-    """Whether a module has something of Headrace's, and is not part of it."""
+    """Whether a module outside Headrace uses it."""
     if module.__name__.startswith(PACKAGE):
         return False
     return any(
@@ -87,28 +87,28 @@ def _is_user(module: ModuleType) -> bool:
 
 
 def module_of(value: Any) -> str:
-    """The module that a value is, or comes from."""
+    """The name of the module that a value is or comes from."""
     if isinstance(value, ModuleType):
         return value.__name__
     try:
         home = getattr(value, "__module__", None)
-    except Exception:  # of a value that makes its attributes up
+    except Exception:  # from a `__getattr__`
         return ""
     return home if isinstance(home, str) else ""
 
 
 # ------------------------------------------------------------------------------------------- for worker processes
 
-_imported_so: set[str] = set()  # modules that were imported while Headrace was `grain`, and see it as that
+_imported_so: set[str] = set()  # modules that were imported while Headrace was `grain`
 
 
 def in_force() -> tuple[bool, list[str]]:
-    """Whether Headrace is `grain` now, and which modules were imported when it was."""
+    """Whether Headrace is `grain` now, and which modules were imported while it was."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path), sorted(_imported_so)
 
 
 def enforce(always: bool, modules: list[str]) -> None:
-    """Makes this process see as `grain` what another one sees."""
+    """Makes Headrace `grain` in this process as in another one."""
     if always:
         as_grain()
     elif modules:
@@ -116,5 +116,5 @@ def enforce(always: bool, modules: list[str]) -> None:
             for name in modules:
                 try:
                     importlib.import_module(name)
-                except ImportError:  # of the other process's own, such as its main module
+                except ImportError:  # only the other process can import it, such as its main module
                     continue

@@ -12,7 +12,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Config:
-    """Settings by name: kept for code that sets them; no setting changes a value that comes out.
+    """Settings by name, for code that sets them; they have no effect.
 
     >>> config.update("py_debug_mode", True)
     >>> config.py_debug_mode, config.get_or_default("py_traceback_filtering")

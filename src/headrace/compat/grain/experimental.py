@@ -1,6 +1,6 @@
-"""The names of Grain's `experimental` namespace: no logic, each is a method or class of the core.
+"""The names of Grain's `experimental` namespace: each is a method or class of the core.
 
-The dataset classes stand for one operation each. Those of streams make a stream of a `MapDataset` first.
+Each dataset class stands for one operation. Those of streams turn a `MapDataset` into a stream first.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class FlatMapMapDataset(MapDataset):
 
 
 class InterleaveIterDataset(IterDataset[_T]):
-    """`IterDataset.interleave(datasets, cycle_length=...)`; the buffer sizes are not needed here."""
+    """`IterDataset.interleave(datasets, cycle_length=...)`; the other arguments have no effect."""
 
     def __init__(
         self,
@@ -198,12 +198,12 @@ def set_next_index(ds_iter: DatasetIterator, index: int) -> None:
 def multithread_prefetch(
     ds: IterDataset, num_threads: int, buffer_size: int, sequential_slice: bool = False
 ) -> IterDataset:
-    """Computes ahead in threads; unlike elsewhere, the order is that of `ds`, whatever the number of threads."""
+    """`ds.prefetch(buffer_size)`: unlike in Grain, the order is that of `ds` with any number of threads."""
     return ds.prefetch(buffer_size) if num_threads else ds
 
 
 class _Borrowed(DatasetIterator):
-    """An iterator that belongs to somebody else: it is not closed with what reads from it."""
+    """An iterator that belongs to somebody else: closing this one does not close it."""
 
     def __init__(self, iterator: CheckpointableIterator):
         super().__init__()
@@ -220,7 +220,7 @@ class _Borrowed(DatasetIterator):
 
 
 class _Given(IterDataset):
-    """An iterator that is there already, as a dataset that starts where the iterator is."""
+    """An open iterator as a dataset that starts where the iterator is."""
 
     def __init__(self, iterator: CheckpointableIterator):
         super().__init__()
@@ -232,7 +232,7 @@ class _Given(IterDataset):
 
 
 class ThreadPrefetchDatasetIterator(StreamIterator[_T]):
-    """An iterator that computes another one ahead, in a thread."""
+    """Computes an iterator's elements ahead, in a thread."""
 
     def __init__(self, parent: CheckpointableIterator[_T], prefetch_buffer_size: int | AutotuneParameter):
         super().__init__(_Given(parent).prefetch(prefetch_buffer_size)._op)

@@ -1,7 +1,7 @@
-"""What Keras knows Grain's datasets by, so that it takes ours in their place.
+"""The marks by which Keras recognizes Grain's datasets, so that it accepts ours.
 
-It looks for classes of these names whose module has `grain` in its name. And a layer that is called within a pipeline
-stays on the CPU; it sees that it is by the file names of the functions that called it.
+Keras looks for base classes of these names whose module has `grain` in its name. Its layers stay on the CPU if they
+run in a pipeline, which they find out from the file names of their callers.
 """
 
 import os
@@ -29,4 +29,4 @@ class DataLoader:
 _FILE = os.path.join(os.path.dirname(__file__), "grain", "_src", "python", "dataset")  # there is no such file
 _names: dict[str, Any] = {}
 exec(compile("def in_pipeline(function, *args):\n    return function(*args)", _FILE, "exec"), _names)
-in_pipeline: Any = _names["in_pipeline"]  # calls a function; what it calls, sees that it runs in a pipeline
+in_pipeline: Any = _names["in_pipeline"]  # calls a function, which then finds that it runs in a pipeline

@@ -1,4 +1,4 @@
-"""Counters and gauges by name, for code that keeps some: they are numbers of this process, and go nowhere.
+"""Counters and gauges for code that uses Grain's; their numbers stay in this process.
 
 >>> reads = Counter("/my/reads", Metadata(description="Files read"), fields=[("kind", str)])
 >>> reads.Increment("train")
@@ -24,7 +24,7 @@ class Units(enum.Enum):
 
 
 class Metadata:
-    """A metric in words, and whatever else is said of it, as attributes."""
+    """The description of a metric, and anything else about it as attributes."""
 
     def __init__(self, description: str = "", **kwargs: Any):
         self.description = description
@@ -32,19 +32,19 @@ class Metadata:
 
 
 class Bucketer:
-    """How the values of an `EventMetric` may be put in buckets."""
+    """The buckets of an `EventMetric`."""
 
     def __init__(self, *args: Any, bucketer_type: str | None = None, **kwargs: Any):
         self.args, self.kwargs, self.type = args, kwargs, bucketer_type
 
     @classmethod
     def PowersOf(cls, base: float) -> "Bucketer":
-        """Buckets that end at powers of a number."""
+        """Buckets that end at the powers of a number."""
         return cls(base, bucketer_type="PowersOf")
 
 
 class _Cells:
-    """Values by the fields that they are of."""
+    """Values by the fields that they belong to."""
 
     def __init__(self, name: str, metadata: Metadata | None = None, *args: Any, **kwargs: Any):
         self.name, self.metadata = name, metadata
@@ -56,7 +56,7 @@ class _Cells:
         return self._values.get(_fields(args, kwargs), 0)
 
     def ClearAll(self) -> None:
-        """Begins anew."""
+        """Removes all values."""
         self._values.clear()
 
     def _add(self, value: Any, fields: tuple[Any, ...]) -> None:
@@ -77,7 +77,7 @@ class Counter(_Cells):
 
 
 class EventMetric(_Cells):
-    """Values of which the sum is kept."""
+    """A sum of values."""
 
     def Record(self, value: float, *args: Any, **kwargs: Any) -> None:
         """Adds a value for these fields."""
@@ -85,7 +85,7 @@ class EventMetric(_Cells):
 
 
 class Metric(_Cells):
-    """A number that is set."""
+    """A number that code sets."""
 
     def __init__(
         self, name: str, value_type: type = float, metadata: Metadata | None = None, *args: Any, **kwargs: Any
@@ -99,11 +99,11 @@ class Metric(_Cells):
 
 
 def get_monitoring_root() -> None:
-    """What metrics are given as `root`: there is none."""
+    """The `root` of metrics: there is none."""
 
 
 def setup_telemetry() -> None:
-    """Nothing leaves the process, so there is nothing to set up."""
+    """Has no effect: nothing leaves the process."""
 
 
 def _fields(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

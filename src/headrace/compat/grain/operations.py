@@ -1,7 +1,7 @@
-"""The older way to write a `DataLoader`'s operations: each is called with an iterator of records and returns one.
+"""The older way to write a `DataLoader`'s operations: each gets an iterator of records and returns one.
 
-An operation of your own gives every record that it yields the metadata of the last record that it used. The loader
-restores it by calling it anew after that record, so it must hold nothing back when it yields.
+Your own operation must give every record that it yields the metadata of the last record that it used. To restore a
+state, the loader calls the operation again after that record, so it must hold nothing back when it yields.
 """
 
 import abc
@@ -22,10 +22,10 @@ class Operation(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
-        """Yields what the records become."""
+        """Yields the new records."""
 
     def as_transform(self) -> Any:
-        """The transform that does the same, where there is one."""
+        """The transform that does the same, if there is one."""
         return None
 
 
@@ -94,10 +94,10 @@ class BatchOperation(Operation):
         return transforms.Batch(self.batch_size, self.drop_remainder, self.batch_fn)
 
     def disable_deprecation_message(self) -> None:
-        """Kept for compatibility: there is no such message."""
+        """Has no effect; kept for compatibility."""
 
 
 def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] | None) -> Record:
-    """Records as one, with the metadata of the last."""
+    """One record from several, with the metadata of the last."""
     data = (batch_fn or trees.stack)([record.data for record in records])
     return Record(records[-1].metadata.remove_record_key(), data)

@@ -1,4 +1,4 @@
-"""Grain's names of the packers: dataset classes, and an operation of a `DataLoader`."""
+"""Grain's names for the packers: dataset classes, and an operation of a `DataLoader`."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from headrace.records import Record, RecordMetadata
 
 
 class _BinPackIterDataset(IterDataset):
-    """Packs sequences whole into bins, by a strategy."""
+    """Packs whole sequences into bins."""
 
     _strategy: ClassVar[str]
 
@@ -57,8 +57,8 @@ class _BinPackIterDataset(IterDataset):
 class FirstFitPackIterDataset(_BinPackIterDataset):
     """Packs each sequence into the first of several bins that has room for it.
 
-    A row has, beside each feature, `{feature}_segment_ids` (which sequence of the row, from 1; 0 is padding) and
-    `{feature}_positions` (which token of its sequence).
+    For each feature, a row also has `{feature}_segment_ids` (which sequence of the row, from 1; 0 is padding) and
+    `{feature}_positions` (which token of the sequence).
 
     >>> from headrace import MapDataset
     >>> ds = MapDataset.source([{"x": np.array([1, 2, 3])}, {"x": np.array([4, 5])}, {"x": np.array([6])}])
@@ -70,16 +70,16 @@ class FirstFitPackIterDataset(_BinPackIterDataset):
     Args:
         parent: Elements that are dicts of arrays.
         length_struct: The length of a row for each feature; features without one are left out.
-        num_packing_bins: How many bins are filled at a time. They come out together when a sequence fits into none.
+        num_packing_bins: How many bins to fill at a time. They come out together when a sequence fits into none.
         seed: The seed of the order in which the bins of a set come out.
         shuffle_bins: Whether that order is random.
         shuffle_bins_group_by_feature: A feature that the rows of a set are sorted by (the mean of its different
             values); rows where it is equal are shuffled.
         meta_features: Features that get no segment ids and positions. Those without a length come as lists of one
             value for each sequence; those with one may be trees of arrays.
-        pack_alignment_struct: A number, or one for each feature, of which every sequence's start is a multiple.
-        padding_struct: What padding is made of, for each feature; 0 by default.
-        max_sequences_per_bin: How many sequences a row has at most.
+        pack_alignment_struct: A number that every sequence's start is a multiple of, or one for each feature.
+        padding_struct: The value of padding for each feature; 0 by default.
+        max_sequences_per_bin: The most sequences that a row may have.
     """
 
     _strategy = "first_fit"
@@ -96,7 +96,7 @@ class BestFitPackIterDataset(_BinPackIterDataset):
 
 
 class ConcatThenSplitIterDataset(IterDataset):
-    """Packs sequences one after the other, and cuts them where a row is full.
+    """Concatenates sequences and cuts them where a row is full.
 
     >>> from headrace import MapDataset
     >>> ds = MapDataset.source([{"x": np.array([1, 2, 3])}, {"x": np.array([4, 5, 6])}]).to_iter_dataset()
@@ -108,12 +108,12 @@ class ConcatThenSplitIterDataset(IterDataset):
     Args:
         parent: Elements that are dicts of arrays.
         length_struct: The length of a row for each feature that elements have.
-        meta_features: Features that are not cut and get no segment ids and positions: every row with a piece of a
-            sequence has all of them.
-        split_full_length_features: Whether a sequence that is exactly as long as a row is cut like any other. If not,
-            it is a row of its own, which comes after the row that is open; all such sequences wait for that.
-        bos_handling: Whether the first token of every piece is replaced with `bos_token_id`.
-        bos_features: The features for which it is.
+        meta_features: Features that are not cut and get no segment ids and positions: every row with a segment of
+            a sequence has all of them.
+        split_full_length_features: Whether to cut a sequence that is exactly as long as a row like any other. If not,
+            it is a row by itself, after the row that is open.
+        bos_handling: Whether to replace the first token of every segment with `bos_token_id`.
+        bos_features: The features in which to do so.
         bos_token_id: The token at the beginning of a sequence.
     """
 
@@ -145,12 +145,12 @@ class ConcatThenSplitIterDataset(IterDataset):
 class PackAndBatchOperation(Operation):
     """An operation of a `DataLoader` that packs records by first fit into batches of `batch_size` rows.
 
-    What comes out has the values, the segment ids and the positions, as three trees like `length_struct`.
+    Each batch is a tuple of values, segment ids and positions: three trees like `length_struct`.
 
     Args:
         length_struct: A tree like that of the records, with the length of a row for each array.
         batch_size: How many rows a batch has.
-        max_sequences_per_bin: How many records a row has at most.
+        max_sequences_per_bin: The most records that a row may have.
     """
 
     length_struct: Any
@@ -161,7 +161,7 @@ class PackAndBatchOperation(Operation):
         check_counts(self, "batch_size", least=1)
         if self.max_sequences_per_bin is not None:
             check_counts(self, "max_sequences_per_bin", least=1)
-        # Packing knows features by name, and only meta features as trees: the whole record is one.
+        # Only meta features may be trees, so the whole record is one.
         self._layout = Layout({"record": plain_ints(self.length_struct)}, ["record"])
 
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:

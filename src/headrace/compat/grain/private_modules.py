@@ -1,7 +1,7 @@
-"""Grain's private modules, as far as public programs import them: `as_grain()` puts these names in their place.
+"""The private modules of Grain that public programs import: `as_grain()` provides them with these names.
 
-`MODULES` says for each module under `grain._src` which names it has, and where they are in Headrace. What is not there
-under the same name is defined below.
+`MODULES` says for each module under `grain._src` which names it has, and where Headrace has them. Names that Headrace
+does not have elsewhere are defined below.
 """
 
 import os
@@ -67,7 +67,7 @@ MODULES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def module(path: str) -> ModuleType | None:
-    """The module `grain._src.{path}`, or the package above some; `None` where there is no such."""
+    """The module or package `grain._src.{path}`; `None` if there is none."""
     name = f"grain._src.{path}".rstrip(".")
     if path not in MODULES and not any(f"{known}.".startswith(f"{path}." if path else "") for known in MODULES):
         return None
@@ -81,13 +81,13 @@ def module(path: str) -> ModuleType | None:
 
 
 def even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
-    """Where a shard's consecutive piece of the examples begins and ends."""
+    """Where a shard's consecutive part of the examples begins and ends."""
     begin, size = options.piece(num_examples)
     return begin, begin + size
 
 
 def _determine_worker_count(input_worker_count: int | None) -> int:
-    """A number of workers; one a core where none is given."""
+    """The number of workers; by default one for each core."""
     return (os.cpu_count() or 1) if input_worker_count is None else input_worker_count
 
 
@@ -97,7 +97,7 @@ ConcatenateMapDataset = MapDataset.concatenate
 
 
 def MixedMapDataset(parents: Any, proportions: Any = None, selection_map: Any = None) -> MapDataset:
-    """`MapDataset.mix`, or `select_from_datasets` where a selection map is given."""
+    """`MapDataset.mix`; with a selection map, `select_from_datasets`."""
     if selection_map is not None:
         return MapDataset.select_from_datasets(parents, selection_map)
     return MapDataset.mix(parents, proportions)
@@ -114,7 +114,7 @@ def PrefetchIterDataset(parent: MapDataset, *, read_options: ReadOptions, allow_
 
 
 class _TFRecordReader:
-    """The records of a TFRecord file, from an open file; a subclass opens others, as its `_reader`."""
+    """Reads the records of a TFRecord file; subclasses may set another open file as `_reader`."""
 
     def __init__(self, path: str):
         self._reader: Any = open(path, "rb")  # noqa: SIM115
@@ -156,7 +156,7 @@ class _TFRecordReader:
 
 
 class _TFRecordDatasetIterator(DatasetIterator[bytes]):
-    """The records of a reader, with the offset as state; a subclass has others, as its `_reader`."""
+    """The records of a reader, with the offset as state; subclasses may set another `_reader`."""
 
     def __init__(self, path: str):
         super().__init__()

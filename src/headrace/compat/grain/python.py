@@ -1,4 +1,4 @@
-"""The older namespace: the same objects under the names that `grain.python` has, and more that its users write."""
+"""The names of `grain.python`, Grain's older namespace, and others that its users write."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ _PREFIXES = ("PyGrain", "Grain")
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported when it is asked for: Orbax's classes (`PyGrainCheckpointSave`, `GrainCheckpointSave`, ...)."""
+    """Imports on first use the classes for Orbax (`PyGrainCheckpointSave`, `GrainCheckpointSave`, ...) and others."""
     if name == "ArrayRecordDataSource":
         return _sources.ArrayRecordDataSource
     for prefix in _PREFIXES:

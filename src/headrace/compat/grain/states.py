@@ -1,8 +1,8 @@
-"""Grain's states, as its iterators write them, in the form of `_states/positions.py`.
+"""Translates the states of Grain's iterators into the form of `_states/positions.py`.
 
-They hold the same numbers under other names. A packer's `counter` counts all rows, ours those before the set. The index
-of a window is that of the next one as soon as it has been handed over. A mix that has ended has tried one output more.
-What a single worker process gives is what comes without; several workers' streams are not the one that we compute.
+They have the same numbers under other names, with these differences. A packer's `counter` counts all rows, ours only
+those before the set. After its last element, a window has the index of the next. A mix that has ended counts one
+output more. The stream of one worker process is that of none; streams of several workers differ from ours.
 """
 
 from collections.abc import Callable
@@ -29,16 +29,25 @@ class Form(NamedTuple):
     """What Grain's state of an operation looks like.
 
     Attributes:
-        name: For people.
-        fields: All that there are.
-        own: The numbers of our entry, from the operation and Grain's state of it.
-        parent: The field with the parent's state; the first one where it is empty.
+        name: What error messages call it.
+        fields: The names of all its fields.
+        own: Makes the numbers of our entry from the operation and Grain's state of it.
+        parent: The field with the parent's state.
     """
 
     name: str
     fields: tuple[str, ...]
     own: Callable[[Any, Json], Json]
     parent: str = "parent"
+
+
+def _renamed(name: str, **numbers: str) -> Form:
+    """The form of an operation with one parent, from Grain's names of our numbers."""
+    return Form(
+        name,
+        ("parent", *numbers.values()),
+        lambda op, state: {ours: state[theirs] for ours, theirs in numbers.items()},
+    )
 
 
 def _packed(op: Any, state: Json) -> Json:
@@ -63,7 +72,7 @@ def _mixed(op: Mix, state: Json) -> Json:
 def _cached(op: Any, state: Json) -> Json:
     if state["cache_filled"]:
         raise StateError(
-            "The state was written by Grain while its `CacheIterDataset` gave what it had kept, and does not say where "
+            "Grain wrote the state while its `CacheIterDataset` read from the cache, and the state does not say where "
             f"in the data that is. {_INSTEAD}"
         )
     return {}
@@ -83,22 +92,12 @@ FORMS: dict[Any, Form] = {
         _window,
         "parent_window_start_state",
     ),
-    RandomMap: Form("random_map", ("parent", "index_for_rng"), lambda op, state: {"count": state["index_for_rng"]}),
-    MapWithIndex: Form("map_with_index", ("parent", "counter"), lambda op, state: {"count": state["counter"]}),
-    FlatMap: Form(
-        "a FlatMapIterDataset",
-        ("parent", "next_index_in_buffer"),
-        lambda op, state: {"taken_of_group": state["next_index_in_buffer"]},
-    ),
-    Limit: Form(
-        "a LimitIterDataset",
-        ("parent", "count_elements_read"),
-        lambda op, state: {"taken": state["count_elements_read"]},
-    ),
-    Repeat: Form("a RepeatIterDataset", ("parent", "epoch"), lambda op, state: {"epoch": state["epoch"]}),
-    Rebatch: Form(
-        "a RebatchIterDataset", ("parent", "batch_idx"), lambda op, state: {"rows_taken": state["batch_idx"]}
-    ),
+    RandomMap: _renamed("random_map", count="index_for_rng"),
+    MapWithIndex: _renamed("map_with_index", count="counter"),
+    FlatMap: _renamed("a FlatMapIterDataset", taken_of_group="next_index_in_buffer"),
+    Limit: _renamed("a LimitIterDataset", taken="count_elements_read"),
+    Repeat: _renamed("a RepeatIterDataset", epoch="epoch"),
+    Rebatch: _renamed("a RebatchIterDataset", rows_taken="batch_idx"),
     Cache: Form("a CacheIterDataset", ("parent", "position", "cache_filled"), _cached),
     Mix: Form("IterDataset.mix", ("parents", "index", "stop"), _mixed),
     Zip: Form("a ZipIterDataset", ("parents",), lambda op, state: {}),
@@ -122,15 +121,15 @@ _INSTEAD = (
 
 
 def translated(op: Op, state: Any, *, again: bool = False) -> Json:
-    """A state that Grain wrote of a pipeline like this one, as one of ours; with `again`, of a later epoch."""
+    """Grain's state of a pipeline like this one, as one of ours; with `again`, it is in a later epoch."""
     entries: list[tuple[str, Json]] = []
-    ahead = False  # whether the state may be inside one of `mp_prefetch`, whose form is that of an interleave
+    ahead = False  # whether the state may be inside that of an `mp_prefetch`, which has the form of an interleave's
     while op.before is not None:
         form = _form(op)
         if form is not None or op.state_fields is not None:
             state = _of_one_worker(state)
             fields = _own(op, form, state)
-            if op.state_fields is not None:  # a cache's position is its parent's here
+            if op.state_fields is not None:  # our cache has its parent's position
                 entries.append((op.name, fields))
             assert form is not None
             again = again or (isinstance(op, Repeat) and state["epoch"] > 0)
@@ -163,7 +162,7 @@ def _form(op: Op) -> Form | None:
 
 
 def _own(op: Op, form: Form | None, state: Any) -> Json:
-    """What an entry of ours has: the operation's arguments, which Grain's state does not have, and its numbers."""
+    """Our entry: the operation's arguments, which Grain's state lacks, and its numbers."""
     if form is None or not isinstance(state, dict) or set(state) != set(form.fields):
         raise _mismatch(op, state)
     return {name: ints(getattr(op, name)) for name in op.state_params} | form.own(op, state)
@@ -187,10 +186,10 @@ def _opened(op: Interleave, state: Json, *, again: bool) -> list[Json]:
     if state["future_states"] or (again and waiting and any(ended)):
         what = "a later epoch" if again else "datasets opened before their turn"
         raise StateError(
-            f"The state was written by Grain in an InterleaveIterDataset with {what}, and does not say which datasets "
+            f"Grain wrote the state in an InterleaveIterDataset with {what}, and the state does not say which datasets "
             f"have ended. {_INSTEAD}"
         )
-    # Those that have ended are at their end as well, which is not the same while others wait for their place.
+    # The state of a dataset that has ended is at its end. While others wait, its slot must be free for them.
     slots = [
         {"dataset": -1}
         if waiting and over
@@ -201,14 +200,14 @@ def _opened(op: Interleave, state: Json, *, again: bool) -> list[Json]:
 
 
 def _of_one_worker(state: Any) -> Any:
-    """The state inside one of `mp_prefetch` or `multithread_prefetch`."""
+    """The state inside that of an `mp_prefetch` or `multithread_prefetch`."""
     while isinstance(state, dict) and WORKERS in state:
         inner = state[WORKERS]
         if len(inner) != 1:
             raise StateError(
-                f"The state was written by Grain with {len(inner)} workers. There each makes batches, rows and windows "
-                "of elements of its own, so its stream is not the one that any number of workers gives here. Write "
-                f"the checkpoint with one worker or none. {_INSTEAD}"
+                f"Grain wrote the state with {len(inner)} workers. There each makes batches, rows and windows of its "
+                "share of the elements, so the stream differs from the one that any number of workers gives here. "
+                f"Write the checkpoint with one worker or none. {_INSTEAD}"
             )
         (state,) = inner
     return state
@@ -221,10 +220,10 @@ def _mismatch(op: Op, state: Any) -> StateError:
         known = "to_iter_dataset"
     if known is None:
         return StateError(
-            f"This is no state of {op.label()} (pipeline at {op.site}), neither one of Headrace nor one of Grain: "
+            f"This is not a state of {op.label()} (pipeline at {op.site}), neither of Headrace nor of Grain: "
             f"{state!r:.200}."
         )
     return StateError(
-        f"The state was written by Grain, and has that of {known} where the pipeline has {op.label()} (pipeline at "
-        f"{op.site}). Make the pipeline as it was there. {_INSTEAD}"
+        f"The state, which Grain wrote, has {known} where the pipeline has {op.label()} (pipeline at {op.site}). Make "
+        f"the pipeline as it was there. {_INSTEAD}"
     )

@@ -1,11 +1,11 @@
-"""What iterators and datasets of users' own tell their statistics: nothing is recorded here."""
+"""Grain's statistics, to which users' datasets and iterators report; nothing is recorded."""
 
 import contextlib
 from typing import Any
 
 
 class NoStats:
-    """Takes what it is told and gives elements back as they are."""
+    """Ignores reports and returns elements unchanged."""
 
     output_spec = None
 
