@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from headrace._ops.state_fields import Fields, PartStates, count, plain
 from headrace._utils.addresses import redacted
 from headrace._utils.rng import derive_seed
 from headrace.errors import PipelineError, SpecError
@@ -119,6 +120,11 @@ class Op:
         name: What people call it.
         state_fields: The names of the numbers in a position that are its own.
         state_params: The arguments that these numbers depend on.
+        state_limits: The arguments that limit these numbers, by the number's name.
+        group_fields: The numbers that are not 0 while a group of outputs is open, whose inputs a restored stream reads
+            again. `None`: all of them, but none of an elementwise operation.
+        parts_field: The field of a state that has the states of its parts, where it joins several.
+        optional_fields: Fields that a state may lack.
         order_params: `state_params` where they are not all, see `identity`.
         is_elementwise: Whether an output of a stream is made from one element, whatever came before it. Any worker
             computes it; all other operations on streams belong to the consumer.
@@ -136,6 +142,10 @@ class Op:
     name: ClassVar[str]
     state_fields: ClassVar[tuple[str, ...] | None] = None
     state_params: ClassVar[tuple[str, ...]] = ()
+    state_limits: ClassVar[dict[str, str]] = {}
+    group_fields: ClassVar[tuple[str, ...] | None] = None
+    parts_field: ClassVar[str | None] = None
+    optional_fields: ClassVar[tuple[str, ...]] = ()
     order_params: ClassVar[tuple[str, ...] | None] = None
     is_elementwise: ClassVar[bool] = False
     counts_elements: ClassVar[bool] = False
@@ -173,6 +183,37 @@ class Op:
     def advanced(self, numbers: tuple[Any, ...], inputs: int) -> tuple[Any, ...]:
         """Its own numbers so many inputs later; only for an elementwise operation that has some."""
         return (numbers[0] + inputs,)
+
+    def has_open_group(self, numbers: tuple[Any, ...]) -> bool:
+        """Whether a restored stream reads inputs again that were read before, for the rest of a group of outputs."""
+        fields = self.group_fields
+        if fields is None:
+            fields = () if self.is_elementwise else self.state_fields or ()
+        return any(number and name in fields for name, number in zip(self.state_fields or (), numbers, strict=True))
+
+    def write_numbers(self, position: tuple[Any, ...]) -> Fields:
+        """Its own numbers at a position, as fields of a state."""
+        return {name: plain(value) for name, value in zip(self.state_fields or (), position, strict=False)}
+
+    def read_numbers(self, fields: Fields) -> tuple[Any, ...]:
+        """Its own numbers in a state."""
+        return tuple(count(self, name, fields[name]) for name in self.state_fields or ())
+
+    def write_parts(self, positions: Any, states: PartStates) -> Fields:
+        """The fields with the states of its parts, where it joins several."""
+        raise NotImplementedError
+
+    def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
+        """The positions of its parts in a state."""
+        raise NotImplementedError
+
+    def named_parts(self) -> "dict[str, Op] | None":
+        """Its parts by name or number, where it joins several."""
+        return None
+
+    def part_positions(self, positions: Any) -> dict[str, Any]:
+        """The positions of the parts that are open, by name."""
+        return dict(zip(self.named_parts() or (), positions, strict=True))
 
     def with_parts(self, parts: "tuple[Op, ...]") -> "Op":
         """The same operation on other parts, where it joins several."""

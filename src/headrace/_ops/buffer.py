@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class Limit(Unary):
 
     name = "take"
     state_fields = ("taken",)
+    group_fields = ()
+    state_limits: ClassVar = {"taken": "count"}
     only_reorders = True
     order_params = ("count",)
     count: int
@@ -65,6 +67,7 @@ class Skip(Unary):
 
     name = "skip"
     state_fields = ("skipped",)
+    group_fields = ()
     order_params = ("count",)
     count: int
 

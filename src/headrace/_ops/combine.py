@@ -6,13 +6,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from headrace._ops.base import ENDLESS, Kept, Op, from_parents
 from headrace._ops.proportions import Shares
-from headrace.errors import PipelineError
+from headrace._ops.state_fields import Fields, PartStates, count, ints, plain
+from headrace.errors import PipelineError, StateError
 from headrace.options import check_counts
 
 
@@ -32,6 +33,14 @@ class Nary(Op):
 
     def with_parts(self, parts: tuple[Op, ...]) -> Op:
         return replace(self, parts=parts)
+
+    parts_field = "parents"
+
+    def named_parts(self) -> dict[str, Op]:
+        return {str(i): part for i, part in enumerate(self.parts)}
+
+    def write_parts(self, positions: Any, states: PartStates) -> Fields:
+        return {"parents": [states.encode(part, at) for part, at in zip(self.parts, positions, strict=True)]}
 
     def how(self) -> str:
         return "ordering point: takes parts in turn" if self.is_stream else "routes indices to parts"
@@ -56,6 +65,35 @@ class Mixing(Nary):
 
     maps_move_into_parts = True
     names: tuple[str, ...] | None
+
+    def named_parts(self) -> dict[str, Op]:
+        return dict(zip(self.names, self.parts, strict=True)) if self.names else super().named_parts()
+
+    def write_parts(self, positions: Any, states: PartStates) -> Fields:
+        fields = super().write_parts(positions, states)
+        if self.names:
+            fields["parents"] = dict(zip(self.names, fields["parents"], strict=True))
+        return fields
+
+    def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
+        """The positions of the parts: new ones start at their beginning, those that are gone are left out."""
+        parents: Any = fields["parents"]
+        known = list(parents) if isinstance(parents, dict) else len(parents)
+        same_parts = known == (list(self.names) if self.names else len(self.parts))
+        self._check_mix(fields, known, same_parts=same_parts, reread=states.reread)
+        if isinstance(parents, dict) != (self.names is not None):
+            kinds = ("named", "numbered") if isinstance(parents, dict) else ("numbered", "named")
+            raise StateError(f"The state mixes {kinds[0]} datasets, and {self.label()} has {kinds[1]} ones.")
+        if self.names is None:
+            parents = dict(enumerate(parents))
+        return tuple(
+            states.decode(part, parents[name]) if name in parents else None
+            for part, name in zip(self.parts, self.names or range(len(self.parts)), strict=True)
+        )
+
+    def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
+        """Raises unless the mix can go on from a state whose parts are `known`."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,6 +142,18 @@ class Mix(RouteOp, Mixing):
 
     def identity(self) -> dict[str, Any]:
         return {"proportion": self.proportions}
+
+    def write_parts(self, positions: Any, states: PartStates) -> Fields:
+        return {"weights": ints(self.proportions), **super().write_parts(positions, states)}
+
+    def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
+        saved = fields.get("weights")  # proportions, or in older states what users gave
+        if reread and not (same_parts and saved in (ints(self.proportions), plain(self.weights))):
+            raise StateError(
+                f"The parts or weights of {self.label()} (pipeline at {self.site}) are not those of the state, and an "
+                "operation after it is in the middle of a window or batch of them. Change them at a state where none "
+                "is open, or put that operation before the mix."
+            )
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:
@@ -222,6 +272,11 @@ class Zip(Nary):
                 f"`zip` needs datasets of one length; got {lengths}. Cut them with `take`, or give strict=False."
             )
 
+    def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
+        if len(fields["parents"]) != len(self.parts):
+            raise StateError(f"The state zips {len(fields['parents'])} datasets; {self.label()} has {len(self.parts)}.")
+        return tuple(states.decode(part, state) for part, state in zip(self.parts, fields["parents"], strict=True))
+
     @from_parents
     def length(self) -> int:
         return min(part.length() for part in self.parts)
@@ -236,6 +291,9 @@ class Zip(Nary):
         return tuple(part.spec() for part in self.parts)
 
 
+NOT_OPEN = {"dataset": -1}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Interleave(Op):
     """Elements of `cycle_length` datasets in turn; one that ends is replaced by the next not begun.
@@ -246,6 +304,8 @@ class Interleave(Op):
     name = "interleave"
     state_fields = ("slot", "next_dataset")
     state_params = ("cycle_length",)
+    state_limits: ClassVar = {"slot": "last_slot"}
+    parts_field = "open"
     maps_move_into_parts = True
     hides_seeds = True
     datasets: "Sequence[Op] | Op" = field(repr=False)
@@ -270,6 +330,44 @@ class Interleave(Op):
 
     def with_parts(self, parts: tuple[Op, ...]) -> Op:
         return replace(self, datasets=parts, kept=Kept())
+
+    def named_parts(self) -> dict[str, Op] | None:
+        return None if isinstance(self.datasets, Op) else {str(i): part for i, part in enumerate(self.datasets)}
+
+    def part_positions(self, positions: Any) -> dict[str, Any]:
+        return {str(slot[0]): slot[1] for slot in positions if slot is not None}
+
+    def write_parts(self, positions: Any, states: PartStates) -> Fields:
+        return {"open": [self._write_slot(slot, states) for slot in positions]}
+
+    def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
+        if len(fields["open"]) != self.cycle_length:
+            raise StateError(
+                f"The state has {len(fields['open'])} datasets open; {self.label()} has {self.cycle_length}."
+            )
+        slots = tuple(self._read_slot(slot, states) for slot in fields["open"])
+        if fields["next_dataset"] > self.num_datasets:
+            raise StateError(
+                f"The state goes on with dataset {fields['next_dataset']}; {self.label()} has {self.num_datasets}."
+            )
+        return slots
+
+    def _write_slot(self, slot: Any, states: PartStates) -> Fields:
+        if slot is None:
+            return dict(NOT_OPEN)
+        number, position = slot
+        return {"dataset": number, "state": states.encode(states.made(self, number), position)}
+
+    def _read_slot(self, slot: Any, states: PartStates) -> Any:
+        if slot is None or slot == NOT_OPEN:
+            return None
+        number = count(self, "dataset", slot["dataset"])
+        if number >= self.num_datasets:
+            raise StateError(
+                f"The state has dataset {number} open, and {self.label()} (pipeline at {self.site}) has "
+                f"{self.num_datasets} datasets."
+            )
+        return number, states.decode(states.made(self, number), slot["state"])
 
     def how(self) -> str:
         return "ordering point: takes datasets in turn"

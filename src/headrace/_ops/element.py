@@ -177,7 +177,7 @@ class FlatMap(Unary):
     """The children that `transform(element)` returns; in a random-access chain, at most `max_fan_out`."""
 
     name = "flat_map"
-    state_fields = ("taken_of_group",)
+    state_fields = group_fields = ("taken_of_group",)
     is_elementwise = counts_elements = True  # among an element's children, the position is the one before the element
     keeps_count = False
     order_params = ("max_fan_out",)

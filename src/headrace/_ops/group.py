@@ -146,6 +146,7 @@ class PaddedBatch(Grouped):
 
     name = "padded_batch"
     state_fields = ("window", "taken_of_group")
+    group_fields = ("taken_of_group",)
     state_params = ("batch_size", "boundaries", "window_size")
     batch_size: int
     pad_value: Any = field(default=0, kw_only=True)

@@ -7,7 +7,7 @@ at most `e * n + n - 1`, so int64 overflows only in the last, unfinished epoch b
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -84,6 +84,8 @@ class WindowShuffle(IndexOp):
 
     name = "window_shuffle"
     state_fields = ("window", "taken_of_group")
+    group_fields = ("taken_of_group",)
+    state_limits: ClassVar = {"taken_of_group": "window_size"}
     state_params = ("window_size", "seed")
     only_reorders = True
     window_size: int
@@ -234,6 +236,7 @@ class Repeat(IndexOp):
 
     name = "repeat"
     state_fields = ("epoch",)
+    group_fields = ()
     only_reorders = True
     order_params = ("reseed_each_epoch",)  # more epochs go on where fewer ended
     num_epochs: int | None = None

@@ -8,6 +8,7 @@ to come soonest does.
 
 import hashlib
 import heapq
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace._ops.combine import Mixing
-from headrace.errors import PipelineError
+from headrace._ops.state_fields import Fields, count
+from headrace.errors import PipelineError, StateError
 from headrace.options import check_counts
 
 BLOCK = 1024
@@ -205,6 +207,27 @@ class ScheduledMix(Mixing):
 
     def first_numbers(self) -> tuple[Any, ...]:
         return 0, (0.0,) * len(self.parts), 0
+
+    def write_numbers(self, position: tuple[Any, ...]) -> Fields:
+        elements, lags, digest, _ = position
+        return {"count": elements, "lags": [round(lag / LAG_UNIT) for lag in lags], "plan": digest}
+
+    def read_numbers(self, fields: Fields) -> tuple[Any, ...]:
+        lags = tuple(lag if isinstance(lag, float) else operator.index(lag) * LAG_UNIT for lag in fields["lags"])
+        digest = plan_number(fields["plan"]) if isinstance(fields["plan"], str) else fields["plan"]
+        return count(self, "count", fields["count"]), lags, count(self, "plan", digest)
+
+    def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
+        if not same_parts:
+            raise StateError(f"The state mixes the parts {known}, and {self.label()} has {self._parts}.")
+        elements, lags, digest = self.read_numbers(fields)
+        first = elements // BLOCK * BLOCK
+        if digest and self.planned(first // BLOCK, lags).digest != digest:
+            raise StateError(
+                f"The schedule of {self.label()} (pipeline at {self.site}) is not that of the state, which has planned "
+                f"from element {first} on. Give it the same weights there; they may differ after element "
+                f"{first + 2 * BLOCK}."
+            )
 
     def planned(self, block: int, lags: Lags) -> Timetable:
         """A block of elements; many parts are looked at further ahead."""

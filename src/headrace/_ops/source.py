@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from headrace._ops.base import ENDLESS, Kept, Op, describe
+from headrace._ops.state_fields import Fields, count
 from headrace.errors import SpecError
 
 
@@ -53,6 +54,7 @@ class UserDataset(Op):
 
     name = "user_dataset"
     state_fields = ("state", "replay")
+    optional_fields = ("state",)
     dataset: Any
     stream: bool
     kept: Kept = field(default_factory=Kept, repr=False)
@@ -67,6 +69,13 @@ class UserDataset(Op):
 
     def first_position(self, parts: tuple[Any, ...]) -> tuple[None, int]:
         return None, 0
+
+    def write_numbers(self, position: tuple[Any, ...]) -> Fields:
+        state, replay = position
+        return {"replay": replay} if state is None else {"state": state, "replay": replay}
+
+    def read_numbers(self, fields: Fields) -> tuple[Any, ...]:
+        return _with_ints(fields.get("state")), count(self, "replay", fields["replay"])
 
     def how(self) -> str:
         return getattr(type(self.dataset), "_how", "the user's own, one call an element")
@@ -96,3 +105,13 @@ class UserDataset(Op):
 
     def label(self) -> str:
         return getattr(self.dataset, "_label", None) or describe(type(self.dataset))
+
+
+def _with_ints(state: Any) -> Any:
+    """The state of a user's iterator with plain ints, as it was before hosts gathered it."""
+    if isinstance(state, dict):
+        return {name: _with_ints(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [_with_ints(value) for value in state]
+    is_gathered = getattr(state, "shape", None) == () and state.dtype.kind in "iu"
+    return int(state) if is_gathered else state

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
 from headrace._ops.base import Op, describe
-from headrace._ops.combine import Interleave, Nary
+from headrace._ops.state_fields import number_of
 from headrace.errors import StateError
 
 Entries = dict[str, dict[str, Any]]
@@ -36,7 +34,7 @@ def fingerprint(op: Op) -> Entries:
         if each.name == STREAM_BEGINS[0]:
             _drop_last_repeat(entries)
         entry: dict[str, Any] = dict(_numbers(identity))
-        parts = _parts(each)
+        parts = each.named_parts()
         if parts is not None:
             entry["parts"] = _described(parts)
         entries.append((each.name, entry))
@@ -54,23 +52,9 @@ def _drop_last_repeat(entries: list[tuple[str, dict[str, Any]]]) -> None:
 def _chain(op: Op) -> list[Op]:
     """The operations up to this one, from a source or from one with several parents."""
     chain = [op]
-    while len(chain[-1].parents) == 1 and _parts(chain[-1]) is None:
+    while len(chain[-1].parents) == 1 and chain[-1].named_parts() is None:
         chain.append(chain[-1].parents[0])
     return chain[::-1]
-
-
-def _parts(op: Op) -> dict[str, Op] | None:
-    """The parts of an operation that has several, by name."""
-    if isinstance(op, Interleave):
-        return None if isinstance(op.datasets, Op) else _numbered(op.datasets)
-    if not isinstance(op, Nary):
-        return None
-    names = getattr(op, "names", None)
-    return dict(zip(names, op.parts, strict=True)) if names else _numbered(op.parts)
-
-
-def _numbered(parts: Any) -> dict[str, Any]:
-    return {str(i): part for i, part in enumerate(parts)}
 
 
 def _described(parts: dict[str, Op]) -> dict[str, Any]:
@@ -89,25 +73,6 @@ def _numbers(identity: dict[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, number_of(value)
 
 
-def number_of(value: Any) -> int:
-    """A value as a number that fits into 32 bits, so any host can gather it."""
-    if value is None:
-        return -1
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int | np.integer) and 0 <= value < 1 << 31:  # bools too
-        return int(value)
-    data = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
-    return zlib.crc32(data) % (1 << 31)
-
-
-def ints(value: Any) -> Any:
-    """An argument of an operation as ints."""
-    if isinstance(value, dict):
-        return {name: ints(each) for name, each in value.items()}
-    return [ints(each) for each in value] if isinstance(value, list | tuple) else number_of(value)
-
-
 # ------------------------------------------------------------------------------------------- comparing
 
 
@@ -119,7 +84,7 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
     """
     own, theirs = _entries(fingerprint(op)), _entries(saved)
     num_open, base, position = _open(op, position)
-    parts = _parts(base)
+    parts = base.named_parts()
     if parts is not None and base.is_stream and not num_open:
         return _differences_of_parts(base, parts, own, theirs, position)
     if not op.is_stream:
@@ -139,21 +104,11 @@ def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
     num_open = 0
     while op.before is not None:
         if op.state_fields is not None:
-            if not num_open and is_reread(op, position[:-1]):
+            if not num_open and op.has_open_group(position[:-1]):
                 num_open = len(fingerprint(op))
             position = position[-1]
         op = op.before
     return num_open, op, position
-
-
-def is_reread(op: Op, numbers: tuple[Any, ...]) -> bool:
-    """Whether an operation with these numbers has an open group: a restored stream reads its inputs again."""
-    assert op.state_fields is not None
-    return any(number and name in REREAD for name, number in zip(op.state_fields, numbers, strict=True))
-
-
-REREAD = ("taken_of_group", "rows_taken", "tokens_taken", "group")
-"""Fields of states that are not 0 while a group is open."""
 
 
 def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -209,7 +164,7 @@ def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, p
     """Differences between the parts of several streams: parts may come and go, but those that stay must be the same."""
     if not theirs or theirs[0][0] != own[0][0]:
         return []
-    saved, mine, positions = theirs[0][1].get("parts"), own[0][1]["parts"], _positions_of_parts(op, parts, position)
+    saved, mine, positions = theirs[0][1].get("parts"), own[0][1]["parts"], op.part_positions(position[-1])
     found = []
     for name in mine if isinstance(saved, dict) else ():
         if name not in saved:
@@ -226,12 +181,6 @@ def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, p
 def _unopened(mine: dict[str, Any], saved: dict[str, Any], name: str) -> list[str]:
     pairs = zip_longest(_of_indices(_entries(saved[name])), _of_indices(_entries(mine[name])))
     return [text for left, right in pairs for text in _difference(left, right)]
-
-
-def _positions_of_parts(op: Op, parts: dict[str, Op], position: Any) -> dict[str, Any]:
-    if isinstance(op, Interleave):
-        return {str(slot[0]): slot[1] for slot in position[-1] if slot is not None}
-    return dict(zip(parts, position[-1], strict=True))
 
 
 def _shown(value: Any) -> str:

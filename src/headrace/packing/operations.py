@@ -13,9 +13,10 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from headrace._ops.base import Op, Unary, check_seed
+from headrace._ops.state_fields import Fields, count
 from headrace._utils import trees
 from headrace._utils.spec import ShapeDtypeStruct
-from headrace.errors import PipelineError, SpecError
+from headrace.errors import PipelineError, SpecError, StateError
 from headrace.options import check_counts
 from headrace.packing.bins import BestFitBins, Bins, FirstFitBins
 from headrace.packing.concat_split import TokenBuffer
@@ -91,6 +92,8 @@ class FirstFitPack(Packer):
     name = "first_fit_pack"
     bins: ClassVar[type[Bins]] = FirstFitBins
     state_fields = ("rows", "taken_of_group")
+    group_fields = ("taken_of_group",)
+    state_limits: ClassVar = {"taken_of_group": "num_packing_bins"}
     state_params = ("lengths", "alignments", "num_packing_bins", "seed", "shuffle_bins", "max_sequences_per_bin")
     num_packing_bins: int = field(default=64, kw_only=True)
     seed: int = field(default=0, kw_only=True)
@@ -145,7 +148,7 @@ class ConcatThenSplit(Packer):
     """
 
     name = "concat_then_split"
-    state_fields = ("tokens_taken", "taken_of_group")
+    state_fields = group_fields = ("tokens_taken", "taken_of_group")
     state_params = ("lengths", "split_full_length_features")
     split_full_length_features: bool = field(default=True, kw_only=True)
     bos_handling: BOSHandling = field(default=BOSHandling.DO_NOTHING, kw_only=True)
@@ -177,6 +180,21 @@ class ConcatThenSplit(Packer):
                     f"bos_features has {key!r}, but the features that are split are "
                     f"{sorted(set(self.length_struct) - set(self.meta_features))}. Name some of them."
                 )
+
+    def write_numbers(self, position: tuple[Any, ...]) -> Fields:
+        fields = super().write_numbers(position)
+        if fields["tokens_taken"] == 0:
+            fields["tokens_taken"] = [0] * len(self.layout().leaves)
+        return fields
+
+    def read_numbers(self, fields: Fields) -> tuple[Any, ...]:
+        tokens, taken = fields["tokens_taken"], count(self, "taken_of_group", fields["taken_of_group"])
+        if not isinstance(tokens, list | tuple):  # an older state
+            return count(self, "tokens_taken", tokens), taken
+        counts = [count(self, "tokens_taken", each) for each in tokens]
+        if len(counts) != len(self.layout().leaves):
+            raise StateError(f"The state of {self.label()} has tokens_taken for {len(counts)} features.")
+        return counts if any(counts) else 0, taken
 
     def token_buffer(self) -> TokenBuffer:
         """An empty buffer."""

@@ -16,8 +16,8 @@ from headrace._ops.group import Rebatch
 from headrace._ops.order import Repeat, WindowShuffle
 from headrace._ops.schedule import ScheduledMix
 from headrace._ops.source import UserDataset
+from headrace._ops.state_fields import ints
 from headrace._plan.streams.combine import interleaved_part
-from headrace._states.fingerprint import ints
 from headrace.errors import StateError
 from headrace.packing.operations import ConcatThenSplit, FirstFitPack
 
