@@ -201,13 +201,8 @@ def _difference_of_dicts(where: str, theirs: dict[str, Any], mine: dict[str, Any
             if theirs[part] != mine[part]:
                 yield f"{where} {part!r}"
         else:
-            texts = _pairwise(_entries(theirs[part]), _entries(mine[part]))
-            yield from (f"{where} {part!r}: {text}" for text in texts)
-
-
-def _pairwise(theirs: Any, mine: Any) -> Iterator[str]:
-    for saved, own in zip_longest(theirs, mine):
-        yield from _difference(saved, own)
+            for left, right in zip_longest(_entries(theirs[part]), _entries(mine[part])):
+                yield from (f"{where} {part!r}: {text}" for text in _difference(left, right))
 
 
 def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, position: Any) -> list[str]:
@@ -221,14 +216,16 @@ def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, p
             continue
         if isinstance(saved[name], dict) and isinstance(mine[name], dict):
             inner = positions.get(name)
-            if inner is not None:
-                texts = differences(parts[name], saved[name], inner)
-            else:  # it is not open
-                texts = _pairwise(*(_of_indices(_entries(each[name])) for each in (saved, mine)))
+            texts = differences(parts[name], saved[name], inner) if inner is not None else _unopened(mine, saved, name)
             found += [f"part {name!r}: {text}" for text in texts]
         elif saved[name] != mine[name]:
             found.append("the parts" if name == "all" else f"part {name!r}")
     return found
+
+
+def _unopened(mine: dict[str, Any], saved: dict[str, Any], name: str) -> list[str]:
+    pairs = zip_longest(_of_indices(_entries(saved[name])), _of_indices(_entries(mine[name])))
+    return [text for left, right in pairs for text in _difference(left, right)]
 
 
 def _positions_of_parts(op: Op, parts: dict[str, Op], position: Any) -> dict[str, Any]:
