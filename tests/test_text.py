@@ -293,7 +293,7 @@ def test_special_tokens_that_a_tokenizer_adds_by_itself(bpe, with_template):
     assert Tokenize(with_template, add_special_tokens=False, eos=9, **options).map(text).tolist() == [*ids, 9]
     with pytest.raises(PipelineError, match=r"adds 2 special tokens to every text by itself.*add_special_tokens=False"):
         Tokenize(with_template, eos=9, **options).map(text)
-    with pytest.raises(PipelineError, match="max_length=2 leaves no room for text beside the 2 special tokens"):
+    with pytest.raises(PipelineError, match="max_length=2 leaves no room for text besides the 2 special tokens"):
         Tokenize(with_template, max_length=2, **options).map(text)
 
 

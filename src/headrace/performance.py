@@ -244,7 +244,7 @@ class _PacedStream(UnaryStream):
 
 
 def _wanted_s() -> float:
-    """How long this thread has run so far or, where the system tells, would have run on a machine of its own."""
+    """How long this thread has run or waited for a core, or, if the system does not tell, only how long it has run."""
     try:
         with open("/proc/thread-self/schedstat") as f:
             ran_ns, waited_ns, _ = map(int, f.read().split())

@@ -1,1 +1,1 @@
-"""What both kinds of datasets share, and what type checkers know of it."""
+"""What both kinds of datasets share, and their types."""

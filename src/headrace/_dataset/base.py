@@ -139,7 +139,7 @@ class Dataset(Generic[T]):
         *,
         seed: int | None = None,
     ) -> "Any":
-        """Applies a function to every element and a random number generator of its own.
+        """Applies a function to every element and its random number generator.
 
         >>> list(MapDataset.range(3).random_map(lambda x, rng: int(rng.integers(1000)), seed=5))
         [864, 504, 14]
@@ -273,7 +273,7 @@ class Dataset(Generic[T]):
             run_on.close()
             workers.rest()
         if not any(map(len, blocks)):
-            raise PipelineError("`to_arrays` of an empty dataset: there is no element to tell shapes and dtypes.")
+            raise PipelineError("`to_arrays` of an empty dataset: without an element, shapes and dtypes are unknown.")
         return concat(blocks).stack()
 
     @property

@@ -1,4 +1,4 @@
-"""What methods of datasets return, for editors and type checkers: see the `.pyi` beside this."""
+"""What methods of datasets return, for editors and type checkers: see `types.pyi`."""
 
 from headrace._dataset.base import Dataset
 

@@ -144,9 +144,7 @@ class _Made(NamedTuple):
     lock: int | None
 
     def remove(self, name: str) -> None:
-        if (
-            self.lock is None or os.fstat(self.lock).st_nlink
-        ):  # otherwise it is gone, or belongs to somebody else by now
+        if self.lock is None or os.fstat(self.lock).st_nlink:  # otherwise it is gone, or belongs to others
             _unlink(name)
         if self.lock is not None:
             os.close(self.lock)

@@ -262,7 +262,7 @@ def _shapes_differ(rows: Sequence[np.ndarray], where: str) -> StructureError:
     return StructureError(
         f"A batch needs elements of the same structure and shape{_at(where)}: element {a} of the batch has shape "
         f"{rows[a].shape}, element {b} has {rows[b].shape}. Give them one shape in a `map` before the batch, "
-        "or use `padded_batch`, or a `batch_fn` of your own."
+        "or use `padded_batch`, or your own `batch_fn`."
     )
 
 

@@ -92,7 +92,7 @@ class ElasticIterator(IterDataset, _Checkpointable):
         self._iterator.set_next_index(index)
 
     def start_prefetch(self) -> None:
-        """Begins to compute ahead, before the first element is asked for."""
+        """Begins to compute ahead, before you ask for the first element."""
         self._iterator.start_prefetch()
 
     def close(self) -> None:

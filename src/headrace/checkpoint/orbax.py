@@ -1,4 +1,4 @@
-"""What Orbax needs to save and restore iterators, alone or beside a model.
+"""What Orbax needs to save and restore iterators, alone or together with a model.
 
 States are small, so `save` takes and writes them at once: in an asynchronous save, the iterator may go on as soon as
 `save` returns. Each process writes its own file.

@@ -99,7 +99,7 @@ class TorchDataset(IterableDataset):
         if not (hasattr(iterator, "get_state") and hasattr(iterator, "set_state")):
             raise PipelineError(
                 f"TorchDataset needs iterators with `get_state` and `set_state`; those of {type(self._ds).__name__} "
-                "have none. Make it a `MapDataset.source(...)`, or an `IterDataset` of your own."
+                "have none. Make it a `MapDataset.source(...)`, or your own `IterDataset`."
             )
         return _TensorIterator(iterator)
 

@@ -14,7 +14,7 @@ Lengths = tuple[int, ...]
 class Leaf(NamedTuple):
     """One array of a row."""
 
-    name: str  # for people
+    name: str  # for error messages
     length: int
     padding: Any  # the value of padding; None for zeros
     alignment: int

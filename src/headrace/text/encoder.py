@@ -119,7 +119,7 @@ class Encoder(abc.ABC):
             return None
         room = max_length - len(self.bos) - len(self.eos)
         if room < 1:
-            raise PipelineError(f"max_length={max_length} leaves no room for text beside `bos` and `eos`.")
+            raise PipelineError(f"max_length={max_length} leaves no room for text besides `bos` and `eos`.")
         return room
 
 

@@ -57,7 +57,7 @@ class HuggingFaceEncoder(Encoder):
         if room is not None and self._num_added():
             if room <= self._num_added():
                 raise PipelineError(
-                    f"max_length={max_length} leaves no room for text beside the {self._num_added()} special tokens "
+                    f"max_length={max_length} leaves no room for text besides the {self._num_added()} special tokens "
                     f"that {self.origin} adds."
                 )
             self._tokenizer.enable_truncation(room)  # it keeps the last special token

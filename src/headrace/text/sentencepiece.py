@@ -24,7 +24,7 @@ class SentencePieceEncoder(Encoder):
         return (self._processor.vocab_size() - 1,)
 
     def _id_of(self, token: str) -> int | None:
-        found = self._processor.piece_to_id(token)  # that of the unknown token, where there is none
+        found = self._processor.piece_to_id(token)  # that of the unknown token, if there is none
         return found if self._processor.id_to_piece(found) == token else None
 
     def _own_id(self, role: str) -> int | None:

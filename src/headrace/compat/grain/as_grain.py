@@ -44,7 +44,7 @@ class as_grain:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `headrace.x` where `grain.x` is asked for."""
+    """Finds `headrace.x` for `grain.x`."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.ModuleSpec(fullname, self) if _is_alias(fullname) else None

@@ -58,28 +58,31 @@ __getattr__, __dir__, _MODULE_OF = later(
 )
 
 
+def _stand_for(dataset: Dataset, parents: Dataset | Sequence[Dataset], operation: Dataset) -> None:
+    """Makes a dataset with these parents stand for the last operation of another one."""
+    Dataset.__init__(dataset, parents)
+    dataset._operation = operation._op
+
+
 class CacheIterDataset(IterDataset[_T]):
     """`parent.cache()`, of a stream."""
 
     def __init__(self, parent: Dataset[_T]):
-        super().__init__(parent)
-        self._operation = as_stream(parent, "CacheIterDataset").cache()._op
+        _stand_for(self, parent, as_stream(parent, "CacheIterDataset").cache())
 
 
 class FlatMapIterDataset(IterDataset):
     """`parent.flat_map(transform)`, of a stream."""
 
     def __init__(self, parent: Dataset, transform: FlatMapTransform):
-        super().__init__(parent)
-        self._operation = as_stream(parent, "FlatMapIterDataset").flat_map(transform)._op
+        _stand_for(self, parent, as_stream(parent, "FlatMapIterDataset").flat_map(transform))
 
 
 class FlatMapMapDataset(MapDataset):
     """`parent.flat_map(transform)`."""
 
     def __init__(self, parent: MapDataset, transform: FlatMapTransform):
-        super().__init__(parent)
-        self._operation = parent.flat_map(transform)._op
+        _stand_for(self, parent, parent.flat_map(transform))
 
 
 class InterleaveIterDataset(IterDataset[_T]):
@@ -94,85 +97,76 @@ class InterleaveIterDataset(IterDataset[_T]):
         make_iter_buffer_size: int = 1,
         iter_buffer_size: int = 1,
     ):
-        super().__init__(datasets if isinstance(datasets, MapDataset) else ())
         if isinstance(cycle_length, AutotuneParameter):
             cycle_length = min(len(datasets), 16)
-        self._operation = IterDataset.interleave(datasets, cycle_length=cycle_length)._op
+        parents = datasets if isinstance(datasets, MapDataset) else ()
+        _stand_for(self, parents, IterDataset.interleave(datasets, cycle_length=cycle_length))
 
 
 class LimitIterDataset(IterDataset[_T]):
     """`parent.take(count)`, of a stream."""
 
     def __init__(self, parent: Dataset[_T], count: int):
-        super().__init__(parent)
         if count == 0:
             raise PipelineError("The count of a LimitIterDataset must be positive; got 0. `take(0)` is empty.")
-        self._operation = as_stream(parent, "LimitIterDataset").take(count)._op
+        _stand_for(self, parent, as_stream(parent, "LimitIterDataset").take(count))
 
 
 class RebatchIterDataset(IterDataset[_T]):
     """`parent.rebatch(batch_size)`, of a stream."""
 
     def __init__(self, parent: Dataset[_T], batch_size: int, drop_remainder: bool = False):
-        super().__init__(parent)
         stream = as_stream(parent, "RebatchIterDataset")
-        self._operation = stream.rebatch(batch_size, drop_remainder=drop_remainder)._op
+        _stand_for(self, parent, stream.rebatch(batch_size, drop_remainder=drop_remainder))
 
 
 class RepeatIterDataset(IterDataset[_T]):
     """`parent.repeat(num_epochs)`, of a stream: every epoch is the same."""
 
     def __init__(self, parent: Dataset[_T], num_epochs: int | None = None):
-        super().__init__(parent)
-        self._operation = as_stream(parent, "RepeatIterDataset").repeat(num_epochs)._op
+        _stand_for(self, parent, as_stream(parent, "RepeatIterDataset").repeat(num_epochs))
 
 
 class ThreadPrefetchIterDataset(IterDataset[_T]):
     """`parent.prefetch(prefetch_buffer_size)`, of a stream."""
 
     def __init__(self, parent: Dataset[_T], *, prefetch_buffer_size: int | AutotuneParameter):
-        super().__init__(parent)
-        self._operation = as_stream(parent, "ThreadPrefetchIterDataset").prefetch(prefetch_buffer_size)._op
+        _stand_for(self, parent, as_stream(parent, "ThreadPrefetchIterDataset").prefetch(prefetch_buffer_size))
 
 
 class WindowShuffleIterDataset(IterDataset[_T]):
     """`parent.window_shuffle(window_size, seed=seed)`, of a stream."""
 
     def __init__(self, parent: Dataset[_T], *, window_size: int, seed: int):
-        super().__init__(parent)
-        self._operation = as_stream(parent, "WindowShuffleIterDataset").window_shuffle(window_size, seed=seed)._op
+        _stand_for(self, parent, as_stream(parent, "WindowShuffleIterDataset").window_shuffle(window_size, seed=seed))
 
 
 class WindowShuffleMapDataset(MapDataset[_T]):
     """`parent.window_shuffle(window_size, seed=seed)`."""
 
     def __init__(self, parent: MapDataset[_T], *, window_size: int, seed: int):
-        super().__init__(parent)
-        self._operation = parent.window_shuffle(window_size, seed=seed)._op
+        _stand_for(self, parent, parent.window_shuffle(window_size, seed=seed))
 
 
 class WithOptionsIterDataset(IterDataset[_T]):
     """`parent.with_options(options)`, of a stream."""
 
     def __init__(self, parent: Dataset[_T], options: DatasetOptions):
-        super().__init__(parent)
-        self._operation = as_stream(parent, "WithOptionsIterDataset").with_options(options)._op
+        _stand_for(self, parent, as_stream(parent, "WithOptionsIterDataset").with_options(options))
 
 
 class ZipIterDataset(IterDataset[tuple]):
     """`IterDataset.zip(parents)`."""
 
     def __init__(self, parents: Sequence[Dataset], *, strict: bool = True):
-        super().__init__(parents)
-        self._operation = IterDataset.zip(parents, strict=strict)._op
+        _stand_for(self, parents, IterDataset.zip(parents, strict=strict))
 
 
 class ZipMapDataset(MapDataset[tuple]):
     """`MapDataset.zip(parents)`."""
 
     def __init__(self, parents: Sequence[MapDataset]):
-        super().__init__(parents)
-        self._operation = MapDataset.zip(parents)._op
+        _stand_for(self, parents, MapDataset.zip(parents))
 
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:

@@ -1,6 +1,6 @@
 """The messages that Grain describes the execution of a pipeline by, byte for byte; Headrace does not fill them.
 
-Needs `protobuf`. The messages are in a pool of their own, so that Grain's may be in the same process.
+Needs `protobuf`. The messages have their own pool, so Grain's may be in the same process.
 """
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
