@@ -191,7 +191,7 @@ def test_a_closed_iterator_is_an_error_and_leaves_no_file_open(tmp_path):
 def test_a_line_that_does_not_parse_is_named(tmp_path, compress, line, message):
     good = as_lines(values(20)) + b"\n\n"
     path = write(tmp_path / "x", compress(good + line + b"\n" + as_lines(values(5))))
-    where = f"Line 23 of .*x, at offset {len(good)}, is no JSON lines: {message}.*Every line must be one JSON value"
+    where = f"Line 23 of .*x, at offset {len(good)}, is not JSON lines: {message}.*Every line must be one JSON value"
     iterators = [iter(JsonLinesIterDataset(path)), JsonLinesIterDataset(path)._own_iter()]
     if Path(path).read_bytes().startswith(good):
         source = JsonLinesDataSource(path)
@@ -210,14 +210,14 @@ def test_the_first_line_may_fail_after_a_byte_order_mark(tmp_path, compress, rea
     path = write(tmp_path / "x", compress(BOM + b"bad\n2\n"))
     iterator = JsonLinesIterDataset(path)._own_iter()
     for _ in range(3):
-        with pytest.raises(DataError, match="Line 1 of .*x, at offset 3, is no JSON lines"):
+        with pytest.raises(DataError, match="Line 1 of .*x, at offset 3, is not JSON lines"):
             next(iterator)
         iterator.set_state(iterator.get_state())
 
 
 def test_text_that_is_not_utf_8_is_named(tmp_path):
     path = write(tmp_path / "x", b"one\ntw\xf6\nthree\n")
-    message = "Line 2 of .*x, at offset 4, is no text: byte 3 of the line is not UTF-8.*convert the file"
+    message = "Line 2 of .*x, at offset 4, is not text: byte 3 of the line is not UTF-8.*convert the file"
     with pytest.raises(DataError, match=message):
         TextLinesDataSource(path)[1]
     iterator = iter(TextLinesIterDataset(path))

@@ -13,7 +13,7 @@ import numpy as np
 from headrace.errors import optional
 from headrace.sources.hugging_face.values import conversion
 from headrace.sources.indices import Parts
-from headrace.sources.tables.bounds import check_array
+from headrace.sources.tables.values import check_array
 
 ROWS_PER_BUFFER = 8  # below so many rows from each buffer, a loop over rows is faster than one over buffers
 RAGGED = "ragged"

@@ -11,8 +11,8 @@ from headrace.errors import DataError, PipelineError, optional
 from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
 from headrace.sources.hugging_face.places import Places
 from headrace.sources.indices import place_of, places_of
-from headrace.sources.tables.bounds import check_array
 from headrace.sources.tables.lru_cache import blaming
+from headrace.sources.tables.values import check_array
 
 Element = Any
 

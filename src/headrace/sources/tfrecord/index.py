@@ -1,4 +1,4 @@
-"""The index of a TFRecord file: where each record begins, and the last one ends."""
+"""The index of a TFRecord file: where each record begins and the last one ends."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ from headrace.sources.sidecar import Index
 from headrace.sources.tfrecord.compressed import is_compressed
 from headrace.sources.tfrecord.framing import FRAME_BYTES, HEADER, READ_BYTES, damaged
 
-LONGEST = np.uint64(1 << 60)  # bytes of a record, so that offsets can be added up
-LARGE_BYTES = 1 << 15  # records of this size are jumped over when offsets are looked for, and not read
+LONGEST = np.uint64(1 << 60)  # bytes of a record: sums of offsets must not overflow
+LARGE_BYTES = 1 << 15  # the search for offsets skips records of this size instead of reading them
 
 
 class RecordIndex(Index):
-    """Where each record of a file begins, and the last one ends."""
+    """Where each record of a file begins and the last one ends."""
 
     SUFFIX, FOLDER = ".index", "tfrecord"
 
@@ -23,13 +23,13 @@ class RecordIndex(Index):
 
 
 def find_offsets(file: files.File, path: str) -> np.ndarray:
-    """Goes from record to record of a file, and checks the checksums of their lengths."""
+    """Goes from record to record, and verifies the checksum of each length."""
     found, at, number, mean, size = [np.zeros(1, np.int64)], 0, 0, 0, file.size
     while at < size:
         block = file.read(at, HEADER.size if mean > LARGE_BYTES and not files.is_remote(path) else READ_BYTES)
         if at == 0 and is_compressed(block[: HEADER.size]):
             raise PipelineError(
-                f"{path} is compressed, so its records cannot be read at random. Read it as a stream, with "
+                f"{path} is compressed, so its records cannot be read at random. Read it as a stream with "
                 "`TFRecordIterDataset`, or write it without compression."
             )
         lengths = _lengths_in(path, block, number, at)
@@ -43,7 +43,7 @@ def find_offsets(file: files.File, path: str) -> np.ndarray:
 
 
 def _lengths_in(path: str, block: bytes, number: int, offset: int) -> np.ndarray:
-    """The lengths of the records whose headers are in a block; the first begins with it."""
+    """The lengths of the records whose headers are in a block, which begins with a record."""
     unpack, last, at, headers = HEADER.unpack_from, len(block) - HEADER.size, 0, []
     while at <= last:
         header = unpack(block, at)
@@ -52,12 +52,9 @@ def _lengths_in(path: str, block: bytes, number: int, offset: int) -> np.ndarray
     if not headers:
         raise damaged(path, number, offset, f"the file ends {len(block)} bytes into it, before its length")
     lengths, crcs = (np.array(column, np.uint64) for column in zip(*headers, strict=True))
-    wrong = np.flatnonzero(masked_crcs_of_lengths(lengths) != crcs)
-    if len(wrong):
-        before = int(lengths[: wrong[0]].sum()) + FRAME_BYTES * int(wrong[0])
-        raise damaged(path, number + int(wrong[0]), offset + before, "the checksum of its length is wrong")
-    if lengths.max() > LONGEST:
-        first = int(np.argmax(lengths > LONGEST))
-        before = int(lengths[:first].sum()) + FRAME_BYTES * first
-        raise damaged(path, number + first, offset + before, f"it says that it has {lengths[first]} bytes")
+    wrong = masked_crcs_of_lengths(lengths) != crcs
+    if (wrong | (lengths > LONGEST)).any():
+        first = int(np.argmax(wrong if wrong.any() else lengths > LONGEST))
+        what = "the checksum of its length is wrong" if wrong.any() else f"it claims to have {lengths[first]} bytes"
+        raise damaged(path, number + first, offset + int(lengths[:first].sum()) + FRAME_BYTES * first, what)
     return lengths.astype(np.int64)
