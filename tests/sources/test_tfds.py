@@ -290,7 +290,7 @@ def test_features_and_formats_that_are_not_read_are_named(tfrecord):
     with pytest.raises(PipelineError, match="format 'riegeli'"):
         TfdsDataSource(tfrecord)
     (tfrecord / "dataset_info.json").write_text("{")
-    with pytest.raises(DataError, match=r"dataset_info.json is no JSON"):
+    with pytest.raises(DataError, match=r"dataset_info.json is not JSON"):
         TfdsDataSource(tfrecord)
 
 

@@ -70,6 +70,11 @@ def local_copy(path: str) -> str:
     return _remote().local_copy(path) if is_remote(path) else path
 
 
+def absolute(path: str | os.PathLike) -> str:
+    """An absolute path, or the address as it is."""
+    return path if isinstance(path, str) and is_remote(path) else os.path.abspath(os.fsdecode(path))
+
+
 def is_folder(path: str) -> bool:
     """Whether a path is a folder."""
     return _remote().is_folder(path) if is_remote(path) else os.path.isdir(path)
