@@ -128,7 +128,7 @@ def test_a_state_of_another_epoch_or_pipeline_is_an_error():
     next(iterator)
     state = iterator.get_state()
     later = iter(HuggingFaceIterDataset(_at_epoch(streaming(), 1)))
-    with pytest.raises(StateError, match="state is of epoch 0, and the dataset is at epoch 1"):
+    with pytest.raises(StateError, match="state is of epoch 0, but the dataset is at epoch 1"):
         later.set_state(state)
     with pytest.raises(StateError, match="has the field `state_dict`; got {'next_index': 3}"):
         iterator.set_state({"next_index": 3})

@@ -158,7 +158,5 @@ def test_an_idx_file_takes_memory_for_what_is_in_it(tmp_path):
 def test_an_array_of_tfds_is_no_longer_than_its_shape():
     leaf = Leaf("x", np.dtype(np.int8), (4,), "zlib")
     example = {"x": np.array([zlib.compress(bytes(64 * MEBIBYTE))], object)}
-    with pytest.raises(
-        DataError, match="feature 'x' is not the array that it should be: cannot reshape array of size 5"
-    ):
+    with pytest.raises(DataError, match="feature 'x' is not the expected array: cannot reshape array of size 5"):
         leaf.read(example)

@@ -305,7 +305,7 @@ def test_connection_strings_of_databases_are_not_shown():
     with pytest.raises(RemoteError, match="RuntimeError: invalid dsn") as caught:
         len(source)
     assert not shows(shown(caught.value) + repr(source))
-    with pytest.raises(ValueError, match="local files alone") as caught:
+    with pytest.raises(ValueError, match="only local files") as caught:
         SqlDataSource("postgresql://me:pa55word@db/x", "SELECT 1", key="id")
     assert not shows(shown(caught.value))
     with pytest.raises(ValueError, match="got dict") as caught:

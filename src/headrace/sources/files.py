@@ -258,7 +258,8 @@ class Pool(Holder):
     def __init__(self, most_open: int = 256, *, versions: Mapping[str, Fingerprint] | None = None, maps: bool = False):
         super().__init__(most_open)
         self._versions = dict(versions or {})
-        self._maps = maps and sum(version.size for version in self._versions.values()) <= _memory_bytes() // 2
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if maps else 0
+        self._maps = maps and sum(version.size for version in self._versions.values()) <= memory_bytes // 2
 
     def get(self, path: str) -> File:
         """The file at a path; it stays usable for the caller after the pool drops it."""
@@ -292,10 +293,6 @@ class Pool(Holder):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def below(folder: str, name: str) -> str:

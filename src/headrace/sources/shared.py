@@ -1,5 +1,6 @@
 """Elements in shared memory that other processes find by its name."""
 
+import functools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -64,17 +65,13 @@ class SharedMemoryDataSource(Sequence):
         self._memory.unlink()
 
     def __reduce__(self) -> Any:
-        return _attach, (self.name,)
+        return functools.partial(SharedMemoryDataSource, name=self.name), ()
 
     def __repr__(self) -> str:
         return f"SharedMemoryDataSource(length={len(self)}, name={self.name!r})"
 
 
 InMemoryDataSource = SharedMemoryDataSource
-
-
-def _attach(name: str) -> SharedMemoryDataSource:
-    return SharedMemoryDataSource(name=name)
 
 
 def _ends_in(memory: NamedMemory) -> np.ndarray:

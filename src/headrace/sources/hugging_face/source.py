@@ -20,11 +20,10 @@ Element = Any
 class HuggingFaceDataSource:
     """The rows of a `datasets.Dataset`, as dicts.
 
-    A number is a NumPy scalar of the dtype that the features say, a list of numbers or an image an array, a string
-    `str`, and a null `None`. A dataset with a format or transform of its own (`with_format`, `set_transform`) is read
-    through that instead.
+    A number is a NumPy scalar of the features' dtype, a list of numbers or an image an array, a string `str`, and a
+    null `None`. A dataset with a format or transform (`with_format`, `set_transform`) is read through that instead.
 
-    Where every column is of numbers, or of lists of one shape, batches are made without rows:
+    If every column holds numbers, or lists of the same shape, batches are made without rows:
 
         dataset = datasets.load_dataset("ylecun/mnist", split="train")
         batches = MapDataset.source(HuggingFaceDataSource(dataset)).shuffle(seed=1).batch(128)
@@ -45,12 +44,12 @@ class HuggingFaceDataSource:
 
     @property
     def features(self) -> Any:
-        """The dataset's features by column: what its values are, and how they are decoded."""
+        """The dataset's features by column: the types of its values, and how to decode them."""
         return self._dataset.features
 
     @property
     def class_names(self) -> dict[str, list[str]]:
-        """The names of the classes of each column that has labels."""
+        """The names of the classes of each column with labels."""
         return {name: list(f.names) for name, f in self.features.items() if type(f).__name__ == "ClassLabel"}
 
     def __len__(self) -> int:
@@ -70,16 +69,16 @@ class HuggingFaceDataSource:
         self._places.check(rows)
         if self._formatted:
             return self._dataset.__getitems__(places.tolist())
-        if not self._names:  # none of the columns was chosen
+        if not self._names:  # no column was chosen
             return [{} for _ in places]
         columns = [self._taken(name, rows) for name in self._columns]
         return [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     @property
     def __getcolumns__(self) -> Callable[[np.ndarray], Any]:
-        """What reads rows as columns, where every column is of numbers."""
+        """Reads rows as columns, if every column holds numbers."""
         if not self._shapes or not all(isinstance(shape, tuple) for shape in self._shapes.values()):
-            raise AttributeError("`__getcolumns__`: not all columns are of numbers of one shape")
+            raise AttributeError("`__getcolumns__`: not all columns hold numbers of one shape")
         return self._read_columns
 
     def _read_columns(self, indices: np.ndarray) -> Any:
@@ -89,7 +88,7 @@ class HuggingFaceDataSource:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of an element, where every column is of numbers."""
+        """The shapes and dtypes of an element, if every column holds numbers."""
         _ = self.__getcolumns__
         return {name: ShapeDtypeStruct(column.shape, column.dtype) for name, column in self._columns.items()}
 
@@ -100,14 +99,14 @@ class HuggingFaceDataSource:
 
     @cached_property
     def _order(self) -> Numbers:
-        """Which rows of the table are the dataset's, where it was shuffled or selected from."""
+        """The rows of the table that the dataset has, if it was shuffled or selected from."""
         chunks = filled(self._dataset._indices.column(0))
         for chunk in chunks:
             chunk.validate()
         return Numbers(chunks, ())
 
     def _taken(self, name: str, rows: np.ndarray) -> Any:
-        """What a column has in these rows."""
+        """The values of a column in these rows."""
         try:
             return self._columns[name].take(rows)
         except Unreadable as e:
@@ -119,7 +118,7 @@ class HuggingFaceDataSource:
         chunks, num_rows = self._chunks(name), 0
         try:
             for chunk in chunks:
-                # Those that `datasets` reads are looked at now, and others when values are asked for.
+                # What `datasets` reads is checked now, and the rest when values are read.
                 check_array(chunk) if self._formatted or has_lists(chunk) else chunk.validate()
                 num_rows += len(chunk)
         except Exception:
@@ -140,12 +139,12 @@ class HuggingFaceDataSource:
         return {name: value for name, value in self.__dict__.items() if name not in ("_columns", "_order")}
 
     def __repr__(self) -> str:
-        # The fingerprint names the data and all that was done to it, the same in every process.
+        # The fingerprint identifies the data and all transformations, the same in every process.
         return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint})"
 
 
 def checked(dataset: Any, kind: str, split: str | None = None) -> Any:
-    """The dataset, or a split of it, if that is one of this kind."""
+    """The dataset, or a split of it; raises unless it is of this kind."""
     datasets = optional("datasets", extra="hf")
     if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
         if split not in dataset:

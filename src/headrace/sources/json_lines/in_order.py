@@ -96,7 +96,8 @@ class LinesIterator(DatasetIterator[T]):
                 except (ValueError, RecursionError) as e:
                     if line.strip(WHITE) or not self._format.skips_blank:
                         self._close_file()  # the next call fails at this line again
-                        raise self._unreadable(line, e) from e
+                        path = self._paths[self._file]
+                        raise self._format.unreadable(path, self._line + 1, self._offset, line, e) from e
                     element = _BLANK
                 self._line += 1
                 self._offset += len(line)
@@ -109,9 +110,6 @@ class LinesIterator(DatasetIterator[T]):
             f"Line {self._line + 1} of {self._paths[self._file]}, at offset {self._offset}, is longer than "
             f"{self._max_line_bytes} bytes. If it should be, raise `max_line_bytes`."
         )
-
-    def _unreadable(self, line: bytes, error: Exception) -> DataError:
-        return self._format.unreadable(self._paths[self._file], self._line + 1, self._offset, line, error)
 
     def _read_on(self) -> None:
         """Goes to the next lines, in this file or the next one; raises `StopIteration` after the last."""

@@ -125,16 +125,12 @@ def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Itera
         if kind is not None and spec_of(kind, nulls=False) != spec_of(kind, nulls=True):
             paths = {i: reader.schema.column(i).path for i in leaves}
             read = {i: path for i, path in paths.items() if not chosen or not chosen.isdisjoint(prefixes(path))}
-            found = [_null_count(footer.column(i)) for footer in footers for i in read]
+            statistics = [footer.column(i).statistics for footer in footers for i in read]
+            found = [one.null_count if one is not None and one.has_null_count else None for one in statistics]
             if None in found:
                 found = [bool(columns_with_nulls(reader.read(list(read.values()))))]
             if any(found):
                 yield field.name
-
-
-def _null_count(chunk: Any) -> int | None:
-    statistics = chunk.statistics
-    return statistics.null_count if statistics is not None and statistics.has_null_count else None
 
 
 def _leaves(kind: Any) -> list[Any]:

@@ -72,7 +72,8 @@ def _objects(array: Any) -> np.ndarray:
         return _dicts(array)
     if isinstance(array, arrow().MapArray):
         return _pairs(array)
-    if not isinstance(array, _lists()):
+    pa = arrow()
+    if not isinstance(array, pa.ListArray | pa.LargeListArray | pa.ListViewArray | pa.LargeListViewArray):
         return _scalars(array)
     objects = np.empty(len(array), object)
     gaps = has_nulls(array.values)  # then the dtype of a list depends on whether it has some
@@ -80,11 +81,6 @@ def _objects(array: Any) -> np.ndarray:
     for i, begin, end in _extents(array):
         objects[i] = _list_values(array.values.slice(begin, end - begin)) if gaps else values[begin:end]
     return objects
-
-
-def _lists() -> tuple[type, ...]:
-    pa = arrow()
-    return pa.ListArray, pa.LargeListArray, pa.ListViewArray, pa.LargeListViewArray
 
 
 def _extents(array: Any) -> Iterator[tuple[int, int, int]]:
@@ -131,13 +127,9 @@ def is_view(kind: Any) -> bool:
 
 def without_views(kind: Any) -> Any:
     """A pyarrow type with strings and bytes in place of views of them, which pyarrow hardly supports."""
-    return with_leaves(kind, _without_view)
-
-
-def _without_view(kind: Any) -> Any:
-    if arrow().types.is_string_view(kind):
-        return arrow().large_string()
-    return arrow().large_binary() if arrow().types.is_binary_view(kind) else kind
+    pa = arrow()
+    whole = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return with_leaves(kind, lambda leaf: whole.get(leaf, leaf))
 
 
 def with_leaves(kind: Any, change: Callable[[Any], Any]) -> Any:
@@ -204,10 +196,7 @@ def taken(columns: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
 
 
 def empty(specs: dict[str, Any], length: int) -> dict[str, Any]:
-    return {
-        name: empty(spec, length) if isinstance(spec, dict) else np.empty((length, *spec.shape), spec.dtype)
-        for name, spec in specs.items()
-    }
+    return trees.tree_map(lambda spec: np.empty((length, *spec.shape), spec.dtype), specs)
 
 
 def fill(columns: dict[str, Any], at: np.ndarray, found: dict[str, Any], rows: np.ndarray) -> None:
@@ -240,14 +229,10 @@ def check_array(array: Any) -> None:
     """
     array = getattr(array, "storage", array)
     array.validate()
-    plain = with_leaves(array.type, _as_bytes)
+    pa = arrow()
+    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    plain = with_leaves(array.type, lambda leaf: as_bytes.get(leaf, leaf))
     if plain != array.type:
-        with contextlib.suppress(arrow().ArrowException):  # types without such a view
+        with contextlib.suppress(pa.ArrowException):  # types without such a view
             array = array.view(plain)
     array.validate(full=True)
-
-
-def _as_bytes(kind: Any) -> Any:
-    if arrow().types.is_string(kind):
-        return arrow().binary()
-    return arrow().large_binary() if arrow().types.is_large_string(kind) else kind
