@@ -70,22 +70,6 @@ def write_zarr(folder):
 WRITERS = [write_npy, write_npz, write_idx, write_hdf5, write_zarr]
 
 
-@pytest.fixture(params=WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
-def source(request, tmp_path):
-    return request.param(tmp_path)
-
-
-def test_elements_are_the_rows_that_were_written(source):
-    assert len(source) == 50
-    for i in (0, 17, -1):
-        assert_equal(source[i], {"x": IMAGES[i], "y": LABELS[i]})
-    indices = RNG.integers(50, size=200)
-    assert_equal(source.__getcolumns__(indices), {"x": IMAGES[indices], "y": LABELS[indices]})
-    for outside in (50, -51):
-        with pytest.raises(IndexError):
-            source[outside]
-
-
 def test_reprs_are_short_and_tell_sources_apart(tmp_path):
     reprs = set()
     for write in WRITERS:

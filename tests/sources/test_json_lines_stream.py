@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import IterDataset, MapDataset, MultiprocessingOptions
+from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import ClosedError, DataError, PipelineError, StateError
 from headrace.sources.json_lines import (
     JsonLinesDataSource,
@@ -17,7 +17,7 @@ from headrace.sources.json_lines import (
     TextLinesIterDataset,
     plain,
 )
-from headrace.testing import assert_equal, assert_resumable
+from headrace.testing import assert_resumable
 from tests.sources.test_json_lines import BOM, EXPECTED, as_lines, values, write, write_shards, zstd
 
 TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
@@ -108,15 +108,6 @@ def test_states_do_not_depend_on_how_much_is_read_ahead(tmp_path, monkeypatch, o
         found.append([iterator.get_state() for _ in iterator])
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 20
-
-
-def test_streams_are_the_same_with_workers(shards):
-    ds = JsonLinesIterDataset(shards).map(lambda value: value["id"]).batch(16)
-    with iter(ds.mp_prefetch(TWO)) as workers:
-        assert_equal(list(workers), list(ds))
-    files = IterDataset.interleave(MapDataset.source(shards).map(TextLinesIterDataset), cycle_length=2)
-    with iter(files.mp_prefetch(TWO)) as workers:
-        assert list(workers) == list(files)
 
 
 def test_the_repr_of_a_stream_tells_files_apart(shards):

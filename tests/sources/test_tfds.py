@@ -22,7 +22,7 @@ from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.sources.tfds import TfdsDataSource
 from headrace.sources.tfds.splits import Piece, pieces_of
 from headrace.sources.tfrecord import TFRecordDataSource
-from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.testing import assert_equal
 from tests.sources.fixtures import make_tfds
 from tests.sources.fixtures.tfrecords import write
 
@@ -118,12 +118,6 @@ def test_class_names_are_those_of_each_feature(folder):
     assert TfdsDataSource(folder, as_supervised=True).class_names == names
     (folder / "label.labels.txt").unlink()
     assert list(TfdsDataSource(folder).class_names) == ["nested/b/label", "objects/label"]
-
-
-def test_blocks_equal_single_reads_and_pipelines_resume(folder):
-    ds = MapDataset.source(TfdsDataSource(folder, "train+test[1:]")).shuffle(seed=2)
-    assert_block_law(ds)
-    assert_resumable(ds.to_iter_dataset())
 
 
 def test_the_spec_says_shapes_and_dtypes(folder):

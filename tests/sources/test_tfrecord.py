@@ -65,14 +65,6 @@ def test_large_records_are_read_whole(tmp_path):
     assert source.__getitems__([3, 0, 2]) == [large[:-1], b"a", b""]
 
 
-def test_empty_files_have_no_records(tmp_path):
-    empty, one = write(tmp_path / "e", []), write(tmp_path / "o", [b""])
-    assert len(TFRecordDataSource(empty)) == 0
-    assert list(TFRecordDataSource([empty, one, empty])) == [b""]
-    with pytest.raises(IndexError, match="Index 0 is out of range for 0 records"):
-        TFRecordDataSource(empty)[0]
-
-
 def test_a_source_is_pickled_as_paths(tmp_path):
     records = some_records(5000)
     source = TFRecordDataSource(write(tmp_path / "t", records))
