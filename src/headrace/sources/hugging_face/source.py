@@ -8,9 +8,10 @@ import numpy as np
 
 from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError, optional
+from headrace.sources import files
 from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
-from headrace.sources.hugging_face.places import Places
-from headrace.sources.indices import place_of, places_of
+from headrace.sources.indices import Parts, place_of, places_of
+from headrace.sources.mapped import FEW, MappedFiles
 from headrace.sources.tables.lru_cache import blaming
 from headrace.sources.tables.values import check_array
 
@@ -141,6 +142,46 @@ class HuggingFaceDataSource:
     def __repr__(self) -> str:
         # The fingerprint identifies the data and all transformations, the same in every process.
         return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint})"
+
+
+class Places:
+    """The mapped files that hold the rows of a Hugging Face table."""
+
+    def __init__(self, table: Any):
+        # A table is one block, or rows of blocks, each with some blocks side by side.
+        stacked = getattr(table, "blocks", None) or [[table]]
+        self._parts = Parts(beside[0].num_rows for beside in stacked)
+        self._paths = [[block.path for block in beside if hasattr(block, "path")] for beside in stacked]
+        self._mapped = MappedFiles(path for paths in self._paths for path in paths)
+        for block in (block for beside in stacked for block in beside if hasattr(block, "path")):
+            size = self._mapped.size_of(block.path)
+            if size is not None and size < _mapped_bytes(block.table):  # it was truncated before the source was made
+                raise files.changed(block.path)
+
+    def check(self, rows: np.ndarray) -> None:
+        """Raises if a file that holds one of these rows has changed."""
+        if len(self._paths) == 1:
+            self._mapped.check(self._paths[0])
+        elif len(rows) > FEW:
+            self._mapped.check_all()
+        else:
+            numbers = np.unique(self._parts.find_all(rows)[0]).tolist()
+            self._mapped.check([path for number in numbers for path in self._paths[number]])
+
+    def name_of(self, row: int) -> str:
+        """The file that holds a row, for messages."""
+        number = self._parts.find(row)[0]
+        paths = self._paths[number] if number < len(self._paths) else []
+        return " and ".join(paths) or "The dataset"
+
+
+def _mapped_bytes(table: Any) -> int:
+    """How many bytes of a file are mapped, judged by a table."""
+    chunks = table.columns[0].chunks if table.columns else []
+    buffer = next(filter(None, chunks[0].buffers()), None) if chunks else None
+    while buffer is not None and buffer.parent is not None:
+        buffer = buffer.parent
+    return 0 if buffer is None else buffer.size
 
 
 def checked(dataset: Any, kind: str, split: str | None = None) -> Any:

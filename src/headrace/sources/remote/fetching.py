@@ -32,11 +32,15 @@ def fetch(path: str, seen: Seen, ranges: Sequence[tuple[int, int]]) -> list[byte
             check_unchanged(path, seen)
         fault = None
         for i, answer in zip(left, answers, strict=True):
-            found = _complete(answer, ranges[i][1] - ranges[i][0])
-            if isinstance(found, Exception):
-                fault = found
+            length = ranges[i][1] - ranges[i][0]
+            if isinstance(answer, Exception):
+                fault = answer
+            elif len(answer) > length:
+                raise NoRanges
+            elif len(answer) < length:
+                fault = ShortRead(f"{length} bytes were requested but {len(answer)} came")
             else:
-                pieces[i] = found
+                pieces[i] = answer
         if fault is None:
             return [pieces[i] for i in range(len(ranges))]
         patience.after(fault)
@@ -51,14 +55,6 @@ def _ask(path: str, ranges: Sequence[tuple[int, int]]) -> list[Any]:
         return fs.cat_ranges([name] * len(ranges), begins, ends, on_error="return", **limit)
     except Exception as fault:
         return [fault] * len(ranges)
-
-
-def _complete(answer: bytes | Exception, length: int) -> bytes | Exception:
-    if isinstance(answer, Exception) or len(answer) == length:
-        return answer
-    if len(answer) > length:
-        raise NoRanges
-    return ShortRead(f"{length} bytes were requested but {len(answer)} came")
 
 
 def check_unchanged(path: str, seen: Seen) -> None:

@@ -1,9 +1,9 @@
 """Files of tables: Parquet, Arrow and CSV."""
 
 import csv as text_csv
+import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
@@ -37,10 +37,11 @@ def write_parquet(
         options: Arguments of `pyarrow.parquet.ParquetWriter`.
     """
     parquet = optional("pyarrow.parquet", extra="parquet")
-    form = _Form(lambda path, schema: parquet.ParquetWriter(path, schema, **options), parquet.read_schema)
+    open_writer = functools.partial(parquet.ParquetWriter, **options)
+    make = _maker(open_writer, parquet.read_schema, _no_columns, schema, row_group_rows)
     kind = f"Parquet {row_group_rows} {sorted(options.items())} {schema}"
     how: Writing = {"num_shards": num_shards, "overwrite": overwrite, "job": job, "progress": progress}
-    return write(records, path, form.maker(schema, row_group_rows), kind, **how)
+    return write(records, path, make, kind, **how)
 
 
 def write_arrow(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
@@ -51,7 +52,7 @@ def write_arrow(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -
         with ipc.open_file(path) as file:
             return file.schema
 
-    return write(records, path, _Form(ipc.new_file, schema_of).maker(None, ROW_GROUP_ROWS), "Arrow", **how)
+    return write(records, path, _maker(ipc.new_file, schema_of, _no_columns), "Arrow", **how)
 
 
 def write_csv(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
@@ -73,35 +74,42 @@ def write_csv(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> 
             )
         return arrow.schema([(name, arrow.string()) for name in names])
 
-    form = _Form(csv.CSVWriter, lambda path: None, header_of)
-    return write(records, path, form.maker(None, ROW_GROUP_ROWS), "CSV", **how)
+    return write(records, path, _maker(csv.CSVWriter, lambda path: None, header_of), "CSV", **how)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """How pyarrow writes tables of a format."""
+def _maker(
+    open_writer: Callable[[str, Any], Any],
+    schema_of: Callable[[str], Any],
+    header_of: Callable[[str | None], Any],
+    schema: Any = None,
+    row_group_rows: int = ROW_GROUP_ROWS,
+) -> Callable[[str, str | None], File]:
+    """Opens files to write to; without a schema, all shards have that of the first.
 
-    open_writer: Callable[[str, Any], Any]
-    schema_of: Callable[[str], Any]  # of a file; None if the file does not say
-    header_of: Callable[[str | None], Any] | None = None  # the schema for a file without rows, given the first shard
+    Args:
+        open_writer: Opens pyarrow's writer for a path and a schema.
+        schema_of: The schema of a file; None if it does not say.
+        header_of: The schema for a file without rows, given the first shard.
+    """
 
-    def maker(self, schema: Any, row_group_rows: int) -> Callable[[str, str | None], File]:
-        """Opens files to write to; without a schema, all shards have that of the first."""
+    def make(partial: str, first: str | None) -> File:
+        found = schema_of(first) if first is not None and schema is None else schema
+        return _TableFile(partial, open_writer, found or None, row_group_rows, lambda: header_of(first))
 
-        def make(partial: str, first: str | None) -> File:
-            found = self.schema_of(first) if first is not None and schema is None else schema
-            return _TableFile(self, partial, found or None, row_group_rows, first)
+    return make
 
-        return make
+
+def _no_columns(first: str | None) -> Any:
+    return optional("pyarrow", extra="parquet").schema([])
 
 
 class _TableFile:
     """Collects rows into row groups; the first group determines the schema, unless one is given."""
 
-    def __init__(self, form: _Form, path: str, schema: Any, row_group_rows: int, first: str | None):
+    def __init__(self, path: str, open_writer: Any, schema: Any, most_rows: int, empty_schema: Callable[[], Any]):
         self._arrow = optional("pyarrow", extra="parquet")
-        self._form, self._path, self._schema = form, path, schema
-        self._most_rows, self._first = row_group_rows, first
+        self._path, self._open_writer, self._schema = path, open_writer, schema
+        self._most_rows, self._empty_schema = most_rows, empty_schema
         self._writer: Any = None
         self._rows: list[Mapping[str, Any]] = []
         self._num_bytes = 0
@@ -148,10 +156,8 @@ class _TableFile:
 
     def _open(self) -> Any:
         if self._writer is None:
-            schema = self._schema
-            if schema is None:
-                schema = self._form.header_of(self._first) if self._form.header_of else self._arrow.schema([])
-            self._writer = self._form.open_writer(self._path, schema)
+            schema = self._empty_schema() if self._schema is None else self._schema
+            self._writer = self._open_writer(self._path, schema)
         return self._writer
 
     def close(self) -> None:
