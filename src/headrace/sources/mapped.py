@@ -39,8 +39,11 @@ class MappedFiles:
 
     def check(self, paths: Sequence[str]) -> None:
         """Raises if one of these was truncated, written to or replaced; to be called before each block is read."""
-        if len(paths) > FEW and not self._is_time():
-            return
+        if len(paths) > FEW:
+            now = time.monotonic()
+            if now - self._looked_at_s < LOOKING_S:
+                return
+            self._looked_at_s = now
         for path in paths:
             version = self._versions.get(path)
             with contextlib.suppress(FileNotFoundError):
@@ -50,13 +53,6 @@ class MappedFiles:
     def check_all(self) -> None:
         """The same for all files."""
         self.check(list(self._versions))
-
-    def _is_time(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked_at_s < LOOKING_S:
-            return False
-        self._looked_at_s = now
-        return True
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_looked_at_s": 0.0}  # another process may have another clock

@@ -26,18 +26,9 @@ class Format(NamedTuple):
     stream: str | None = None  # the class that reads compressed files
     many: bool = True  # whether it reads several files as one
 
-    @property
-    def reader(self) -> Any:
-        """Makes a source of files."""
-        return _imported(self.source)
 
-    @property
-    def stream_reader(self) -> Any:
-        """Makes a stream of a file."""
-        return _imported(self.stream or self.source)
-
-
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
+    """A class by its module and name."""
     module, _, name = name.rpartition(".")
     return getattr(importlib.import_module(f"headrace.sources.{module}"), name)
 

@@ -12,7 +12,7 @@ from headrace.sources import files
 from headrace.sources.bagz import shards_of
 from headrace.sources.files import is_folder, like, listed
 from headrace.sources.opening import formats
-from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, is_hidden
+from headrace.sources.opening.formats import FOLDERS, FORMATS, is_hidden
 
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
@@ -62,18 +62,11 @@ def _open_files(paths: list[str], name: str | None, options: dict[str, Any], *, 
     if found.begins is not None and formats.is_compressed(begin) and found.stream != found.source:
         if found.stream is None:
             raise DataError(f"{paths[0]} is compressed, but {found.name} files are not read so. Decompress it first.")
-        return _streams(found, asked, options)
+        streams = [formats.imported(found.stream)(path, **options) for path in asked]
+        return streams[0] if len(streams) == 1 else IterDataset.interleave(streams, cycle_length=1)
     if not found.many and len(asked) > 1:
         raise PipelineError(f"{found.name} files are opened one at a time; got {len(asked)}: {', '.join(asked[:5])}.")
-    return found.reader(asked if len(asked) > 1 else asked[0], **options)
-
-
-def _streams(found: Format, paths: list[str], options: dict[str, Any]) -> Any:
-    """Compressed files, one after the other."""
-    make = found.stream_reader
-    if len(paths) == 1:
-        return make(paths[0], **options)
-    return IterDataset.interleave([make(path, **options) for path in paths], cycle_length=1)
+    return formats.imported(found.source)(asked if len(asked) > 1 else asked[0], **options)
 
 
 def _begin(path: str) -> bytes:
@@ -86,7 +79,7 @@ def _begin(path: str) -> bytes:
 def _open_folder(folder: str, name: str | None, options: dict[str, Any]) -> Any:
     kind = formats.kind_of_folder(folder) if name is None else name
     if kind is not None and formats.named(kind) in FOLDERS:
-        return formats.named(kind).reader(folder, **options)
+        return formats.imported(formats.named(kind).source)(folder, **options)
     paths = [path for path in listed(folder) if not is_hidden(path)]
     found: dict[str, list[str]] = {}
     for path in paths:

@@ -19,7 +19,7 @@ import numpy as np
 from headrace._utils import trees
 from headrace._utils.threads import map_in_threads
 from headrace.sources import files
-from headrace.sources.indices import place_of, places_of
+from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.lru_cache import Recent, blaming, open_input
@@ -85,7 +85,12 @@ class TableDataSource:
         counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)
         left = [(group, count) for group, count in counted if count]
         self._groups = [group for group, _ in left]
-        self.group_ends = np.cumsum([count for _, count in left], dtype=np.int64)
+        self._parts = Parts(count for _, count in left)
+
+    @property
+    def group_ends(self) -> np.ndarray:
+        """Where groups end, in rows after the filters."""
+        return self._parts.ends
 
     def _scan(self, file: int) -> Scan:
         """Finds the schema, groups and nulls of a file."""
@@ -140,9 +145,6 @@ class TableDataSource:
         with self._blaming_group(self._groups[number]):
             return columns_of(table, self._specs) if self._columnar else table.combine_chunks()
 
-    def _start(self, number: int) -> int:
-        return int(self.group_ends[number - 1]) if number else 0
-
     def read_group(self, number: int) -> dict[str, Any]:
         """All rows of a group as columns, which may be read-only; what is not a number is in arrays of objects."""
         self._check_mapped([number])
@@ -155,7 +157,7 @@ class TableDataSource:
         return all(spec is not None for spec in self._specs.values())
 
     def __len__(self) -> int:
-        return int(self.group_ends[-1]) if len(self.group_ends) else 0
+        return self._parts.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([place_of(index, len(self), "rows")])[0]
@@ -188,9 +190,9 @@ class TableDataSource:
 
     def _columns_at(self, indices: np.ndarray) -> dict[str, Any]:
         if len(indices):
-            number = int(np.searchsorted(self.group_ends, indices[0], side="right"))
-            start = self._start(number)
-            if start <= indices.min() and indices.max() < self.group_ends[number]:
+            number, within = self._parts.find(int(indices[0]))
+            start = int(indices[0]) - within
+            if start <= indices.min() and indices.max() < self._parts.ends[number]:
                 self._check_mapped([number])
                 return taken(self._decoded.get(number), indices - start if start else indices)
         columns = empty(self._specs, len(indices))
@@ -200,14 +202,14 @@ class TableDataSource:
 
     def _by_group(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
         """For each group with some of these indices: positions among the indices, its number, and the rows in it."""
-        numbers = np.searchsorted(self.group_ends, indices, side="right")
+        numbers, within = self._parts.find_all(indices)
         order = np.argsort(numbers, kind="stable")
         cuts = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
         self._check_mapped(numbers[order[cuts[:-1]]].tolist() if len(order) else ())
         for begin, end in itertools.pairwise(cuts) if len(order) else ():
             at = order[begin:end]
             number = int(numbers[at[0]])
-            yield at, number, indices[at] - self._start(number)
+            yield at, number, within[at]
 
     @property
     def element_spec(self) -> Any:
