@@ -324,7 +324,7 @@ def test_unknown_files_are_an_error_that_lists_what_is_known(tmp_path):
     with pytest.raises(DataError) as caught:
         open(tmp_path / "a.xyz")
     message = str(caught.value)
-    assert "a.xyz is not in a known format: its first bytes are b'\\x01\\x02\\x03'" in message
+    assert "a.xyz has no known format: it begins with b'\\x01\\x02\\x03'" in message
     for form in FORMATS:
         assert f"{form.name} ({' '.join(form.suffixes)})" in message
     with pytest.raises(PipelineError, match="There is no format 'xyz'; there are ArrayRecord, TFRecord"):

@@ -67,17 +67,13 @@ class Node(NamedTuple):
             raise self.wrong(f"a whole number from {least} on" if least else "a whole number that is not negative")
         return value
 
-    def name_below(self, folder: str) -> str:
-        """The path of the file with this name in a folder or below it, never outside."""
-        return below(folder, self.text(), self)
-
-
-def below(folder: str, name: str, told_by: Node) -> str:
-    """The path of a name in a folder; raises if it is outside the folder."""
-    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", name)
-    if not name or ".." in parts or "\0" in name or os.path.isabs(name) or files.is_remote(name):
-        raise told_by._replace(value=name).wrong("the name of a file in the same folder")
-    return files.below(folder, name)
+    def name_below(self, folder: str, name: str | None = None) -> str:
+        """The path in a folder of a file with this text as its name, or another one; raises if it is outside."""
+        name = self.text() if name is None else name
+        parts = re.split(r"[/\\]" if os.sep == "\\" else "/", name)
+        if not name or ".." in parts or "\0" in name or os.path.isabs(name) or files.is_remote(name):
+            raise self._replace(value=name).wrong("the name of a file in the same folder")
+        return files.below(folder, name)
 
 
 def read(path: str) -> Node:

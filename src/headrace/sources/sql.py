@@ -119,9 +119,7 @@ class SqlDataSource(BlockSource[Row]):
             raise DataError(f"Key {self._key!r} of {self!r} is null in {keys.count(None)} rows: exclude them.")
         twice = next((a for a, b in itertools.pairwise(keys) if a == b), None)
         if twice is not None:
-            raise DataError(
-                f"Key {self._key!r} of {self!r} has the value {twice!r} more than once, but must identify rows."
-            )
+            raise DataError(f"Key {self._key!r} of {self!r} has the value {twice!r} more than once; it must be unique.")
         small = all(type(value) is int and -(2**63) <= value < 2**63 for value in keys)
         return np.array(keys, np.int64) if small else keys
 

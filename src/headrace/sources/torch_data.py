@@ -58,9 +58,7 @@ class TorchDataSource:
             )
         missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
         if missing:
-            raise PipelineError(
-                f"A map-style dataset needs `__len__` and `__getitem__`; {type(dataset).__name__} lacks `{missing[0]}`."
-            )
+            raise PipelineError(f"{type(dataset).__name__} lacks `{missing[0]}`, which a map-style dataset needs.")
         self._dataset = dataset
 
     def __len__(self) -> int:

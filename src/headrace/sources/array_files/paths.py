@@ -66,11 +66,8 @@ def damage_named(path: str, what: str) -> Iterator[None]:
             raise
         raise type(e)(redacted(str(e), hidden)) from None
     except Exception as e:  # libraries raise anything for a damaged file
+        cause = without_secrets(e, hidden)
         if files.is_remote(path) and not isinstance(e, _OF_DAMAGE):
-            raise RemoteError(f"{path} could not be read: {redacted(in_words(e), hidden)}.") from without_secrets(
-                e, hidden
-            )
+            raise RemoteError(f"{path} could not be read: {redacted(in_words(e), hidden)}.") from cause
         found = redacted(" ".join(str(e).split()).rstrip("."), hidden) or type(e).__name__
-        raise DataError(
-            f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?"
-        ) from without_secrets(e, hidden)
+        raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from cause

@@ -31,9 +31,7 @@ def HuggingFaceIterDataset(
     if num_shards is None:
         return HuggingFaceRows(whole)
     if not 1 <= num_shards <= whole.num_shards:
-        raise PipelineError(
-            f"`num_shards` must be from 1 to {whole.num_shards}, the shards that the dataset has; got {num_shards}."
-        )
+        raise PipelineError(f"`num_shards` must be from 1 to {whole.num_shards}, its shards; got {num_shards}.")
     parts = [whole.shard(num_shards, i, contiguous=False) for i in range(num_shards)]
     for part in parts:
         part.set_epoch(whole.epoch)

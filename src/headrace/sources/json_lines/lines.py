@@ -30,15 +30,13 @@ class Format:
     def unreadable(self, path: str, number: int, offset: int, line: bytes, error: Exception) -> DataError:
         """The error for a line that does not parse; the first line is number 1, as in editors."""
         if isinstance(error, json.JSONDecodeError):
-            what = f"{error.msg}, at column {min(error.pos, len(error.doc.rstrip())) + 1}"
+            why = f"{error.msg}, at column {min(error.pos, len(error.doc.rstrip())) + 1}"
         elif isinstance(error, UnicodeDecodeError):
-            what = f"byte {error.start + 1} of the line is not UTF-8"
+            why = f"byte {error.start + 1} of the line is not UTF-8"
         else:
-            what = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
         shown = repr(line[:SHOWN_BYTES].rstrip(WHITE))[1:] + ("…" if len(line) > SHOWN_BYTES else "")
-        return DataError(
-            f"Line {number} of {path}, at offset {offset}, is not {self.name}: {what}: {shown}. {self.fix}"
-        )
+        return DataError(f"Line {number} of {path}, at offset {offset}, is not {self.name}: {why}: {shown}. {self.fix}")
 
 
 def json_value(line: bytes) -> Any:

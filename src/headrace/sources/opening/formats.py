@@ -105,9 +105,7 @@ def format_of(path: str, begin: bytes) -> Format:
         )
     if begin.lstrip().startswith(b"{") and _is_text(begin):
         return named("JSON lines")
-    raise DataError(
-        f"{path} is not in a known format: its first bytes are {begin[:16]!r}. {known()} Name one with `format`."
-    )
+    raise DataError(f"{path} has no known format: it begins with {begin[:16]!r}. {known()} Name one with `format`.")
 
 
 def plain_name(path: str) -> str:

@@ -21,9 +21,7 @@ class Choice:
 
     def __post_init__(self):
         if isinstance(self.columns, str) or (self.columns is not None and not self.columns):
-            raise PipelineError(
-                f"`columns` must be a sequence of at least one name, or None for all; got {self.columns!r}."
-            )
+            raise PipelineError(f"`columns` must be a sequence of at least one name, or None; got {self.columns!r}.")
 
     @functools.cached_property
     def expression(self) -> Any:
@@ -61,9 +59,7 @@ class Choice:
             return arrow().schema(_chosen(whole, parts))
         except KeyError as e:
             name = ".".join(e.args[0])
-            raise PipelineError(
-                f"{path} has no column {name!r}, only {whole.names}. Choose others with `columns`."
-            ) from None
+            raise PipelineError(f"{path} has no column {name!r}, only {whole.names}. Change `columns`.") from None
 
     def check_filters(self, path: str, schema: Any) -> None:
         """Raises unless the filters fit the columns of a file."""

@@ -56,12 +56,10 @@ def values_of(array: Any, spec: Any) -> Any:
 
 def columns_of(table: Any, specs: dict[str, Any]) -> dict[str, Any]:
     """The columns of a pyarrow table as NumPy arrays of these shapes and dtypes, or of objects."""
-    return {name: values_of(_in_one_chunk(table.column(name)), spec) for name, spec in specs.items()}
-
-
-def _in_one_chunk(column: Any) -> Any:
-    """A column of a pyarrow table as one array; a single chunk is not copied, as joining would."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    columns = {name: table.column(name) for name in specs}
+    # Joining would copy even a single chunk.
+    arrays = {name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns.items()}
+    return {name: values_of(arrays[name], spec) for name, spec in specs.items()}
 
 
 def _objects(array: Any) -> np.ndarray:

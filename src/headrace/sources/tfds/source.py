@@ -162,7 +162,7 @@ def _splits(folder: str, described: Node) -> dict[str, list[Piece]]:
             place = {"SHARD_INDEX": f"{i:05}", "SHARD_X_OF_Y": f"{i:05}-of-{len(sizes):05}"}
             values = named | place  # nothing else is replaced in the template, which may contain anything
             file = re.sub(r"\{(\w+)\}", lambda found, v=values: v.get(found[1], found[0]), template.text())
-            shards.append(Piece(metadata.below(folder, file, template), 0, size, size))
+            shards.append(Piece(template.name_below(folder, file), 0, size, size))
     return splits
 
 
@@ -173,9 +173,7 @@ def _records(file_format: str, pieces: list[Piece]) -> tuple[np.ndarray, Any]:
     firsts = dict(zip(sizes, ends.tolist(), strict=False))
     records: Any = None
     if file_format not in ("array_record", "tfrecord"):
-        raise PipelineError(
-            f"Files of the format {file_format!r} are not supported, only `array_record` and `tfrecord`."
-        )
+        raise PipelineError(f"Files of format {file_format!r} are not supported, only `array_record` and `tfrecord`.")
     if file_format == "array_record" and pieces:  # given the numbers of records, it opens no file to count them
         told = [SimpleNamespace(filename=p, skip=0, take=n, examples_in_shard=n) for p, n in sizes.items()]
         records = ArrayRecordDataSource(told)

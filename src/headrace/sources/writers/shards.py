@@ -134,18 +134,16 @@ class Shards:
             self.total = len(self._random)
             if self.total >= ENDLESS:
                 raise PipelineError("These records never end (a `repeat()`?): limit them with `take(count)`.")
-        else:
-            self.total = None if num_shards == 1 else self._count()
-
-    def _count(self) -> int:
-        """How many records a stream has; this reads all of it."""
-        if isinstance(self._stream, Iterator):
+        elif num_shards == 1:
+            self.total = None
+        elif isinstance(self._stream, Iterator):
             raise PipelineError(
-                f"An iterator cannot be cut into {self._num_shards} shards, because its length is unknown. Pass a "
-                "dataset or a list, or write one shard."
+                f"An iterator cannot be cut into {num_shards} shards, because its length is unknown. Pass a dataset or "
+                "a list, or write one shard."
             )
-        with _opened(self._stream) as iterator:
-            return sum(1 for _ in iterator)
+        else:
+            with _opened(self._stream) as iterator:
+                self.total = sum(1 for _ in iterator)  # reads all of it
 
     def __iter__(self) -> Iterator[tuple[int | None, Iterable[Any]]]:
         if self.total is None:
