@@ -40,8 +40,8 @@ class ParquetIterDataset(IterDataset[Row]):
     anywhere in its file is read as floats; a null is NaN among numbers, NaT among times, and None elsewhere.
 
     Args:
-        path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. When a
-            file is opened, its column types must be those of the first.
+        path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. When a file is opened, its
+            column types must be those of the first.
         columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.
         read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`. With a `filesystem`, paths refer to it.
     """
@@ -152,7 +152,7 @@ class _File:
 class ParquetRows(IterDataset[Row]):
     """The rows of one Parquet file."""
 
-    _how = "columns, or rows where some values are no numbers; a row group at a time"
+    _how = "columns, or rows where some values are not numbers; a row group at a time"
 
     def __init__(self, path: str, opener: _Opener):
         super().__init__()

@@ -30,8 +30,7 @@ class ImageFolderDataSource:
 
     Args:
         root: The folder. With `root/cat/1.jpg`, `cat` is a class; with `root/1.jpg`, there are none.
-        flat: Whether to take all images under the folder, without classes; by default, if there are images directly in
-            it.
+        flat: Whether to take all images under the folder, without classes; by default, if some are directly in it.
         channels: 3 for red, green and blue, or 1 for grey, whatever the file has.
     """
 

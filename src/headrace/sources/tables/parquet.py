@@ -25,8 +25,8 @@ class ParquetDataSource(TableDataSource):
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.
-        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression. Statistics
-            rule out row groups, and the length counts the rows to keep.
+        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length counts these.
+            Statistics rule out row groups without reading them.
         cache_bytes: How much memory decoded row groups may use, besides those being read.
     """
 

@@ -21,11 +21,11 @@ MOST_FAILURES = 4  # layouts that fit few records, before the rest of a block is
 class ExampleParser(Map):
     """Turns `Example` records into dicts of arrays, one at a time with `map` or many at once with `batch`.
 
-    `ds.map(parser)` gives elements, and `ds.batch(128, batch_fn=parser.batch)` batches, much faster: a dict of columns,
-    row for row what `map` gives. See also `ExampleDataSource`.
+    `ds.map(parser)` makes elements, and `ds.batch(128, batch_fn=parser.batch)` makes batches, much faster: dicts of
+    columns with the same rows. See also `ExampleDataSource`.
 
     Args:
-        features: A `Feature` for each name, or only its dtype where it is one value. Other features are not read.
+        features: A `Feature` for each name, or only its dtype if it is a single value. Other features are not read.
     """
 
     def __init__(self, features: Mapping[str, Any]):
