@@ -70,22 +70,6 @@ def write_zarr(folder):
 WRITERS = [write_npy, write_npz, write_idx, write_hdf5, write_zarr]
 
 
-@pytest.fixture(params=WRITERS, ids=lambda write: write.__name__.removeprefix("write_"))
-def source(request, tmp_path):
-    return request.param(tmp_path)
-
-
-def test_elements_are_the_rows_that_were_written(source):
-    assert len(source) == 50
-    for i in (0, 17, -1):
-        assert_equal(source[i], {"x": IMAGES[i], "y": LABELS[i]})
-    indices = RNG.integers(50, size=200)
-    assert_equal(source.__getcolumns__(indices), {"x": IMAGES[indices], "y": LABELS[indices]})
-    for outside in (50, -51):
-        with pytest.raises(IndexError):
-            source[outside]
-
-
 def test_reprs_are_short_and_tell_sources_apart(tmp_path):
     reprs = set()
     for write in WRITERS:
@@ -201,8 +185,8 @@ def test_idx_files_of_any_dtype_and_shape_are_read(tmp_path_factory, array, zipp
         (b"\1\0\x08\1\0\0\0\1x", "begins with 01 00 08 01"),
         (b"\0\0\x07\1\0\0\0\1x", "begins with 00 00 07 01"),
         (b"\0\0\x08\3\0\0\0\1", "ends after 8 bytes, within the lengths of its 3 axes"),
-        (b"\0\0\x08\1\0\0\0\5xxx", "which takes 13 bytes, and it has 11"),
-        (b"\0\0\x08\1\0\0\0\1xxx", "which takes 9 bytes, and it has more than 9"),
+        (b"\0\0\x08\1\0\0\0\5xxx", "which takes 13 bytes, but it has 11"),
+        (b"\0\0\x08\1\0\0\0\1xxx", "which takes 9 bytes, but it has more than 9"),
     ],
 )
 def test_what_is_wrong_with_an_idx_file_is_said(tmp_path, content, message):
@@ -351,7 +335,7 @@ def test_a_chunk_that_is_not_there_is_an_error_where_it_has_to_be(tmp_path):
     assert ZarrDataSource(tmp_path / "a.zarr")[2].tolist() == [0, 0]
     source = pickle.loads(pickle.dumps(ZarrDataSource(tmp_path / "a.zarr", require_chunks=True)))
     assert source[1].tolist() == [7, 7]
-    with pytest.raises(DataError, match="a.zarr cannot be read as .*rows 2 to 2: chunk 'c/1/0' is not there"):
+    with pytest.raises(DataError, match="a.zarr cannot be read as .*rows 2 to 2: chunk 'c/1/0' is missing"):
         source[2]
 
 
@@ -365,7 +349,7 @@ def test_a_chunk_of_blosc_that_was_cut_short_is_an_error(tmp_path, zarr_format, 
     chunk = tmp_path / "a.zarr" / "x" / ("0" if zarr_format == 2 else "c/0")
     chunk.write_bytes(chunk.read_bytes()[:left])
     source = ZarrDataSource(tmp_path / "a.zarr")
-    with pytest.raises(DataError, match=f"a.zarr .*array /x.*has {left} bytes, and says"):
+    with pytest.raises(DataError, match=f"a.zarr .*array /x.*has {left} bytes, but says"):
         source[0]
 
 

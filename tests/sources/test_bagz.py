@@ -64,16 +64,6 @@ def test_shards_that_are_there_are_not_called_missing(tmp_path):
     assert list(BagzDataSource(f"{tmp_path}/n@3.bagz[:1]")) == [named(i, 4)[0] for i in range(3)]
 
 
-def test_an_empty_bagz_file_is_an_empty_source(tmp_path):
-    (tmp_path / "nothing.bagz").touch()
-    for path in (write_bagz(tmp_path / "e.bagz", []), tmp_path / "nothing.bagz"):
-        source = BagzDataSource(path)
-        assert len(source) == 0
-        assert list(source) == []
-        with pytest.raises(IndexError):
-            source[0]
-
-
 @pytest.mark.parametrize("change", [lambda data: b"hello " * 100, lambda data: data[:-5], lambda data: data[9:]])
 def test_a_file_that_is_no_bagz_is_named(tmp_path, change):
     path = Path(write_bagz(tmp_path / "x.bagz", named("x", 100)))

@@ -213,6 +213,9 @@ def test_several_files_and_patterns_are_read_one_after_the_other(form, source, p
             both = form.open(given)
             assert_equal(list(both), elements + elements)
             if hasattr(both, "__len__"):
+                assert [*map(str, both.paths)] == [str(path), str(path.with_name(f"b{form.name}"))]
+                indices = np.random.default_rng(1).integers(-len(both), len(both), len(both)).tolist()
+                assert_equal(both.__getitems__(indices), [both[i] for i in indices])
                 assert_equal([both[i] for i in range(len(both))], elements + elements)
 
 

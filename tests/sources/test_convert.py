@@ -69,7 +69,7 @@ def test_what_is_there_is_kept_unless_told_otherwise(tmp_path, capsys):
     source = write_rows(tmp_path / "a.jsonl")
     assert convert(source, tmp_path / "b.parquet") == 0
     assert convert(source, tmp_path / "b.parquet") == 1
-    assert "1 files are already there" in capsys.readouterr().err
+    assert "1 files already exist" in capsys.readouterr().err
     assert convert(source, tmp_path / "b.parquet", "--overwrite") == 0
 
 

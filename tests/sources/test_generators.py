@@ -123,7 +123,7 @@ def test_an_empty_generator_is_an_empty_stream():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (squares(), r"got generator, which can be walked only once. Give the function itself"),
+        (squares(), r"got generator, which can be iterated only once. Pass the function itself"),
         ([1, 2], "got list. Wrap it in a function, or use `MapDataset.source`"),
         (3, "got int: 3"),
     ],
@@ -142,7 +142,7 @@ def test_a_function_that_gives_one_generator_again_is_an_error():
     shared = squares()
     ds = from_generator(lambda: shared)
     next(iter(ds))
-    with pytest.raises(PipelineError, match="a generator that has been walked already"):
+    with pytest.raises(PipelineError, match="a generator that was already started"):
         next(iter(ds))
 
 

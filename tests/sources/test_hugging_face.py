@@ -98,10 +98,6 @@ def test_single_rows_have_numpy_values(numbers, arrays):
         assert_equal(source[index], {name: array[index] for name, array in arrays.items()})
 
 
-def test_the_block_law_holds_for_numbers(numbers):
-    assert_block_law(MapDataset.source(HuggingFaceDataSource(numbers)).shuffle(seed=1))
-
-
 def test_shuffled_selected_and_sorted_datasets_keep_their_order(numbers, arrays):
     mixed = numbers.shuffle(seed=5).select(range(100, 400))
     source = HuggingFaceDataSource(mixed)
@@ -125,16 +121,6 @@ def test_the_spec_of_numbers_is_known_without_reading(numbers):
         "half": ((), np.dtype("float16")),
         "label": ((), np.dtype("int64")),
     }
-
-
-def test_numbers_are_the_same_with_workers_and_after_a_restore(arrays, tmp_path):
-    dataset = on_disk(dataset_of(arrays), str(tmp_path / "d"), num_shards=2)
-    ds = MapDataset.source(HuggingFaceDataSource(dataset)).shuffle(seed=1).to_iter_dataset()
-    ds = ds.filter(lambda row: row["ok"]).batch(50)
-    with iter(ds.mp_prefetch(TWO)) as workers:
-        for ours, other in zip(ds, workers, strict=True):
-            assert_equal(ours, other)
-    assert_resumable(ds, max_outputs=5)
 
 
 @settings(max_examples=25)

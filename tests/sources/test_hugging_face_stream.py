@@ -118,7 +118,7 @@ def test_shards_are_shared_out_among_workers():
 
 @pytest.mark.parametrize("num_shards", [0, 4])
 def test_more_parts_than_shards_are_an_error(num_shards):
-    with pytest.raises(PipelineError, match=f"must be from 1 to 3, the shards that the dataset has; got {num_shards}"):
+    with pytest.raises(PipelineError, match=f"must be from 1 to 3, its shards; got {num_shards}"):
         HuggingFaceIterDataset(streaming(), num_shards=num_shards)
 
 
@@ -128,7 +128,7 @@ def test_a_state_of_another_epoch_or_pipeline_is_an_error():
     next(iterator)
     state = iterator.get_state()
     later = iter(HuggingFaceIterDataset(_at_epoch(streaming(), 1)))
-    with pytest.raises(StateError, match="state is of epoch 0, and the dataset is at epoch 1"):
+    with pytest.raises(StateError, match="state is of epoch 0, but the dataset is at epoch 1"):
         later.set_state(state)
     with pytest.raises(StateError, match="has the field `state_dict`; got {'next_index': 3}"):
         iterator.set_state({"next_index": 3})

@@ -161,18 +161,6 @@ def test_orjson_gives_the_values_of_json():
 # ----------------------------------------------------------------------------------------- random access
 
 
-def test_elements_come_in_the_order_asked_for(shards):
-    source = JsonLinesDataSource(shards)
-    assert len(source) == 271
-    assert list(source) == [source[i] for i in range(271)] == EXPECTED
-    assert source.paths == shards
-    for size in (1, 3, 40, 1000):
-        indices = np.random.default_rng(size).integers(-271, 271, size).tolist()
-        assert source.__getitems__(indices) == [EXPECTED[i] for i in indices]
-    assert source.__getitems__(range(60, 80)) == EXPECTED[60:80]
-    assert source.__getitems__([]) == []
-
-
 @pytest.mark.parametrize("gap_bytes", [-1, 0, 100, 1 << 20])
 def test_what_is_read_at_once_does_not_change_elements(shards, monkeypatch, gap_bytes):
     monkeypatch.setattr(index, "GAP_BYTES", gap_bytes)

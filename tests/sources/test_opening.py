@@ -199,7 +199,7 @@ def test_compressed_idx_is_a_source_and_other_compressed_files_say_so(tmp_path):
     source = open(tmp_path / "train-images-idx2-ubyte.gz")
     assert (kind(source), source[1].tolist()) == ("IdxDataSource", [3, 4, 5])
     (tmp_path / "a.npy.gz").write_bytes(gzip.compress(b"\x93NUMPY"))
-    with pytest.raises(DataError, match="a.npy.gz is compressed, and NumPy files are not read so. Decompress it first"):
+    with pytest.raises(DataError, match="a.npy.gz is compressed, but NumPy files are not read so. Decompress it first"):
         open(tmp_path / "a.npy.gz")
 
 
@@ -324,7 +324,7 @@ def test_unknown_files_are_an_error_that_lists_what_is_known(tmp_path):
     with pytest.raises(DataError) as caught:
         open(tmp_path / "a.xyz")
     message = str(caught.value)
-    assert "a.xyz is in no format that is known here: its first bytes are b'\\x01\\x02\\x03'" in message
+    assert "a.xyz has no known format: it begins with b'\\x01\\x02\\x03'" in message
     for form in FORMATS:
         assert f"{form.name} ({' '.join(form.suffixes)})" in message
     with pytest.raises(PipelineError, match="There is no format 'xyz'; there are ArrayRecord, TFRecord"):

@@ -50,7 +50,7 @@ def test_a_cache_that_others_may_write_to_is_not_used(server, cache_folder, whic
         assert files.open_file(server.url("a")).read(0, 300_000) == content
     with (
         pytest.warns(CacheWarning, match="is not used"),
-        pytest.raises(RemoteError, match="must be copied to the cache as a whole.*is not used to keep data in"),
+        pytest.raises(RemoteError, match="must be copied to the cache as a whole.*is not used to store data"),
     ):
         remote.local_copy(server.url("a"))
 
@@ -114,12 +114,12 @@ def test_an_index_that_others_may_write_is_made_anew(data, tmp_path):
     kind(path)
     path.chmod(0o644)
     beside.chmod(0o666)
-    with pytest.warns(CacheWarning, match=r"is left alone, and what it keeps is found anew: other users may write"):
+    with pytest.warns(CacheWarning, match=r"is ignored, and its content is computed again: other users may write"):
         assert len(kind(path)) == 9
     folder = tmp_path / "index"
     kind(path, index_dir=folder)
     folder.chmod(0o777)
-    with pytest.warns(CacheWarning, match="is not used to keep data in"):
+    with pytest.warns(CacheWarning, match="is not used to store data"):
         assert len(kind(path, index_dir=folder)) == 9
 
 

@@ -188,5 +188,7 @@ def test_a_whole_copy_is_made_once_in_pieces_and_keeps_its_name(server, monkeypa
     assert remote.local_copy(server.url("dir/a.bagz")) == path
     assert [command for command, _, _ in server.requests] == ["HEAD"]
     monkeypatch.setenv("HEADRACE_CACHE_BYTES", "1000")
-    with pytest.raises(RemoteError, match="has 5000000 bytes and must be copied.*holds 1000: set HEADRACE_CACHE_BYTES"):
+    with pytest.raises(
+        RemoteError, match="has 5000000 bytes and must be copied.*holds 1000: raise HEADRACE_CACHE_BYTES"
+    ):
         remote.local_copy(server.url("dir/a.bagz"))

@@ -197,8 +197,8 @@ def test_keys_that_do_not_tell_rows_apart_are_errors(tmp_path):
 @pytest.mark.parametrize(
     ("query", "key", "message"),
     [
-        (QUERY, "nope", r"gives no column 'nope' as a key; it gives \['id', 'name', 'score'\]"),
-        (QUERY, "no pe", r"gives no column 'no pe' as a key"),
+        (QUERY, "nope", r"returns no column 'nope' as a key, only \['id', 'name', 'score'\]"),
+        (QUERY, "no pe", r"returns no column 'no pe' as a key"),
         ("SELECT * FROM nowhere", "id", "cannot be read: no such table: nowhere. The query was: SELECT"),
         ("SELECT id people", "id", "cannot be read: no such column: id"),
         ("SELECT id FROM people WHERE", "id", "cannot be read: near"),
@@ -210,7 +210,7 @@ def test_a_wrong_query_or_key_is_named(path, query, key, message):
 
 
 def test_columns_of_one_name_are_an_error(source):
-    with pytest.raises(PipelineError, match=r"gives columns \['a'\] twice: rename one with `AS`"):
+    with pytest.raises(PipelineError, match=r"returns columns \['a'\] twice: rename one with `AS`"):
         sql._check_columns(["id", "a", "a"], "id", source)
 
 
@@ -229,7 +229,7 @@ def test_a_file_that_is_damaged_is_named(tmp_path, change):
     path = tmp_path / "x.db"
     write(path, rows=people())
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match="x.db.* is damaged, or no SQLite file"):
+    with pytest.raises(DataError, match="x.db.* is damaged, or not an SQLite file"):
         list(SqlDataSource(path, QUERY, key="id"))
 
 
@@ -238,7 +238,7 @@ def test_wrong_arguments_are_errors(path, tmp_path):
         SqlDataSource(tmp_path / "nope.db", QUERY, key="id")
     with pytest.raises(PipelineError, match="`connect` must be the path of an SQLite file.*got int"):
         SqlDataSource(3, QUERY, key="id")  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match="SQLite reads local files alone; got s3://b/x.db"):
+    with pytest.raises(PipelineError, match="SQLite reads only local files; got s3://b/x.db"):
         SqlDataSource("s3://b/x.db", QUERY, key="id")
     with pytest.raises(PipelineError, match="`paramstyle` must be one of .*; got 'named'"):
         SqlDataSource(path, QUERY, key="id", paramstyle="named")

@@ -265,18 +265,22 @@ def test_what_protocol_buffers_allow_is_parsed():
 @pytest.mark.parametrize(
     ("record", "features", "message"),
     [
-        (encode({"y": [1]}), {"x": np.int64}, "it has no feature 'x'. Give it a default"),
-        (encode({"x": [1.5]}), {"x": np.int64}, "feature 'x' is of floats, and not of ints"),
-        (encode({"x": [1, 2]}), {"x": np.int64}, r"feature 'x' has 2 values, and not the 1 of \(\)"),
-        (encode({"x": [1, 2]}), {"x": Feature(np.int64, (3,))}, r"has 2 values, and not the 3 of \(3,\)"),
-        (encode({"x": [1.0]})[:-1], {"x": np.float32}, "the field at offset 2 ends 1 bytes after what it is part of"),
+        (encode({"y": [1]}), {"x": np.int64}, "it has no feature 'x'. Give that a default"),
+        (encode({"x": [1.5]}), {"x": np.int64}, "feature 'x' has floats, not ints"),
+        (encode({"x": [1, 2]}), {"x": np.int64}, r"feature 'x' has 2 values, not the 1 of \(\)"),
+        (encode({"x": [1, 2]}), {"x": Feature(np.int64, (3,))}, r"has 2 values, not the 3 of \(3,\)"),
+        (
+            encode({"x": [1.0]})[:-1],
+            {"x": np.float32},
+            "the field at offset 2 ends 1 bytes after the message around it",
+        ),
         (b"\x0a", {"x": np.int64}, "a number ends too early"),
         (b"\xff" * 20, {"x": np.int64}, "the number at offset 0 has more than 10 bytes"),
-        (bytes(9), {"x": np.int64}, "is not the beginning of a field"),
+        (bytes(9), {"x": np.int64}, "do not begin a field"),
         (
             field(1, field(1, field(1, b"x") + field(2, field(2, field(1, b"123"))))),
             {"x": np.float32},
-            "4 does not divide",
+            "not a multiple of 4 bytes",
         ),
         (field(1, field(1, field(1, b"x") + field(2, field(3, field(1, b"\xff"))))), {"x": np.int64}, "in the middle"),
         (field(1, field(1, field(1, b"\xff"))), {"x": np.int64}, "is not UTF-8"),
@@ -333,7 +337,7 @@ def test_wrong_arguments_are_errors():
         with pytest.raises(PipelineError, match="`features` must be a dict"):
             ExampleParser(features)  # type: ignore[arg-type]
     for parse in (parse_example, parse_sequence_example):
-        with pytest.raises(DataError, match="A record of 1 bytes is no `.*Example`"):
+        with pytest.raises(DataError, match="A record of 1 bytes is not an? `.*Example`"):
             parse(b"\x0a")
 
 
@@ -436,5 +440,5 @@ def test_what_an_example_cannot_hold_is_named():
         encode_example({"x": 1j})
     with pytest.raises(PipelineError, match="Feature 'x' has lists of different lengths"):
         encode_example({"x": [np.zeros(2), np.zeros(3)]})
-    with pytest.raises(PipelineError, match="Feature 'x' has 18446744073709551615, and an Example holds int64 only"):
+    with pytest.raises(PipelineError, match="Feature 'x' has 18446744073709551615, but an Example holds only int64"):
         encode_example({"x": np.array([2**64 - 1], np.uint64)})

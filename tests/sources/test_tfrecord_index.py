@@ -6,15 +6,15 @@ import pickle
 import pytest
 
 from headrace.errors import DataError
-from headrace.sources.tfrecord import TFRecordDataSource, index
+from headrace.sources.tfrecord import TFRecordDataSource, random_access
 from tests.sources.fixtures.tfrecords import some_records, write
 
 
 @pytest.fixture
 def scans(monkeypatch):
     """The files whose records were looked for."""
-    seen, find = [], index.find_offsets
-    monkeypatch.setattr(index, "find_offsets", lambda file, path: seen.append(path) or find(file, path))
+    seen, find = [], random_access.find_offsets
+    monkeypatch.setattr(random_access, "find_offsets", lambda file, path: seen.append(path) or find(file, path))
     return seen
 
 
@@ -74,13 +74,13 @@ def test_an_index_that_can_be_nowhere_is_not_needed(tmp_path, scans):
 
 
 def test_a_file_that_is_still_written_is_an_error(tmp_path, monkeypatch):
-    path, find = write(tmp_path / "t", [b"1"]), index.find_offsets
+    path, find = write(tmp_path / "t", [b"1"]), random_access.find_offsets
 
     def find_while_it_is_written(file, path):
         found = find(file, path)
         write(path, [b"1", b"2"])
         return found
 
-    monkeypatch.setattr(index, "find_offsets", find_while_it_is_written)
+    monkeypatch.setattr(random_access, "find_offsets", find_while_it_is_written)
     with pytest.raises(DataError, match="t was written to while it was indexed"):
         TFRecordDataSource(path)

@@ -53,13 +53,6 @@ def test_tfrecords_and_their_states_are_those_of_grain(tmp_path):
     assert list(TFRecordIterDataset(path)) == TEXTS
 
 
-@pytest.mark.parametrize("verify", [False, True])
-def test_tfrecords_resume_at_every_record(tmp_path, verify):
-    ds = TFRecordIterDataset(write(tmp_path / "t", TEXTS), verify=verify)
-    assert_resumable(ds)
-    assert_resumable(ds.map(len).batch(3))
-
-
 def test_tfrecords_seek_to_resume(tmp_path):
     path = write(tmp_path / "t", TEXTS)
     iterator = iter(TFRecordIterDataset(path))
@@ -127,12 +120,6 @@ def test_a_tfrecord_state_of_another_file_is_an_error(tmp_path, offset):
     for _ in range(2):
         with pytest.raises(StateError, match="not the file that the state was saved with"):
             next(iterator)
-
-
-def test_an_empty_tfrecord_file_has_no_records(tmp_path):
-    ds = TFRecordIterDataset(write(tmp_path / "t", []))
-    assert list(ds) == []
-    assert_resumable(ds)
 
 
 def test_a_tfrecord_dataset_is_of_one_file_that_is_there(tmp_path):

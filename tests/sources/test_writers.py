@@ -123,7 +123,7 @@ def test_gaps_of_a_filter_are_left_out(tmp_path):
         ([2.5], "A record must be bytes, text, or a dict.*got float"),
         (b"bytes", "Records are an iterable of bytes or dicts; got bytes"),
         (7, "Records are a dataset, a source or an iterable; got int"),
-        (MapDataset.source(RECORDS).repeat(), "These records have no end"),
+        (MapDataset.source(RECORDS).repeat(), "These records never end"),
     ],
 )
 def test_what_cannot_be_written_is_named(tmp_path, records, message):
@@ -133,7 +133,7 @@ def test_what_cannot_be_written_is_named(tmp_path, records, message):
 
 
 def test_bad_targets_are_named(tmp_path):
-    with pytest.raises(PipelineError, match="written on this machine; got the address s3://b/a"):
+    with pytest.raises(PipelineError, match="Only local files can be written; got the address s3://b/a"):
         write_tfrecord(RECORDS, "s3://b/a.tfrecord")
     with pytest.raises(PipelineError, match="`num_shards` must be at least 1; got 0"):
         write_tfrecord(RECORDS, tmp_path / "a.tfrecord", num_shards=0)
@@ -167,7 +167,7 @@ def test_an_error_leaves_no_file(tmp_path, suffix, write, read):
 def test_files_that_are_there_are_kept_unless_told_otherwise(tmp_path):
     path = tmp_path / "a.tfrecord"
     write_tfrecord([b"old"], path)
-    with pytest.raises(FileExistsError, match="1 files are already there: .*a.tfrecord. Say `overwrite`"):
+    with pytest.raises(FileExistsError, match="1 files already exist: .*a.tfrecord. Set `overwrite`"):
         write_tfrecord([b"new"], path)
     with pytest.raises(OSError, match="on fire"):
         write_tfrecord(failing([b"new"], 1), path, overwrite=True)
@@ -362,9 +362,9 @@ def test_the_first_row_group_fixes_the_types(tmp_path):
     schema = pa.schema([("x", pa.float32())])
     (path,) = write_parquet(rows, tmp_path / "a.parquet", row_group_rows=1, schema=schema)
     assert pq.read_table(path).to_pydict() == {"x": [1.0, 2.5]}
-    with pytest.raises(PipelineError, match=r"has the columns \['y'\], and those before it \['x'\]"):
+    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but those before it \['x'\]"):
         write_parquet([{"x": 1}, {"y": 1}], tmp_path / "b.parquet")
-    with pytest.raises(PipelineError, match=r"has the columns \['y'\], and the schema \['x'\]"):
+    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but the schema \['x'\]"):
         write_parquet([{"y": 1}], tmp_path / "b.parquet", schema=schema)
 
 
@@ -406,7 +406,7 @@ def test_csv_shards_without_rows_have_the_names_of_the_first(tmp_path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "b.parquet")
     (path,) = write_csv(ParquetDataSource(tmp_path / "b.parquet"), tmp_path / "b.csv")
     assert Path(path).read_text() == '"x"\n'
-    with pytest.raises(PipelineError, match="no records, so nobody knows the names of the columns"):
+    with pytest.raises(PipelineError, match="no records, so the names of the columns, with which a CSV"):
         write_csv([], tmp_path / "c.csv")
     assert not (tmp_path / "c.csv").exists()
 
@@ -415,15 +415,15 @@ def test_csv_shards_without_rows_have_the_names_of_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({}, "A row is a dict that has columns, and their names are text; got {}"),
-        ({1: 2}, "A row is a dict that has columns, and their names are text; got {1: 2}"),
+        ({}, "A row must be a nonempty dict with text as keys; got {}"),
+        ({1: 2}, "A row must be a nonempty dict with text as keys; got {1: 2}"),
         ({"x": 2**70}, "Column 'x' cannot be written as one type: Python int too large"),
     ],
 )
 def test_rows_that_are_none_are_named(tmp_path, write, row, message):
     with pytest.raises(PipelineError, match=message) as caught:
         write([row], tmp_path / "x")
-    assert "`schema`" in str(caught.value) or "text; got" in str(caught.value)
+    assert "`schema`" in str(caught.value) or "as keys; got" in str(caught.value)
     assert names_in(tmp_path) == []
 
 
@@ -455,7 +455,7 @@ def test_json_lines_hold_arrays_as_lists_and_bytes_as_text(tmp_path):
     assert found == [{"x": i, "y": [[1.0, 0.0], [0.0, 1.0]], "z": {"t": "ü"}, "n": None} for i in range(3)]
     for value, message in (
         (b"\xff", "invalid start byte"),
-        (1j, "complex is no text"),
+        (1j, "complex is not text"),
         (float("nan"), "not JSON compliant"),
     ):
         with pytest.raises(PipelineError, match=f"JSON cannot hold this record: .*{message}.*Map the dataset"):

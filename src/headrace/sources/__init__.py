@@ -1,4 +1,4 @@
-"""Where bytes at rest become elements: one file per format, imported when it is first asked for."""
+"""Where bytes at rest become elements: one file or folder per format, imported when it is first used."""
 
 from typing import TYPE_CHECKING
 

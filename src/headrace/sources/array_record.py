@@ -1,4 +1,4 @@
-"""ArrayRecord files as a source: element `i` is record `i` of the files, one after the other, as bytes."""
+"""ArrayRecord files as a source of their records, as bytes."""
 
 import contextlib
 import functools
@@ -14,16 +14,16 @@ from headrace.errors import PipelineError, optional
 from headrace.sources import files
 from headrace.sources.record_files import Damaged, Pace, Reader, RecordFiles, damage
 
-# Records are looked up one by one, and a reader that reads ahead throws that work away at each; what it reads ahead of
-# the index by default is more than most files have.
+# Records are read one by one, so reading ahead would be wasted; the default prefetch of the index is larger than most
+# files.
 READER_OPTIONS = {"readahead_buffer_size": "0", "max_parallelism": "0", "footer_prefetch_bytes": "0"}
 FILE_BUFFER_BYTES = 2 << 10
-# The reader's calls for many records use all cores, and so pay only for many; the one for a list of indices also walks
-# over all groups of the file.
+# The reader's calls for many records use all cores, which pays only for many; the one for a list of indices also visits
+# all groups of the file.
 FEWEST_AT_ONCE = 512
 GROUPS_PER_INDEX = 256
 GROUPS_PER_SLOW_INDEX = 1 << 14
-TAIL_BYTES = 128 << 10  # of a far-away file: what is written at its end has at least 64 KiB
+TAIL_BYTES = 128 << 10  # of a remote file: what is written at its end takes at least 64 KiB
 
 
 class ArrayRecordDataSource(RecordFiles):
@@ -32,7 +32,7 @@ class ArrayRecordDataSource(RecordFiles):
     Args:
         paths: A path, a pattern (`*`, `?`, `[…]`), an address, `path[a:b]` for some of a file's records, an object with
             the fields of a `FileInstruction`, or a sequence of these.
-        reader_options: Options of ArrayRecord's reader by name, on top of those that suit random access.
+        reader_options: Options of ArrayRecord's reader by name, in addition to those for random access.
     """
 
     FORMAT = "ArrayRecord"
@@ -46,8 +46,8 @@ class ArrayRecordDataSource(RecordFiles):
     def _open(self, path: str) -> Reader:
         return _Reader(path, self._options, self._pace)
 
-    def _count_far_away(self, file: files.File) -> int:
-        """Opens a file that has holes where the far-away one has records: the reader looks at both ends alone."""
+    def _count_remote(self, file: files.File) -> int:
+        """Opens a file with a hole in place of the records: the reader only looks at both ends."""
         tail = TAIL_BYTES
         while True:
             begin = max(0, file.size - tail)
@@ -71,7 +71,7 @@ class _Reader:
     def __init__(self, path: str, options: str, pace: Pace):
         make = optional("array_record.python.array_record_module", extra="arrayrecord").ArrayRecordReader
         try:
-            # As bytes, since a name may be one that is not Unicode.
+            # As bytes, since the name may not be Unicode.
             self._reader = make(os.fsencode(path), options, file_reader_buffer_size=FILE_BUFFER_BYTES)
         except ValueError as e:
             raise PipelineError(f"ArrayRecord's reader does not take the options {options!r}: {e}.") from e
@@ -114,5 +114,5 @@ class _Reader:
         return self._num_groups == self.num_records if in_a_row else count * GROUPS_PER_INDEX >= self._num_groups
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # what was wrong is raised once more
+        with contextlib.suppress(RuntimeError):  # it raises earlier errors again
             self._reader.close()

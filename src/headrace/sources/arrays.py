@@ -10,7 +10,7 @@ from headrace.errors import PipelineError
 
 
 class ArrayDataSource:
-    """Rows of an array, or of a tree of arrays with one leading length.
+    """Rows of an array, or of a tree of arrays with the same length.
 
     >>> source = ArrayDataSource({"x": np.arange(6).reshape(3, 2), "y": np.arange(3)})
     >>> len(source), source[1]
@@ -49,7 +49,7 @@ class ArrayDataSource:
         return trees.tree_map(lambda array: trees.copy_tree(array[index]), self._arrays)
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
-        """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
+        """The rows at `indices`, all in `0..len - 1`, as new columns."""
         if self._plain is not None:
             return {key: take(indices, 0, None, "clip") for key, take in self._plain}
         return _take(self._arrays, indices)
@@ -66,7 +66,7 @@ class ArrayDataSource:
 
 
 def _plain_takes(arrays: Any) -> list[tuple[Any, Any]] | None:
-    """The `take` of each array, where there is nothing else to see to: a flat dict of numbers."""
+    """The `take` of each array, for the simplest case: a flat dict of numbers."""
     if type(arrays) is not dict or not all(type(a) is np.ndarray and not a.dtype.hasobject for a in arrays.values()):
         return None
     return [(key, array.take) for key, array in arrays.items()]
@@ -74,7 +74,7 @@ def _plain_takes(arrays: Any) -> list[tuple[Any, Any]] | None:
 
 def _take(arrays: Any, indices: np.ndarray) -> Any:
     if type(arrays) is np.ndarray:
-        # The indices are known to be in range, and clipping them is cheaper than checking them.
+        # The indices are in range, and clipping is cheaper than checking.
         rows = arrays.take(indices, 0, None, "clip")
         return trees.copy_tree(rows) if rows.dtype.hasobject else rows
     if type(arrays) is dict:
@@ -83,7 +83,7 @@ def _take(arrays: Any, indices: np.ndarray) -> Any:
 
 
 def is_array_like(value: Any) -> bool:
-    """Whether `MapDataset.source` reads `value` as arrays: an array, or a dict whose leaves are all arrays."""
+    """Whether `MapDataset.source` reads `value` as arrays: an array, or a dict with only arrays as leaves."""
     if isinstance(value, np.ndarray):
         return True
     return type(value) is dict and bool(value) and all(isinstance(leaf, np.ndarray) for leaf in trees.leaves(value))

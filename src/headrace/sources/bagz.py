@@ -1,4 +1,4 @@
-"""Bagz files as a source: element `i` is record `i` of the files, one after the other, as bytes."""
+"""Bagz files as a source of their records, as bytes."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from headrace.errors import PipelineError, optional
 from headrace.sources import files
 from headrace.sources.record_files import Damaged, Pace, Part, Reader, RecordFiles, damage
 
-MOST_THREADS = 16  # of the reader's batch call, where that pays
+MOST_THREADS = 16  # of the reader's batch call, when that pays
 NUMBER_BYTES = 8
 
 
@@ -42,10 +42,10 @@ class BagzDataSource(RecordFiles):
     def _open(self, path: str) -> Reader:
         return _Reader(path, self._options, self._pace)
 
-    def _count_far_away(self, file: files.File) -> int:
-        """At the end of a file stands where each record ends; the last of these numbers also is where they begin."""
+    def _count_remote(self, file: files.File) -> int:
+        """A file ends with the offsets where records end; the last one is also where these numbers begin."""
         if "limits_placement" in self._options:
-            raise PipelineError("Behind an address, the limits of a Bagz file must be at its own end.")
+            raise PipelineError("For an address, the limits of a Bagz file must be at its own end.")
         if file.size == 0:
             return 0
         begin = int.from_bytes(file.read(max(0, file.size - NUMBER_BYTES), NUMBER_BYTES), "little")
@@ -64,7 +64,7 @@ class _Reader:
             raise PipelineError(f"Bagz's reader does not take the options {dict(options)!r}: {e}") from e
         with damage(ValueError, FileNotFoundError), _plain_name(path) as name:
             self._reader: Any = bagz.Reader(name, chosen)
-        self._path, self._file = path, files.LocalFile(path)  # the reader has it mapped
+        self._path, self._file = path, files.LocalFile(path)  # the reader maps it
         self._pace = pace
         self.num_records = len(self._reader)
 
@@ -73,7 +73,7 @@ class _Reader:
         self._file.check_unchanged(self._path)
         with damage(ValueError, FileNotFoundError):
             if self._pace.is_slow():
-                # After a damaged record, this call leaves records empty and does not say so.
+                # After a damaged record, this call silently leaves records empty.
                 records = reader.read_indices(places)
                 return [record or reader[place] for record, place in zip(records, places, strict=True)]
             begin = time.perf_counter()
@@ -87,7 +87,7 @@ class _Reader:
 
 
 def shards_of(path: str) -> list[str]:
-    """The files that `name@3.bagz` means, or patterns of them; none if a path is not of this kind."""
+    """The files or patterns that a path like `name@3.bagz` means; none for other paths."""
     found = re.fullmatch(r"(.*)@(\d+|\*)(\.[^/@]*)?", path, re.DOTALL)
     if found is None:
         return []
@@ -98,7 +98,7 @@ def shards_of(path: str) -> list[str]:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether the reader takes a path for one file, as it is written."""
+    """Whether the reader takes a path literally, as one file."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -108,7 +108,7 @@ def _is_plain(path: str) -> bool:
 
 @contextlib.contextmanager
 def _plain_name(path: str) -> Iterator[str]:
-    """The path, or one of a link to it."""
+    """The path, or that of a link to it."""
     if _is_plain(path):
         yield path
         return

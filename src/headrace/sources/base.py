@@ -1,8 +1,12 @@
-"""What sources have in common that read many elements at once."""
+"""What sources that read many elements at once have in common, and the numbers in states."""
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Generic, Self, TypeVar
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from headrace._utils.threads import map_in_threads
+from headrace.errors import StateError
 from headrace.sources import files
 from headrace.sources.indices import Parts
 
@@ -10,9 +14,9 @@ T = TypeVar("T")
 
 
 class BlockSource(Generic[T]):
-    """A source that reads many elements at once, and closes what it has open."""
+    """A source that reads many elements at once, and can be closed."""
 
-    _at_once: ClassVar[int] = 1024  # when they are iterated over
+    _at_once: ClassVar[int] = 1024  # elements that iteration reads together
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -56,7 +60,7 @@ class FileSource(BlockSource[T]):
         return self._parts.length
 
     def _named(self) -> list[str]:
-        """What tells the elements of this source from those of another."""
+        """The names that distinguish this source from others."""
         return self._paths
 
     def __repr__(self) -> str:
@@ -64,3 +68,39 @@ class FileSource(BlockSource[T]):
         return (
             f"{type(self).__name__}(num_files={len(self._paths)}, num_{self._what}={len(self)}, hash_of_paths={digest})"
         )
+
+
+class IndexedFiles(FileSource[T]):
+    """The elements of files, each of which has an index that says where they are."""
+
+    _indexing_threads: ClassVar[int] = 16
+
+    def _open_files(
+        self, paths: Any, index: Callable[..., Any], index_dir: str | os.PathLike | None, *, what: str, maps: bool
+    ) -> None:
+        """Finds the files and their indexes."""
+        self._paths = files.expand(paths, what=what)
+        find = partial(index, index_dir=None if index_dir is None else os.fsdecode(index_dir))
+        self._indexes = map_in_threads(find, self._paths, self._indexing_threads, "headrace-index")
+        self._parts = Parts(map(self._num_elements, self._indexes))
+        self._pool = files.Pool(versions={index.path: index.version for index in self._indexes}, maps=maps)
+
+    def _num_elements(self, index: Any) -> int:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def numbers_in(state: Any, what: str, *fields: str) -> tuple[int, ...]:
+    """The numbers in a state of `what`; raises if it is another kind of state."""
+    try:
+        numbers = tuple(state[field] for field in fields)
+    except (KeyError, TypeError):
+        names = " and ".join(f"`{field}`" for field in fields)
+        raise StateError(
+            f"The state of {what} has the fields {names}; got {state!r}. It is the state of another pipeline."
+        ) from None
+    if any(type(number) is not int for number in numbers):
+        raise StateError(f"The fields of the state of {what} are ints; got {state!r}.")
+    return numbers

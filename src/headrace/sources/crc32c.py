@@ -1,4 +1,4 @@
-"""CRC-32C, as TFRecord files have it: by google-crc32c where it is installed, by NumPy where it is not."""
+"""CRC-32C, which TFRecord files use: by google-crc32c if it is installed, otherwise by NumPy."""
 
 import functools
 from collections.abc import Callable
@@ -8,20 +8,20 @@ import numpy as np
 
 from headrace.errors import MissingDependency, optional
 
-POLYNOMIAL = 0x82F63B78  # of CRC-32C, with its bits in reverse
+POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 ROW_BYTES = 512
-PIECE_BYTES = 64 * ROW_BYTES  # so that what is worked on stays in the cache
-SHORT_BYTES = 64  # up to here a loop is faster than NumPy
+PIECE_BYTES = 64 * ROW_BYTES  # small enough for the CPU cache
+SHORT_BYTES = 64  # up to here, a loop is faster than NumPy
 
 
 def masked(crc: Any) -> Any:
-    """A checksum as the format stores it, or an array of them."""
+    """A checksum, or an array of them, as the format stores it."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @functools.cache
 def checksum() -> Callable[[bytes], int]:
-    """What takes the CRC-32C of bytes: google-crc32c where it is installed, and otherwise `crc32c` below."""
+    """The fastest function for the CRC-32C of bytes: google-crc32c if it is installed, otherwise `crc32c` below."""
     try:
         module = optional("google_crc32c", extra="tfrecord")
     except MissingDependency:
@@ -31,12 +31,12 @@ def checksum() -> Callable[[bytes], int]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def masked_crc_of_length(length: int) -> int:
-    """The checksum of a length; lengths come again and again."""
+    """The checksum of a length; cached, since lengths recur."""
     return masked(crc32c(length.to_bytes(8, "little")))
 
 
 def masked_crcs_of_lengths(lengths: np.ndarray) -> np.ndarray:
-    """The same of many."""
+    """The same for many."""
     rows = lengths.astype("<u8").view(np.uint8).reshape(-1, 8)
     return masked(np.array(_crcs_of_rows(rows), np.uint32) ^ np.uint32(_after_zeros(0xFFFFFFFF, 8) ^ 0xFFFFFFFF))
 
@@ -63,13 +63,13 @@ def crc32c(data: bytes) -> int:
 
 
 def _crcs_of_rows(rows: np.ndarray) -> list[int]:
-    """The checksum of each row on its own: it is linear, so every byte adds a number that its place decides."""
+    """The checksum of each row: it is linear, so each byte contributes a number that depends on its place."""
     places = np.arange(256 * (rows.shape[1] - 1), -1, -256)
     return np.bitwise_xor.reduce(_tables_by_place().take(rows + places), axis=1).tolist()
 
 
 def _after_zeros(crc: int, count: int) -> int:
-    """What `count` zero bytes make of a checksum."""
+    """A checksum after `count` more zero bytes."""
     tables = _tables_by_place()
     out = crc >> 8 * count
     for i in range(min(4, count)):
@@ -79,7 +79,7 @@ def _after_zeros(crc: int, count: int) -> int:
 
 @functools.cache
 def _table() -> list[int]:
-    """What each byte makes of a checksum of zero."""
+    """The checksum after each byte, from zero."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)
@@ -88,7 +88,7 @@ def _table() -> list[int]:
 
 @functools.cache
 def _tables_by_place() -> np.ndarray:
-    """The same with `i` zero bytes after it, for each `i` in a row."""
+    """The same with `i` zero bytes after it, in row `i`."""
     tables = np.empty((ROW_BYTES, 256), np.uint32)
     tables[0] = _table()
     for i in range(1, ROW_BYTES):

@@ -1,4 +1,4 @@
-"""The descriptors of this process: all sources share them, and what is idle gives way."""
+"""The file descriptors of this process: all sources share them, and idle files are closed when they run out."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class Kept:
-    """The files that this process keeps open, for all sources: half of its descriptors at most.
+    """The files that all sources of this process keep open: at most half of its descriptors.
 
-    Of those of all holders, the least recently used is dropped first. No lock of a holder is taken under its own.
+    The least recently used file of all holders is dropped first. Holders are called without holding the lock here.
     """
 
     def __init__(self):
@@ -26,10 +26,10 @@ class Kept:
             os.register_at_fork(after_in_child=self._new_lock)
 
     def _new_lock(self) -> None:
-        self._lock = threading.Lock()  # a thread that is not in this process may have had the other one
+        self._lock = threading.Lock()  # a thread of the parent may have held the old one
 
     def use(self, holder: "Holder", path: str) -> None:
-        """Tells that a holder keeps a file, which was used just now."""
+        """Records that a holder keeps a file and has just used it."""
         key, dropped = (id(holder), path), []
         with self._lock:
             found = self._used.get(key)
@@ -44,13 +44,13 @@ class Kept:
         self._drop(dropped)
 
     def forget(self, holder: "Holder", paths: Sequence[str]) -> None:
-        """Tells that a holder keeps these no longer."""
+        """Records that a holder no longer keeps these files."""
         with self._lock:
             for path in paths:
                 self._used.pop((id(holder), path), None)
 
     def drop_all(self) -> None:
-        """Closes all that nobody reads."""
+        """Closes all idle files."""
         with self._lock:
             dropped = list(self._used.items())
             self._used.clear()
@@ -63,7 +63,7 @@ class Kept:
                 found.drop(path)
 
     def opened(self, path: str, call: Callable[[str], T]) -> T:
-        """What a call opens; when it finds no descriptor left, once more after all that is idle was closed."""
+        """Calls a function that opens a file; if no descriptor is left, closes all idle files and tries again."""
         try:
             return call(path)
         except Exception as e:
@@ -79,16 +79,16 @@ class Kept:
 
 
 def is_out_of_descriptors(error: Exception) -> bool:
-    """Whether an error, also of a library that only has words for it, says that too many files are open."""
+    """Whether an error, maybe one of a library without `errno`, means that too many files are open."""
     number = error.errno if isinstance(error, OSError) else None
     return number in (errno.EMFILE, errno.ENFILE) or os.strerror(errno.EMFILE) in str(error)
 
 
 def out_of_descriptors(path: str) -> OSError:
-    """The error for a file that is well, and cannot be opened since others are."""
+    """The error for a file that cannot be opened because too many others are."""
     return OSError(
         errno.EMFILE,
-        f"Too many open files: this process may have {most_descriptors()}, and other code has them. Close files, or "
+        f"Too many open files: this process may have {most_descriptors()}, and other code uses them. Close files, or "
         "raise the limit with `ulimit -n`",
         redacted(path),
     )
@@ -108,7 +108,7 @@ KEPT = Kept()
 
 
 class Holder:
-    """Keeps files open that nobody reads at the moment; the least recently used is closed first."""
+    """Keeps idle files open; the least recently used is closed first."""
 
     def __init__(self, most: int):
         self._most = most
@@ -116,7 +116,7 @@ class Holder:
         self._held: dict[str, Any] = {}
 
     def _hold(self, path: str, file: Any) -> Any:
-        """Keeps a file, as the one that was used last; of two that were opened at once, the first."""
+        """Keeps a file as the most recently used; if two threads opened it, the first one counts."""
         with self._lock:
             file = self._held.setdefault(path, file)
             oldest = next(iter(self._held)) if len(self._held) > self._most else None
@@ -126,14 +126,14 @@ class Holder:
         return file
 
     def drop(self, path: str) -> None:
-        """Closes a file, if it is kept."""
+        """Closes a file, if it is kept here."""
         with self._lock:
             file = self._held.pop(path, None)
         if file is not None:
             self._close(file)
 
     def close(self) -> None:
-        """Closes all; reading opens them again."""
+        """Closes all files; reading opens them again."""
         with self._lock:
             held, self._held = self._held, {}
         KEPT.forget(self, list(held))
@@ -141,4 +141,4 @@ class Holder:
             self._close(file)
 
     def _close(self, file: Any) -> None:
-        """Closes a file; by default, it is closed when the last one who reads it lets go."""
+        """Closes a file; by default, this is left to the last reader that drops it."""

@@ -1,8 +1,8 @@
-"""Files, wherever they are: which ones a path or pattern means, and bytes of them by offset.
+"""Local and remote files: which ones a path or pattern means, and their bytes by offset.
 
 A path with a protocol (`s3://`, `gs://`, `http://`, `memory://`, `zip://`) is read through fsspec, see `remote/`; any
-other is a local file. Nothing is opened before it is read, and a pool keeps no more files open than it is told, each in
-one version for as long as the pool is there, in this process and in others.
+other is a local file. Files are opened when they are first read. A pool limits how many are open, and insists on one
+version of each file for as long as it exists, in all processes.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from headrace.sources.descriptors import KEPT, Holder
 
 LOOKING_THREADS = 16
 READING_THREADS = 16
-GZIP, ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"  # what compressed files begin with
+GZIP, ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"  # the first bytes of compressed files
 _ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z0-9+.:-]*)?://")
 
 
 class Fingerprint(NamedTuple):
-    """What tells one version of a file from another."""
+    """The version of a file."""
 
     size: int
-    version: str  # its modification time, or what a server says of it
+    version: str  # its modification time, or what the server reports
 
 
 class File(Protocol):
@@ -43,11 +43,11 @@ class File(Protocol):
     def version(self) -> Fingerprint: ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on, or fewer at the end."""
+        """`length` bytes from `offset` on, or fewer at the end of the file."""
         ...
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several pieces, each an offset and a length; from far away they come at once."""
+        """Several pieces, each given by offset and length; remote ones are fetched concurrently."""
         ...
 
     def close(self) -> None: ...
@@ -59,24 +59,29 @@ def is_remote(path: str) -> bool:
 
 
 def _remote() -> Any:
-    """What reads addresses, imported for the first of them."""
+    """The module that reads addresses, imported when it is first needed."""
     from headrace.sources import remote
 
     return remote
 
 
 def local_copy(path: str) -> str:
-    """A path of this machine to the bytes, for libraries that open files themselves."""
+    """A local path to the bytes, for libraries that open files themselves."""
     return _remote().local_copy(path) if is_remote(path) else path
 
 
+def absolute(path: str | os.PathLike) -> str:
+    """An absolute path, or the address as it is."""
+    return path if isinstance(path, str) and is_remote(path) else os.path.abspath(os.fsdecode(path))
+
+
 def is_folder(path: str) -> bool:
-    """Whether there is a folder, and not a file."""
+    """Whether a path is a folder."""
     return _remote().is_folder(path) if is_remote(path) else os.path.isdir(path)
 
 
 def listed(folder: str) -> list[str]:
-    """What is in a folder, by path, in order."""
+    """The sorted paths of what is in a folder."""
     if is_remote(folder):
         return _remote().listed(folder)
     return sorted(os.path.join(folder, name) for name in os.listdir(folder))
@@ -90,8 +95,8 @@ def name_of(path: str) -> str:
 def expand(paths: Any, *, what: str) -> list[str]:
     """The files that a path, a pattern (`*`, `?`, `[…]`), or a sequence of these means, in a fixed order.
 
-    What a pattern matches is sorted by name, whatever the file system says. Raises `FileNotFoundError` with all that
-    is missing, before anything is read. `what` names the kind of files in messages.
+    The matches of a pattern are sorted by name. Raises `FileNotFoundError` that names all missing paths, before
+    anything is read. `what` is the kind of files, for messages.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Sequence) or not all(isinstance(path, str | os.PathLike) for path in given):
@@ -109,7 +114,7 @@ def expand(paths: Any, *, what: str) -> list[str]:
 
 
 def not_found(missing: Sequence[str], num_paths: int, *, what: str) -> FileNotFoundError:
-    """The error for paths, of so many, that match no file."""
+    """The error for those of `num_paths` paths that match no file."""
     shown = ", ".join(map(redacted, missing[:20])) + (", …" if len(missing) > 20 else "")
     return FileNotFoundError(f"{len(missing)} of {num_paths} paths of {what} match no file: {shown}.")
 
@@ -117,30 +122,30 @@ def not_found(missing: Sequence[str], num_paths: int, *, what: str) -> FileNotFo
 def _matches(path: str) -> list[str]:
     if is_remote(path):
         return _remote().matches(path)
-    if os.path.exists(path):  # also one whose name looks like a pattern
+    if os.path.exists(path):  # even if its name looks like a pattern
         return [path]
     return sorted(glob.glob(path)) if glob.has_magic(path) else []
 
 
 def open_file(path: str, *, maps: bool = False) -> File:
-    """A file to be read by offset; with `maps`, one on this machine is a `MappedFile` if it can be."""
+    """Opens a file to read by offset; with `maps`, local files are mapped if possible."""
     if is_remote(path):
         return _remote().RemoteFile(path)
     if maps:
-        with contextlib.suppress(OSError, ValueError):  # an empty file, a system that cannot, no descriptor for it
+        with contextlib.suppress(OSError, ValueError):  # an empty file, no support, no descriptor left
             return MappedFile(path)
     return LocalFile(path)
 
 
 def open_stream(path: str) -> BinaryIO:
-    """A file to be read from its start, buffered, as its bytes are; the caller closes it."""
+    """Opens a file to read from its start, buffered and undecoded; the caller closes it."""
     if is_remote(path):
         return _remote().open_stream(path)
     return io.open(path, "rb")  # noqa: UP020  (`open` is also the name of a function of this package)
 
 
 def fingerprint(path: str) -> Fingerprint:
-    """What tells this version of the file from another."""
+    """The version of a file."""
     return _remote().fingerprint(path) if is_remote(path) else _fingerprint(os.stat(path))
 
 
@@ -148,43 +153,47 @@ def _fingerprint(status: os.stat_result) -> Fingerprint:
     return Fingerprint(status.st_size, str(status.st_mtime_ns))
 
 
+def version_of(status: os.stat_result) -> tuple[int, int]:
+    """The version of a local file, cheaper to compare than its fingerprint."""
+    return status.st_size, status.st_mtime_ns
+
+
 def hash_of_paths(paths: Sequence[str], algorithm: str = "sha1") -> str:
-    """What tells some files from others in a repr, whoever reads them and however their addresses are signed."""
+    """A hash for reprs that identifies files, whoever reads them and however their addresses are signed."""
     named = "\n".join(map(identity, paths)).encode(errors="surrogateescape")
     return hashlib.new(algorithm, named, usedforsecurity=False).hexdigest()[:40]
 
 
 def digest_of(path: str, version: Fingerprint) -> str:
-    """What a file that is kept about this one may be called: its name and place cannot be told from it."""
+    """A name for stored data about a file that does not reveal the file's name or location."""
     return _remote().object_name(path, version.version) if is_remote(path) else digest(os.path.abspath(path))
 
 
 def cache_folder() -> str:
-    """The folder for what may be removed at any time; `HEADRACE_CACHE` names another."""
+    """The folder for data that may be removed at any time; `HEADRACE_CACHE` sets another."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.environ.get("HEADRACE_CACHE") or os.path.join(home, "headrace")
 
 
 def changed(path: str) -> DataError:
-    """The error for a file that is not the one that a source was made of."""
+    """The error for a file that changed after its source was made."""
     return DataError(f"{path} has changed since its source was made. Make the source again.")
 
 
 class LocalFile:
-    """A file on this machine."""
+    """A local file."""
 
     _fd = -1
 
     def __init__(self, path: str):
         self._fd = os.open(path, os.O_RDONLY)
-        self.version = _fingerprint(os.fstat(self._fd))
+        status = os.fstat(self._fd)
+        self.version, self._found = _fingerprint(status), version_of(status)
         self.size = self.version.size
-        self._mtime_ns = int(self.version.version)
 
     def check_unchanged(self, path: str) -> None:
-        """Raises if the file was cut short or written to since it was opened."""
-        status = os.fstat(self._fd)
-        if status.st_size != self.size or status.st_mtime_ns != self._mtime_ns:
+        """Raises if the file was truncated or written to since it was opened."""
+        if version_of(os.fstat(self._fd)) != self._found:
             raise changed(path)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -205,9 +214,9 @@ class LocalFile:
 
 
 class MappedFile:
-    """A file on this machine, not an empty one, read through memory: many small pieces come without a call for each.
+    """A local, nonempty file mapped into memory: reading many small pieces takes no system calls.
 
-    While a page of it comes from the disk, all threads wait: it is for files that are there after some reading.
+    All threads wait while a page is read from disk, so this is for files that fit into the page cache.
     """
 
     def __init__(self, path: str):
@@ -217,8 +226,8 @@ class MappedFile:
         self.size = self.version.size
 
     def check_unchanged(self, path: str) -> None:
-        """Raises if the file was cut short or written to since it was opened, or is another one."""
-        with contextlib.suppress(FileNotFoundError):  # it is still there for those who have it open
+        """Raises if the file was truncated, written to or replaced since it was opened."""
+        with contextlib.suppress(FileNotFoundError):  # a mapped file stays readable
             if _fingerprint(os.stat(path)) != self.version:
                 raise changed(path)
 
@@ -227,7 +236,7 @@ class MappedFile:
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         mapped, end = self._bytes, self._bytes.size()
-        if end < self.size:  # the file has become shorter: to touch what was behind its end would end the process
+        if end < self.size:  # truncated: touching the pages after its end would kill the process
             return [mapped[offset : min(offset + length, end)] for offset, length in ranges]
         return [mapped[offset : offset + length] for offset, length in ranges]
 
@@ -236,27 +245,28 @@ class MappedFile:
 
 
 class Pool(Holder):
-    """Files that are open, the least recently used closed first; it travels to other processes without them.
+    """Open files, of which the least recently used is closed first; pickling leaves them out.
 
-    A file that is opened again must be the one that it was before.
+    A file that is opened again must have the same version as before.
 
     Args:
-        most_open: How many files are open at a time.
-        versions: Those that files must have, by path; of any other file, the first that is opened.
-        maps: Whether files on this machine are read through memory, if there is room for all of them.
+        most_open: How many files may be open at a time.
+        versions: The expected versions by path; for other files, the version when first opened.
+        maps: Whether to map local files, if memory has room for all of them.
     """
 
     def __init__(self, most_open: int = 256, *, versions: Mapping[str, Fingerprint] | None = None, maps: bool = False):
         super().__init__(most_open)
         self._versions = dict(versions or {})
-        self._maps = maps and sum(version.size for version in self._versions.values()) <= _memory_bytes() // 2
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if maps else 0
+        self._maps = maps and sum(version.size for version in self._versions.values()) <= memory_bytes // 2
 
     def get(self, path: str) -> File:
-        """The file at a path; it stays usable for whoever got it, also after it has left the pool."""
+        """The file at a path; it stays usable for the caller after the pool drops it."""
         with self._lock:
             file = self._held.pop(path, None)
             if file is not None:
-                self._held[path] = file  # as the last one
+                self._held[path] = file  # most recently used
         if file is None:
             file = self._opened(path)
         elif isinstance(file, LocalFile | MappedFile):
@@ -266,13 +276,13 @@ class Pool(Holder):
         return file
 
     def _opened(self, path: str) -> File:
-        file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long: others go on
+        file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long, so without the lock
         if file.version != self._versions.setdefault(path, file.version):
             raise changed(path)
         return self._hold(path, file)
 
     def read(self, wanted: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[list[bytes]]:
-        """Pieces of several files, each a path and what its `read_many` is given; files far away are read at once."""
+        """Pieces of several files, each a path and the ranges to read; remote files are read concurrently."""
         if len(wanted) == 1 or not any(is_remote(path) for path, _ in wanted):
             return [self.get(path).read_many(ranges) for path, ranges in wanted]
         read = lambda file: self.get(file[0]).read_many(file[1])  # noqa: E731
@@ -285,10 +295,6 @@ class Pool(Holder):
         self.__init__(**state)
 
 
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def below(folder: str, name: str) -> str:
     """The path or address of a name in a folder."""
     if not is_remote(folder):
@@ -299,12 +305,12 @@ def below(folder: str, name: str) -> str:
 
 
 def like(path: str, other: str) -> str:
-    """Another path, with what the driver of this one is told if it is an `Address`."""
+    """Another path, with the options of this one if it is an `Address`."""
     return type(path)(other, **path.options) if hasattr(path, "options") else other  # type: ignore
 
 
 class Seekable(io.RawIOBase):
-    """A file that is read by offset, with a place in it."""
+    """A `File` with a current position, for libraries that need one."""
 
     def __init__(self, file: File):
         self._file, self._at = file, 0

@@ -1,7 +1,7 @@
-"""Whatever can be iterated as a stream: a function that makes an iterator, called anew for each iteration.
+"""Any iterable as a stream: a function makes a new iterator for each iteration.
 
-An iterator like this cannot go back and cannot say where it is. A position is how many elements came, and going there
-makes them once more and throws them away.
+Such an iterator cannot go back or report its position. A position is the number of elements so far, and restoring it
+produces them again and drops them.
 """
 
 import inspect
@@ -17,9 +17,9 @@ T = TypeVar("T")
 def from_generator(factory: Callable[[], Iterable[T]]) -> IterDataset[T]:
     """The elements of an iterator that `factory` makes; it is called once for each iteration of the dataset.
 
-    A state is the number of elements so far, and restoring one makes that many elements again, so it takes as long as
-    coming there did. Where that is too long, subclass `IterDataset` with an iterator that has `get_state` and
-    `set_state`, or make the data a source with random access. The factory must give the same elements at every call.
+    A state is the number of elements so far, and restoring it produces that many elements again, which takes as long as
+    the first time. If that is too slow, subclass `IterDataset` with an iterator that has `get_state` and `set_state`,
+    or make the data a source with random access. The factory must return the same elements at every call.
 
     >>> def squares():
     ...     for i in range(4):
@@ -28,37 +28,32 @@ def from_generator(factory: Callable[[], Iterable[T]]) -> IterDataset[T]:
     [array([0, 1]), array([4, 9])]
 
     Args:
-        factory: A function without arguments that returns something to iterate: most often a generator function.
+        factory: A function without arguments that returns an iterable, such as a generator function.
     """
     return GeneratorIterDataset(factory)
 
 
 class GeneratorIterDataset(IterDataset[T]):
-    """What an iterator gives that a function makes; see `from_generator`."""
+    """The elements of an iterator that a function makes; see `from_generator`."""
 
     def __init__(self, factory: Callable[[], Iterable[T]]):
         super().__init__()
         if not callable(factory):
             raise PipelineError(_not_a_factory(factory))
         self._factory = factory
-        name = getattr(factory, "__qualname__", type(factory).__name__)
-        self._label = f"from_generator({name})"
+        self._label = f"from_generator({getattr(factory, '__qualname__', type(factory).__name__)})"
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  (the class gives it states)
-        return Made(self._factory, self._label)
+        return Opened(self._factory, self._label)
 
 
 class Opened(Iterator[T]):
-    """An iterator that opens what it walks when the first element is asked for."""
+    """The elements of an iterable that a function makes when the first element is requested."""
 
-    def __init__(self, label: str):
-        self._label = label
+    def __init__(self, make: Callable[[], Iterable[T]], label: str):
+        self._make, self._label = make, label
         self._iterator: Iterator[T] | None = None
         self._closed = False
-
-    def _make(self) -> Iterable[T]:
-        """What is to be walked."""
-        raise NotImplementedError
 
     def __next__(self) -> T:
         if self._iterator is None:
@@ -76,13 +71,13 @@ class Opened(Iterator[T]):
             )
         if inspect.isgenerator(made) and inspect.getgeneratorstate(made) != inspect.GEN_CREATED:
             raise PipelineError(
-                f"The function of {self._label} returned a generator that has been walked already: it must make a new "
-                "one at every call."
+                f"The function of {self._label} returned a generator that was already started: it must make a new one "
+                "at every call."
             )
         return iter(made)
 
     def close(self) -> None:
-        """Ends a generator, so that its `finally` blocks run."""
+        """Closes a generator, so that its `finally` blocks run."""
         self._closed = True
         self._drop()
 
@@ -93,18 +88,10 @@ class Opened(Iterator[T]):
             close()
 
 
-class Made(Opened[T]):
-    """What an iterator gives that a function makes."""
-
-    def __init__(self, factory: Callable[[], Iterable[T]], label: str):
-        super().__init__(label)
-        self._make = factory
-
-
 def _not_a_factory(given: Any) -> str:
     found = f"`from_generator` takes a function that makes an iterator; got {type(given).__name__}"
     if isinstance(given, Iterator):
-        return f"{found}, which can be walked only once. Give the function itself: `from_generator(f)`, not `f()`."
+        return f"{found}, which can be iterated only once. Pass the function itself: `from_generator(f)`, not `f()`."
     if isinstance(given, Iterable):
         return f"{found}. Wrap it in a function, or use `MapDataset.source` if it has a length and items by index."
     return f"{found}: {given!r}."

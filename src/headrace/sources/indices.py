@@ -1,4 +1,4 @@
-"""Indices that a source is asked for: which elements they mean, and in which file each of these is."""
+"""Indices of elements: whether they are in range, and in which file each element is."""
 
 import bisect
 import itertools
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def place_of(index: int, length: int, what: str) -> int:
-    """The place of an element by an index, which may count from the end; `what` elements are called in messages."""
+    """The place of an index, which may be negative; `what` is the name of elements in messages."""
     place = operator.index(index)
     if not -length <= place < length:
         raise IndexError(f"Index {index} is out of range for {length} {what}.")
@@ -22,7 +22,7 @@ def places_of(indices: Sequence[int] | np.ndarray, length: int, what: str) -> np
     if not len(indices):
         return np.empty(0, np.int64)
     places = np.asarray(indices)
-    if places.dtype.kind == "O":  # ints that no dtype has
+    if places.dtype.kind == "O":  # ints that are too large for a dtype
         return np.array([place_of(index, length, what) for index in indices], np.int64)
     if places.dtype.kind not in "iu":
         raise TypeError(f"Indices must be ints; got {places.dtype}: {indices!r}.")
@@ -34,7 +34,7 @@ def places_of(indices: Sequence[int] | np.ndarray, length: int, what: str) -> np
 
 
 class Parts:
-    """Elements that are in several parts, as files, one part after the other."""
+    """Elements in several parts, such as files, one part after the other."""
 
     def __init__(self, lengths: Iterable[int]):
         self.ends = np.cumsum(np.fromiter(lengths, np.int64))
@@ -46,7 +46,7 @@ class Parts:
         return Parts, (np.diff(self._starts).tolist(),)
 
     def find(self, place: int) -> tuple[int, int]:
-        """The part that has the element at a place, and its place there."""
+        """The part with the element at a place, and its place there."""
         number = bisect.bisect_right(self._ends_as_list, place)
         return number, place - self._ends_as_list[number - 1] if number else place
 
@@ -56,7 +56,7 @@ class Parts:
         return numbers, places - self._starts[numbers]
 
     def runs(self, places: np.ndarray) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """For each part that has some of these places, which ascend: its number, which of them, and where in it."""
+        """For each part with some of these ascending places: its number, which of the places, and where in it."""
         numbers = np.searchsorted(self.ends, places, side="right")
         cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
         for a, b in itertools.pairwise([0, *cuts, len(places)] if len(places) else ()):

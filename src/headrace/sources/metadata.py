@@ -1,6 +1,6 @@
-"""JSON files that describe data: what they say must be what it should be, and an error names the file and the place.
+"""JSON files that describe data: every value is checked, and errors name the file and the place in it.
 
-Whoever wrote such a file, or copied half of it, may have put anything anywhere; nothing is taken for what it is not.
+Such a file may be incomplete or hand-written, so nothing about its content is taken for granted.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from headrace.errors import DataError
 from headrace.sources import files
 
-LARGEST_COUNT = 1 << 48  # of anything that is counted: more is a mistake, and does not fit in sums
+LARGEST_COUNT = 1 << 48  # larger counts are mistakes, and would overflow sums
 SHOWN = 60
 
 
@@ -23,7 +23,7 @@ class Node(NamedTuple):
     value: Any
 
     def wrong(self, expected: str) -> DataError:
-        """The error for a value that is not what it should be."""
+        """The error for a value that is not as expected."""
         shown = repr(self.value)
         shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
         return DataError(f"{self.path}: expected {expected}, got {shown} at `{self.place}`. Was it written by hand?")
@@ -35,12 +35,12 @@ class Node(NamedTuple):
         return {name: Node(self.path, f"{self.place}.{name}", value) for name, value in self.value.items()}
 
     def get(self, name: str) -> "Node | None":
-        """A member of an object; None where it is missing, or null."""
+        """A member of an object; None if it is missing or null."""
         found = self.members().get(name)
         return None if found is None or found.value is None else found
 
     def at(self, name: str) -> "Node":
-        """A member of an object that must be there."""
+        """A member of an object, which must exist."""
         found = self.get(name)
         if found is None:
             raise DataError(f"{self.path}: `{name}` is missing at `{self.place}`. Was it written by hand?")
@@ -59,7 +59,7 @@ class Node(NamedTuple):
         return self.value
 
     def number(self, *, least: int = 0) -> int:
-        """A whole number, which may stand in quotes; it counts something, so it is neither too small nor too large."""
+        """A whole number, maybe in quotes; it is a count, so neither too small nor too large."""
         value = self.value
         if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value, re.ASCII):
             value = int(value)
@@ -67,17 +67,13 @@ class Node(NamedTuple):
             raise self.wrong(f"a whole number from {least} on" if least else "a whole number that is not negative")
         return value
 
-    def name_below(self, folder: str) -> str:
-        """The path of a file in a folder, or in one of those in it, from its name; never one outside of it."""
-        return below(folder, self.text(), self)
-
-
-def below(folder: str, name: str, told_by: Node) -> str:
-    """The path of a name in a folder; raises if that is not in the folder."""
-    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", name)
-    if not name or ".." in parts or "\0" in name or os.path.isabs(name) or files.is_remote(name):
-        raise told_by._replace(value=name).wrong("the name of a file in the same folder")
-    return files.below(folder, name)
+    def name_below(self, folder: str, name: str | None = None) -> str:
+        """The path in a folder of a file with this text as its name, or another one; raises if it is outside."""
+        name = self.text() if name is None else name
+        parts = re.split(r"[/\\]" if os.sep == "\\" else "/", name)
+        if not name or ".." in parts or "\0" in name or os.path.isabs(name) or files.is_remote(name):
+            raise self._replace(value=name).wrong("the name of a file in the same folder")
+        return files.below(folder, name)
 
 
 def read(path: str) -> Node:
@@ -86,10 +82,10 @@ def read(path: str) -> Node:
         content = stream.read()
     try:
         found = json.loads(content)
-        if b"\\u" in content:  # half a surrogate pair is no text, and stands in no path
+        if b"\\u" in content:  # half a surrogate pair is not valid text, or part of a path
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
-        raise DataError(f"{path} is no JSON: {e}. Was it written or copied to its end?") from e
+        raise DataError(f"{path} is not JSON: {e}. Was it written or copied to its end?") from e
     node = Node(path, "$", found)
     node.members()
     return node

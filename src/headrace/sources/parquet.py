@@ -1,10 +1,11 @@
 """The rows of Parquet files as streams.
 
-A position is a row group and a row in it. A row group is decoded at once, as in a `ParquetDataSource`, and what nulls
-make of a column's dtype is decided for the whole file: what a row is depends on the file alone, and going to a
-position reads one row group.
+A position is a row group and a row in it. A row group is decoded at once, as in a `ParquetDataSource`. Whether nulls
+change the dtype of a column is decided for the whole file, so a row depends on the file alone, and restoring a position
+reads one row group.
 """
 
+import contextlib
 import functools
 import itertools
 import os
@@ -15,14 +16,14 @@ import numpy as np
 
 from headrace._plan.blocks import Block, Columns, Rows
 from headrace.dataset import IterDataset
-from headrace.errors import ClosedError, PipelineError, StateError
-from headrace.iterator import DatasetIterator
+from headrace.errors import PipelineError, StateError
 from headrace.sources import files
+from headrace.sources.base import numbers_in
 from headrace.sources.mapped import MappedFiles
+from headrace.sources.tables.batches import GroupIterator
 from headrace.sources.tables.batches import TableBatches as TableBatches
-from headrace.sources.tables.batches import numbers_of
+from headrace.sources.tables.batches import shuffled_groups as shuffled_groups
 from headrace.sources.tables.choice import Choice, one_schema
-from headrace.sources.tables.groups import shuffled_groups as shuffled_groups
 from headrace.sources.tables.lru_cache import blaming, open_input
 from headrace.sources.tables.parquet import open_parquet, with_nulls
 from headrace.sources.tables.values import arrow, columns_of, schema_without_views, spec_of, table_without_views
@@ -36,13 +37,13 @@ class ParquetIterDataset(IterDataset[Row]):
     """The rows of a Parquet file, in order; of several files, one row of each in turn.
 
     A number is a NumPy scalar, a list an array, a string `str`, and a struct a dict. A column of ints that has nulls
-    anywhere in its file is one of floats; a null is NaN among numbers, NaT among times, and None among others.
+    anywhere in its file is read as floats; a null is NaN among numbers, NaT among times, and None elsewhere.
 
     Args:
-        path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. Each is compared with the
-            first when it is opened: a column must be of one type.
+        path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. When a file is opened, its
+            column types must be those of the first.
         columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.
-        read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`. With a `filesystem`, paths are those on it.
+        read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`. With a `filesystem`, paths refer to it.
     """
 
     def __init__(
@@ -78,24 +79,20 @@ class _Opener:
         self._pool = files.Pool(CYCLE_LENGTH)
 
     def open(self, path: str) -> "_File":
-        """A file, once it is known to have the columns."""
+        """Opens a file, and checks its columns."""
         file = self._file(path)
-        try:
-            if path != self._first:
-                _check_same(self._first, self._schema, path, file.schema)
-            else:
-                self._schema = file.schema
-        except BaseException:
-            file.close()
-            raise
+        if path == self._first:
+            self._schema = file.schema
+            return file
+        with _closed_after_errors(file):
+            _check_same(self._first, self._schema, path, file.schema)
         return file
 
     @functools.cached_property
     def _schema(self) -> Any:
-        """What is read of the first file."""
-        file = self._file(self._first)
-        file.close()
-        return file.schema
+        """The schema of what is read of the first file."""
+        with contextlib.closing(self._file(self._first)) as file:
+            return file.schema
 
     def _file(self, path: str) -> "_File":
         on_a_filesystem = self._read_kwargs.get("filesystem") is not None
@@ -103,26 +100,31 @@ class _Opener:
         with blaming(path, WHAT):
             maps = self._read_kwargs.get("memory_map", False)
             source = path if on_a_filesystem else open_input(path, self._pool, maps=maps)
-            reader = open_parquet(path, source, **self._read_kwargs)
-            try:
-                return _File(path, reader, self._choice, mapped)
-            except BaseException:
-                reader.close(force=True)
-                raise
+            return _File(path, open_parquet(path, source, **self._read_kwargs), self._choice, mapped)
+
+
+@contextlib.contextmanager
+def _closed_after_errors(file: "_File") -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
 
 
 class _File:
-    """An open file, in which a column has one type in all row groups."""
+    """An open file, in which a column has the same type in all row groups."""
 
     def __init__(self, path: str, reader: Any, choice: Choice, mapped: MappedFiles):
         self._path, self._reader, self._choice, self._mapped = path, reader, choice, mapped
-        self.schema = one_schema([path], [schema_without_views(reader.schema_arrow)], choice)
-        footers = map(reader.metadata.row_group, range(reader.num_row_groups))
-        self.lengths = [footer.num_rows if len(self.schema) else 0 for footer in footers]
+        with _closed_after_errors(self):
+            self.schema = one_schema([path], [schema_without_views(reader.schema_arrow)], choice)
+            footers = map(reader.metadata.row_group, range(reader.num_row_groups))
+            self.lengths = [footer.num_rows if len(self.schema) else 0 for footer in footers]
 
     @functools.cached_property
     def _specs(self) -> dict[str, Any]:
-        """Shapes and dtypes of columns; None where values are objects. Numbers in structs are Python's, as in Grain."""
+        """Shapes and dtypes of columns; None for objects. Numbers in structs are Python's, as in Grain."""
         flat = [field for field in self.schema if not isinstance(spec_of(field.type, nulls=False), dict)]
         with blaming(self._path, WHAT):
             nulls = set(with_nulls(self._reader, flat, self._choice.columns))
@@ -135,7 +137,7 @@ class _File:
         return None not in self._specs.values()
 
     def read(self, group: int) -> dict[str, np.ndarray]:
-        """A row group as columns, which may be read-only."""
+        """The columns of a row group, which may be read-only."""
         self._mapped.check([self._path])
         specs = self._specs
         with blaming(f"{self._path}, row group {group},", WHAT):
@@ -150,7 +152,7 @@ class _File:
 class ParquetRows(IterDataset[Row]):
     """The rows of one Parquet file."""
 
-    _how = "columns, or rows where some values are no numbers; a row group at a time"
+    _how = "columns, or rows where some values are not numbers; a row group at a time"
 
     def __init__(self, path: str, opener: _Opener):
         super().__init__()
@@ -160,30 +162,27 @@ class ParquetRows(IterDataset[Row]):
         return ParquetIterator(self._path, self._opener)
 
 
-class ParquetIterator(DatasetIterator[Row]):
-    """Hands over the rows of one file; the file is opened for the first of them."""
+class ParquetIterator(GroupIterator[Row]):
+    """Iterates over the rows of one file, which it opens for the first of them."""
 
     def __init__(self, path: str, opener: _Opener):
         super().__init__()
         self._path, self._opener = path, opener
-        self._group, self._row = 0, 0
         self._file: _File | None = None
-        self._columns: tuple[int, dict[str, np.ndarray]] | None = None  # of the row group that was read last
-        self._rows: Iterator[Row] = iter(())  # of that row group, from `_row` on
-        self._closed = False
+        self._rows: Iterator[Row] = iter(())  # of the row group that was read last, from `_row` on
 
     def __next__(self) -> Row:
         for row in self._rows:
             self._row += 1
             return row
-        columns = self._read()
+        columns = self._next_columns()
         if columns is None:
             raise StopIteration
         self._rows = _rows(columns, self._row)
         return next(self)
 
     def __next_block__(self, n: int) -> tuple[Block, Callable[[int], Any]] | None:
-        columns = self._read()
+        columns = self._next_columns()
         if columns is None:
             return None
         file, group, start = self._open(), self._group, self._row
@@ -199,40 +198,40 @@ class ParquetIterator(DatasetIterator[Row]):
         return _state(self._group, self._row)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._group, self._row = numbers_of(state, "a Parquet file", "row_group", "index_within_row_group")
-        self._columns, self._rows = None, iter(())
+        self._group, self._row = numbers_in(state, "a Parquet file", "row_group", "index_within_row_group")
+        self._decoded, self._rows = None, iter(())
 
     def close(self) -> None:
-        self._closed = True
-        self._let_go()
+        super().close()
+        self._close_file()
 
-    def _let_go(self) -> None:
-        file, self._file, self._columns, self._rows = self._file, None, None, iter(())
+    def _close_file(self) -> None:
+        file, self._file, self._decoded, self._rows = self._file, None, None, iter(())
         if file is not None:
             file.close()
 
     def _open(self) -> _File:
-        if self._closed:
-            raise ClosedError("This iterator is closed; make a new one.")
+        self._assert_not_closed()
         if self._file is None:
             self._file = self._opener.open(self._path)
         return self._file
 
-    def _read(self) -> dict[str, np.ndarray] | None:
-        """Goes to the row group that the next row is in, and reads it; None at the end of the file."""
+    def _decode(self, number: int) -> dict[str, np.ndarray]:
+        return self._open().read(number)
+
+    def _next_columns(self) -> dict[str, np.ndarray] | None:
+        """Goes to the row group of the next row, and reads it; None at the end of the file."""
         file, group, row = self._open(), self._group, self._row
         self._check_place(file.lengths)
         while row == sum(file.lengths[group : group + 1]):
             if group + 1 >= len(file.lengths):
                 self._group, self._row = group, row
-                self._let_go()
+                self._close_file()
                 return None
             group, row = group + 1, 0
-        if self._columns is None or self._columns[0] != group:
-            self._columns = None  # before the next is read, so that there is one at a time
-            self._columns = group, file.read(group)
+        columns = self._read(group)
         self._group, self._row = group, row
-        return self._columns[1]
+        return columns
 
     def _check_place(self, lengths: list[int]) -> None:
         group, row = self._group, self._row
@@ -249,13 +248,13 @@ def _state(group: int, row: int) -> dict[str, Any]:
 
 
 def _rows(columns: dict[str, np.ndarray], start: int, end: int | None = None) -> Iterator[Row]:
-    """Rows of columns, made one by one."""
+    """Rows of columns, made lazily."""
     arrays = [column[start:end] for column in columns.values()]
     return map(dict, map(zip, itertools.repeat(tuple(columns)), zip(*arrays, strict=True)))
 
 
 def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
-    """Raises unless files have the same columns; one of nothing but nulls suits a column of any type."""
+    """Raises unless files have the same columns; a column of only nulls matches any type."""
     nulls = {field.name for one in (first, schema) for field in one if arrow().types.is_null(field.type)}
     compared = [
         arrow().schema([field.with_type(arrow().null()) if field.name in nulls else field for field in one])

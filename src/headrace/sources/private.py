@@ -1,6 +1,6 @@
-"""What is kept on disk for later runs: made for this user alone, and used only if nobody else can have written it.
+"""Data that is stored on disk for later runs: private to this user, and used only if nobody else can have written it.
 
-Whoever can write to a cache decides what a source gives, and an index says where in a file to look.
+Whoever can write to a cache decides which elements a source has, and an index says where in a file to look.
 """
 
 import contextlib
@@ -18,28 +18,28 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Untrusted(OSError):
-    """Others may have written what was kept: it is as good as not there."""
+    """Others may have written what was stored, so it must be ignored."""
 
 
 class Place(NamedTuple):
-    """Where something may be kept: in a folder of this user's, or beside the file that it is about."""
+    """Where something may be stored: in a folder of this user, or beside the file that it describes."""
 
     path: str
     beside: str | None = None
 
     def open(self) -> BinaryIO:
-        """The file that was kept, to be read; `OSError` where there is none that can be trusted."""
+        """Opens the stored file; raises `OSError` if there is none that can be trusted."""
         if self.beside is None:
             check_folder(os.path.dirname(self.path))
         return open_trusted(self.path, beside=self.beside)
 
     def write(self, pieces: Iterable[Any]) -> None:
-        """Keeps a file, whole or not at all; `OSError` where it cannot be."""
+        """Stores a file, completely or not at all; raises `OSError` if it cannot."""
         folder, mode = os.path.dirname(self.path) or ".", 0o600
         if self.beside is None:
             check_folder(folder)
             make_folder(folder)
-        else:  # whoever may read the file may read this, and another user's is left alone
+        else:  # readable for those who may read the file; another user's is not replaced
             mode |= os.stat(self.beside).st_mode & 0o044
             with contextlib.suppress(FileNotFoundError):
                 _check(self.path, os.stat(self.path), beside=self.beside)
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
 
 def make_folder(folder: str) -> None:
-    """Makes a folder, and those above it that are missing, for this user alone."""
+    """Creates a folder and missing ones above it, private to this user."""
     if os.path.isdir(folder):
         return
     if os.path.dirname(folder) not in ("", folder):
@@ -68,19 +68,19 @@ def make_folder(folder: str) -> None:
 
 
 def check_folder(folder: str, *, within: str | None = None) -> None:
-    """Raises `Untrusted`, after a warning, for a folder that others may write to, or replace where it is."""
+    """Warns and raises `Untrusted` for a folder that others may write to or replace."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if within is not None:
             above = os.stat(within)
-            owners = {0}  # as of `/tmp`, where the sticky bit keeps others from what is ours
+            owners = {0}  # for folders like `/tmp`, where the sticky bit protects our files
             _check(within, above, owners=owners, allowed=WRITABLE_BY_OTHERS if above.st_mode & stat.S_ISVTX else 0)
         _check(folder, os.stat(folder or "."))
 
 
 def open_trusted(path: str, *, beside: str | None = None) -> BinaryIO:
-    """A file to be read; raises `Untrusted`, after a warning, for one that others may have written.
+    """Opens a file to read; warns and raises `Untrusted` for one that others may have written.
 
-    One beside a file that they may write as well is no worse than that file.
+    Those who may write to the file that it is `beside` are trusted.
     """
     file = io.open(path, "rb")  # noqa: SIM115, UP020
     try:
@@ -92,7 +92,7 @@ def open_trusted(path: str, *, beside: str | None = None) -> BinaryIO:
 
 
 def check_file(path: str) -> os.stat_result:
-    """What the system says of a file; raises `Untrusted`, after a warning, if others may have written it."""
+    """The status of a file; warns and raises `Untrusted` if others may have written it."""
     status = os.stat(path)
     _check(path, status)
     return status
@@ -101,7 +101,7 @@ def check_file(path: str) -> os.stat_result:
 def _check(
     path: str, status: os.stat_result, *, beside: str | None = None, owners: Iterable[int] = (), allowed: int = 0
 ) -> None:
-    if not hasattr(os, "geteuid"):  # on Windows, a user's folders are the user's
+    if not hasattr(os, "geteuid"):  # on Windows, folders are private by default
         return
     trusted = {os.geteuid(), *owners}
     if beside is not None:
@@ -114,13 +114,13 @@ def _check(
     elif status.st_mode & WRITABLE_BY_OTHERS & ~allowed:
         why = f"other users may write to it (its mode is {stat.S_IMODE(status.st_mode):o})"
     if why:
-        message = f"{path} is not used to keep data in: {why}. Remove it, or name another folder by HEADRACE_CACHE."
+        message = f"{path} is not used to store data: {why}. Remove it, or set HEADRACE_CACHE to another folder."
         if beside is not None or not stat.S_ISDIR(status.st_mode):
-            message = f"{path} is left alone, and what it keeps is found anew: {why}. Remove it if it is of no use."
+            message = f"{path} is ignored, and its content is computed again: {why}. Remove it if you do not need it."
         elif status.st_uid in trusted:
             message = (
-                f"{path} is not used to keep data in: {why}. Remove what is in it and take their permission away "
-                "(`chmod go-w`), or name another folder by HEADRACE_CACHE."
+                f"{path} is not used to store data: {why}. Remove its content and their permission (`chmod go-w`), or "
+                "set HEADRACE_CACHE to another folder."
             )
         warnings.warn(message, CacheWarning, stacklevel=2)
         raise Untrusted(message)

@@ -1,8 +1,7 @@
 """Files of records: what ArrayRecord and Bagz have in common.
 
-A file is opened when it is first read, and the least recently used ones are closed again. A reader has a place in its
-file, so one thread has it at a time: it is taken out of those that are idle, and put back after the read. A format adds
-how one of its files is opened.
+A file is opened when it is first read, and the least recently used ones are closed. A reader has a position, so one
+thread uses it at a time: it takes the reader out of the idle ones, and puts it back after the read.
 """
 
 import abc
@@ -28,11 +27,11 @@ from headrace.sources.mapped import MappedFiles
 
 MOST_OPEN = 1024  # idle readers of a source
 OPENING_S = 0.02
-SLOW_FILE_S = 200e-6  # a file of this machine takes some 40 microseconds, and threads would hinder each other
+SLOW_FILE_S = 200e-6  # local files take some 40 microseconds, and threads would only slow that down
 OPENING_THREADS = 16
-SLOW_RECORD_S = 40e-6  # from here on, records wait for a disk or are large
-SLOW_READS = 16  # of these, one is made one by one again, to see whether that is still slow
-SLOW_IN_A_ROW = 3  # a single one may only have waited for a core
+SLOW_RECORD_S = 40e-6  # records that take longer wait for a disk, or are large
+SLOW_READS = 16  # after this many, one reads records one by one again, to measure that
+SLOW_IN_A_ROW = 3  # a single one may just have waited for a core
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +39,7 @@ R = TypeVar("R")
 
 @runtime_checkable
 class FileInstruction(Protocol):
-    """Some records of a file, as TensorFlow Datasets writes it: `take` of them after `skip`."""
+    """Some records of a file, in the form of TensorFlow Datasets: `take` of them after `skip`."""
 
     filename: str
     skip: int
@@ -49,21 +48,21 @@ class FileInstruction(Protocol):
 
 
 class Part(NamedTuple):
-    """Records `start` to `stop` of a file; without a `stop`, all from there on."""
+    """Records `start` to `stop` of a file; without `stop`, all from `start` on."""
 
     path: str
     start: int
     stop: int | None
-    is_known: bool = False  # whether an instruction says that the file has these
+    is_known: bool = False  # whether an instruction says that the file has these records
 
 
 class Damaged(Exception):
-    """What a reader raises for bytes that make no sense to it."""
+    """A reader cannot read a file."""
 
 
 @contextlib.contextmanager
 def damage(*kinds: type[Exception]) -> Iterator[None]:
-    """What a library raises for damaged files, as `Damaged`."""
+    """Turns the errors of a library for damaged files into `Damaged`."""
     try:
         yield
     except kinds as e:
@@ -71,12 +70,12 @@ def damage(*kinds: type[Exception]) -> Iterator[None]:
 
 
 class Reader(Protocol):
-    """A file that is open for one thread at a time."""
+    """An open file, for one thread at a time."""
 
     num_records: int
 
     def read(self, places: list[int]) -> list[bytes]:
-        """Records at places that ascend."""
+        """The records at ascending places."""
         ...
 
     def close(self) -> None: ...
@@ -103,20 +102,20 @@ class RecordFiles(FileSource[bytes], abc.ABC):
 
     @abc.abstractmethod
     def _open(self, path: str) -> Reader:
-        """Opens a file of this machine."""
+        """Opens a local file."""
 
     @abc.abstractmethod
-    def _count_far_away(self, file: files.File) -> int:
-        """The number of records of a file, without reading all of it."""
+    def _count_remote(self, file: files.File) -> int:
+        """The number of records of a remote file, without reading all of it."""
 
     def _files_of(self, part: Part) -> list[Part]:
-        """The parts that a part means whose path is a pattern, or an address."""
+        """The parts of all files that the path of a part means, which may be a pattern or an address."""
         if not files.is_remote(part.path) and not glob.has_magic(part.path):
             return [part]
         return [part._replace(path=path) for path in files.expand(part.path, what=f"{self.FORMAT} files")]
 
     def _name_missing(self, given: list[Part]) -> None:
-        """Raises with all that is missing."""
+        """Raises an error that names all missing files."""
         missing: list[str] = []
         num_paths = 0
         for part in given:
@@ -134,27 +133,22 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             self._check_version(part.path)
             return part.stop
         if files.is_remote(part.path):
-            num_records = self._counted_far_away(part.path)
+            with contextlib.closing(files.open_file(part.path)) as file:
+                try:
+                    num_records = self._count_remote(file)
+                except Damaged as e:
+                    raise self._unreadable(part.path, e) from e
         else:
             with self._reader_of(part.path) as reader:
                 num_records = reader.num_records
         if part.start > num_records:
-            raise PipelineError(f"{part.path} has {num_records} records, and {part.start} are to be skipped.")
+            raise PipelineError(f"{part.path} has {num_records} records, but {part.start} are to be skipped.")
         if part.stop is not None and part.stop > num_records:
             raise PipelineError(
-                f"{part.path} has {num_records} records, and those from {part.start} to {part.stop} were asked for. "
-                f"`[{part.start}:]` is all from there on."
+                f"{part.path} has {num_records} records, but those from {part.start} to {part.stop} were requested. "
+                f"`[{part.start}:]` means all from there on."
             )
         return num_records if part.stop is None else part.stop
-
-    def _counted_far_away(self, path: str) -> int:
-        file = files.open_file(path)
-        try:
-            return self._count_far_away(file)
-        except Damaged as e:
-            raise self._unreadable(path, e) from e
-        finally:
-            file.close()
 
     def _reader_of(self, path: str) -> contextlib.AbstractContextManager[Reader]:
         return self._readers.of(path, self._open_anywhere)
@@ -172,7 +166,7 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             raise self._unreadable(path, e) from e
 
     def _check_version(self, path: str) -> None:
-        """Raises for a file on this machine that is not there, or not the one that the source was made of."""
+        """Raises for a local file that does not exist, or that changed after the source was made."""
         try:
             self._seen.add(path)
         except FileNotFoundError:
@@ -197,12 +191,12 @@ class RecordFiles(FileSource[bytes], abc.ABC):
         return [records[i] for i in order.tolist()]
 
     def _read(self, number: int, places: list[int]) -> list[bytes]:
-        """Records of a part by their places in its file, which ascend."""
+        """Records of a part by their ascending places in its file."""
         path = self._paths[number]
         try:
             with self._reader_of(path) as reader:
                 if places[-1] < reader.num_records:
-                    if len(places) > 1:  # a single record does not take much longer than this
+                    if len(places) > 1:  # reading a single record takes hardly longer than this check
                         self._seen.check([path])
                     return reader.read(places)
                 num_records = reader.num_records
@@ -210,12 +204,12 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             raise self._damaged(path, places, e) from e
         start, stop = self._ranges[number]
         raise PipelineError(
-            f"{path} has {num_records} records, and those from {start} to {stop} were asked for. Is it another version "
+            f"{path} has {num_records} records, but those from {start} to {stop} were requested. Is it another version "
             "of the file?"
         )
 
     def _damaged(self, path: str, places: list[int], error: Exception) -> DataError:
-        """The error of a read, with the first record that it is true of."""
+        """The error of a read, with the first record that cannot be read."""
         if is_out_of_descriptors(error):
             raise out_of_descriptors(path) from error
         self._check_version(path)
@@ -225,7 +219,7 @@ class RecordFiles(FileSource[bytes], abc.ABC):
                     reader.read([place])
             except Damaged as e:
                 return DataError(
-                    f"{path} is damaged at record {place}: {e}. Copy or write the file again, or leave the record out "
+                    f"{path} is damaged at record {place}: {e}. Copy or write the file again, or skip the record "
                     f"with `{path}[0:{place}]` and `{path}[{place + 1}:]`."
                 )
         return DataError(f"{path} could not be read at records {places[0]} to {places[-1]}: {error}.")
@@ -244,9 +238,6 @@ class RecordFiles(FileSource[bytes], abc.ABC):
         return [f"{identity(path)}[{start}:{stop}]" for path, (start, stop) in ranges]
 
 
-# ------------------------------------------------------------------------------------------------- paths
-
-
 def _given(paths: Any, form: str) -> list[Part]:
     if isinstance(paths, str | os.PathLike | FileInstruction):
         return [_part(paths)]
@@ -258,7 +249,7 @@ def _given(paths: Any, form: str) -> list[Part]:
 
 
 def _part(given: Any) -> Part:
-    if not isinstance(given, str) and isinstance(given, FileInstruction):  # the second question takes its time
+    if not isinstance(given, str) and isinstance(given, FileInstruction):  # the second check is slow
         stop = given.skip + given.take if given.take >= 0 else None
         return Part(os.fsdecode(given.filename), given.skip, stop, is_known=True)
     if not isinstance(given, str | os.PathLike):
@@ -281,7 +272,7 @@ def _not_a_path(given: Any) -> PipelineError:
 
 
 def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The answers for all items; what is left after some time, where each takes long, is shared by threads."""
+    """The results of a call for all items; if they take long, threads share those that are left after some time."""
     begin = time.perf_counter()
     answers: list[R] = []
     for item in items:
@@ -293,18 +284,15 @@ def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     if not threads:
         return answers
     late: list[Any] = [None] * len(rest)
-    # A task for every file would cost more than opening it.
+    # One task per file would cost more than opening the file.
     open_some = lambda i: [call(item) for item in rest[i::threads]]  # noqa: E731
     for i, share in enumerate(map_in_threads(open_some, range(threads), threads, "headrace-open")):
         late[i::threads] = share
     return answers + late
 
 
-# ----------------------------------------------------------------------------------------------- readers
-
-
 class Readers(Holder):
-    """One reader for each file that is open, which one thread has at a time."""
+    """One reader for each open file, which one thread uses at a time."""
 
     def __init__(self):
         super().__init__(MOST_OPEN)
@@ -312,7 +300,7 @@ class Readers(Holder):
 
     @contextlib.contextmanager
     def of(self, path: str, open_file: Callable[[str], Reader]) -> Iterator[Reader]:
-        """The reader of a file, for as long as the context lasts; after an error in it, it is not used again."""
+        """The reader of a file, for the duration of the context; after an error, it is closed."""
         with self._in_use.setdefault(path, threading.Lock()):
             with self._lock:
                 reader = self._held.pop(path, None)
@@ -330,16 +318,16 @@ class Readers(Holder):
 
 
 class Pace:
-    """Whether records come slowly one by one, from a far disk or since they are large: then cores should share them."""
+    """Whether reading records one by one is slow, so that cores should share it: from a slow disk, or large ones."""
 
     def __init__(self):
         self._num_reads = self._num_slow = 0
 
     def is_slow(self) -> bool:
-        """Whether they do, as far as is known; now and then the answer is no, so that it is seen again."""
+        """Whether it is, judged by the last reads; sometimes False, so that it is measured again."""
         self._num_reads += 1
         return self._num_slow >= SLOW_IN_A_ROW and self._num_reads % SLOW_READS != 0
 
     def took(self, seconds: float, num_records: int) -> None:
-        """Tells how long records took one by one."""
+        """Records how long reading records one by one took."""
         self._num_slow = self._num_slow + 1 if seconds > SLOW_RECORD_S * num_records else 0

@@ -1,5 +1,6 @@
-"""Elements in shared memory that other processes find by a name."""
+"""Elements in shared memory that other processes find by its name."""
 
+import functools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,12 @@ UNFINISHED = -1
 
 
 class SharedMemoryDataSource(Sequence):
-    """Elements that several processes read from one memory.
+    """Elements that several processes read from the same memory.
 
-    Given elements, it puts them there; given only a name, it reads what another process, or this one, put there
-    under that name. A name that the user gave stays until the process that gave it ends, however it ends; one that was
-    not given goes with the source, so a copy in another process must be made while the source is there. Elements are
-    pickled, so memory that another user owns or may write to is refused.
+    Given elements, it writes them there; given only a name, it reads what this or another process wrote under it. A
+    name that you choose exists until the process that created it ends, in whatever way. A default name exists as long
+    as the source, so another process must attach to it before. Elements are pickled, so memory that another user owns
+    or may write to is refused.
 
     >>> source = SharedMemoryDataSource([1, "two", b"three", {"four": 4}])
     >>> len(source), source[1], source[-1]
@@ -39,7 +40,7 @@ class SharedMemoryDataSource(Sequence):
 
     @property
     def name(self) -> str:
-        """The name that other processes find the elements by."""
+        """The name by which other processes find the elements."""
         return self._memory.name
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class SharedMemoryDataSource(Sequence):
 
     @property
     def format(self) -> str:
-        """How the elements are laid out in memory, in the words of `struct`: bytes of these lengths."""
+        """The layout of the elements in memory, as a `struct` format: bytes of these lengths."""
         return "".join(f"{size}s" for size in np.diff(self._ends).tolist())
 
     def __getitem__(self, position: Any) -> Any:
@@ -57,14 +58,14 @@ class SharedMemoryDataSource(Sequence):
         return pickle.loads(memoryview(self._memory.buffer)[self._ends[place] : self._ends[place + 1]])
 
     def close(self) -> None:
-        """Kept for compatibility: the memory goes with the object."""
+        """Does nothing, for compatibility: the memory is freed with the object."""
 
     def unlink(self) -> None:
         """Removes the name."""
         self._memory.unlink()
 
     def __reduce__(self) -> Any:
-        return _attach, (self.name,)
+        return functools.partial(SharedMemoryDataSource, name=self.name), ()
 
     def __repr__(self) -> str:
         return f"SharedMemoryDataSource(length={len(self)}, name={self.name!r})"
@@ -73,12 +74,8 @@ class SharedMemoryDataSource(Sequence):
 InMemoryDataSource = SharedMemoryDataSource
 
 
-def _attach(name: str) -> SharedMemoryDataSource:
-    return SharedMemoryDataSource(name=name)
-
-
 def _ends_in(memory: NamedMemory) -> np.ndarray:
-    """Where elements end, and the first one begins."""
+    """Where the first element begins, and each one ends."""
     num_numbers = len(memory.buffer) // 8
     magic, count = np.frombuffer(memory.buffer, np.int64, 2).tolist() if num_numbers >= 2 else (0, 0)
     if magic != MAGIC or count + 3 > num_numbers:
@@ -99,7 +96,7 @@ def _write(pickled: list[bytes], name: str | None) -> NamedMemory:
     memory.buffer[HEADER_BYTES:start] = np.array(ends, np.int64).tobytes()
     for begin, data in zip(ends.tolist(), pickled, strict=False):
         memory.buffer[begin : begin + len(data)] = data
-    memory.buffer[:HEADER_BYTES] = _header(len(pickled))  # last, so that nobody reads half of it
+    memory.buffer[:HEADER_BYTES] = _header(len(pickled))  # last, so nobody reads half of it
     return memory
 
 

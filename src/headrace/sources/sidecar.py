@@ -1,6 +1,6 @@
-"""Indexes of files: numbers that say where the elements of a file are, found once and kept in a hidden file.
+"""Indexes of files: numbers that say where the elements of a file are, found once and stored in a hidden file.
 
-An index that was kept is used for as long as its file has the size and the time of change that it was made for.
+A stored index is valid as long as its file has the size and modification time that it was made for.
 """
 
 import abc
@@ -19,22 +19,22 @@ from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.private import Place
 
-MAPPED_BYTES = 1 << 20  # an index of this size on is mapped into memory, and so shared by processes
+MAPPED_BYTES = 1 << 20  # indexes of at least this size are mapped, so processes share them
 
-# What it is, a digest of the version of its file, and the checksum and the count of the numbers that follow.
+# A magic number, a digest of the version of the file, and the checksum and count of the numbers that follow.
 _HEADER = struct.Struct("<8s32sqq")
 _MAGIC = b"HRINDEX1"
 
 
 class Index(abc.ABC):
-    """The index of a file; it travels to other processes as the path of what was kept, if it could be."""
+    """The index of a file; it is pickled as the path of the stored index, if there is one."""
 
     SUFFIX: ClassVar[str]
-    FOLDER: ClassVar[str]  # in the cache, for indexes that cannot be beside their files
+    FOLDER: ClassVar[str]  # in the cache, for indexes that cannot be written beside their files
 
     def __init__(self, path: str, *, index_dir: str | None):
         self.path, self.version = path, files.fingerprint(path)
-        places = list(self._places(index_dir)) if self.version.version else []  # some servers tell no version
+        places = list(self._places(index_dir)) if self.version.version else []  # some servers report no version
         self._kept: Place | None = None
         for place in places:
             found = self._read(place)
@@ -46,11 +46,11 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def _find(self, file: files.File) -> np.ndarray:
-        """Looks for the numbers, which are int64, in the file itself."""
+        """Finds the int64 numbers in the file itself."""
 
     @functools.cached_property
     def numbers(self) -> np.ndarray:
-        """The numbers in a process that did not find them, where they are checked no more."""
+        """The numbers in another process, which does not verify the checksum again."""
         found = None if self._kept is None else self._read(self._kept, checked=False)
         return self._found() if found is None else found
 
@@ -64,7 +64,7 @@ class Index(abc.ABC):
         return numbers
 
     def _places(self, index_dir: str | None) -> Iterator[Place]:
-        """Where it may be, the best place first; patterns do not match names with a dot in front."""
+        """Where it may be stored, the best place first; patterns do not match names that begin with a dot."""
         if index_dir is None and not files.is_remote(self.path):
             near, name = os.path.split(os.path.abspath(self.path))
             yield Place(os.path.join(near, f".{name}{self.SUFFIX}"), beside=self.path)
@@ -75,7 +75,7 @@ class Index(abc.ABC):
         return hashlib.sha256(f"{self.SUFFIX} {tuple(self.version)}".encode(errors="surrogateescape")).digest()
 
     def _read(self, place: Place, *, checked: bool = True) -> np.ndarray | None:
-        """What was kept, if it is whole and of this version of the file."""
+        """The stored numbers, if they are complete and of this version of the file."""
         try:
             with place.open() as kept:
                 magic, digest, checksum, count = _HEADER.unpack(kept.read(_HEADER.size))
@@ -91,7 +91,7 @@ class Index(abc.ABC):
         return numbers if whole else None
 
     def _write(self, place: Place) -> bool:
-        """Keeps the numbers, whole or not at all; whether it could."""
+        """Stores the numbers, completely or not at all; returns whether it could."""
         numbers = np.ascontiguousarray(self.numbers, "<i8")
         try:
             place.write([_HEADER.pack(_MAGIC, self._digest(), zlib.crc32(numbers.data), len(numbers)), numbers.data])

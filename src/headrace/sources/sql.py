@@ -1,7 +1,7 @@
 """The rows of a database query as a source: element `i` is the row with the `i`-th smallest key, as a dict.
 
-The keys are read once, in order, and travel with the source; rows are looked up by them, many with one query. A
-connection belongs to one thread of one process, which opens it when it first reads.
+The keys are read once, in order, and pickled with the source; a query reads many rows by their keys. Each thread of
+each process has its own connection, opened when it first reads.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from headrace.sources.files import is_remote
 from headrace.sources.indices import place_of, places_of
 
 Row = dict[str, Any]
-KEYS_AT_ONCE = 500  # in one query; SQLite took at most 999 parameters for long
+KEYS_AT_ONCE = 500  # in one query; older versions of SQLite take at most 999 parameters
 PLACEHOLDERS: dict[str, Callable[[int], str]] = {
     "qmark": lambda number: "?",
     "format": lambda number: "%s",
@@ -32,8 +32,8 @@ PLACEHOLDERS: dict[str, Callable[[int], str]] = {
     "numeric": lambda number: f":{number}",
 }
 _LONGEST_SHOWN = 60
-# Words that databases take for their own, as far as columns are called so. Other names are not quoted: what quotes mean
-# and whether they tell upper from lower case differs between databases.
+# Reserved words that columns are likely to be called. Other names are not quoted: databases differ in what quotes mean,
+# and in whether quoted names are case-sensitive.
 _RESERVED = frozenset(
     re.findall(
         r"\w+",
@@ -47,7 +47,7 @@ _RESERVED = frozenset(
 
 
 class SqlDataSource(BlockSource[Row]):
-    """The rows of a query, in the order of a key column, each as a dict of the values that the database gives.
+    """The rows of a query, in the order of a key column, as dicts of the values that the database returns.
 
     >>> def connect():
     ...     return sqlite3.connect("file:pets?mode=memory&cache=shared", uri=True)
@@ -60,13 +60,13 @@ class SqlDataSource(BlockSource[Row]):
     (2, {'id': 3, 'name': 'Tom'})
 
     Args:
-        connect: The path of an SQLite file, which is opened for reading only; or a function without arguments that
-            returns a DB-API connection.
+        connect: The path of an SQLite file, which is opened read-only; or a function without arguments that returns a
+            DB-API connection.
         query: A `SELECT`, without `ORDER BY`.
-        key: The column of the query that orders the rows and tells one from another: no nulls, no value twice. An index
-            on it makes reading fast.
-        parameters: Values for the query's own placeholders, which are positional.
-        paramstyle: How the database's module writes placeholders, as its `paramstyle` says.
+        key: The column of the query that identifies and orders the rows: without nulls or duplicates. An index on it
+            makes reading fast.
+        parameters: Values for the query's positional placeholders.
+        paramstyle: The `paramstyle` of the database's module, which says how it writes placeholders.
     """
 
     _at_once = KEYS_AT_ONCE
@@ -80,20 +80,26 @@ class SqlDataSource(BlockSource[Row]):
         parameters: Sequence[Any] = (),
         paramstyle: str = "qmark",
     ):
-        if not isinstance(connect, str | os.PathLike) and not callable(connect):
+        if isinstance(connect, str | os.PathLike):
+            connect = os.fspath(connect)
+            if is_remote(connect):
+                raise PipelineError(f"SQLite reads only local files; got {connect}. Copy it to a local file first.")
+            if not os.path.exists(connect):
+                raise FileNotFoundError(f"The SQLite file {connect} does not exist.")
+        elif not callable(connect):
             raise PipelineError(
                 "`connect` must be the path of an SQLite file, or a function that returns a connection; got "
                 f"{type(connect).__name__}."
             )
         if paramstyle not in PLACEHOLDERS:
             raise PipelineError(f"`paramstyle` must be one of {list(PLACEHOLDERS)}; got {paramstyle!r}.")
-        self._connect = _existing(os.fspath(connect)) if isinstance(connect, str | os.PathLike) else connect
+        self._connect = connect
         self._query, self._key = query.strip().rstrip(";"), key
         self._parameters, self._paramstyle = tuple(parameters), paramstyle
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._column = key  # as the database writes it, once that is known
-        self._found: np.ndarray | list[Any] | None = None  # the keys, once they are known
+        self._column = key  # as the database spells it, once known
+        self._found: np.ndarray | list[Any] | None = None  # the keys, once known
 
     @property
     def _keys(self) -> np.ndarray | list[Any]:
@@ -110,12 +116,10 @@ class SqlDataSource(BlockSource[Row]):
         _, rows = self._select(f"SELECT {name} FROM ({self._query}\n) AS q ORDER BY {name}", ())
         keys = list(itertools.chain.from_iterable(rows))
         if None in keys:
-            raise DataError(f"Key {self._key!r} of {self!r} is null in {keys.count(None)} rows: leave them out.")
+            raise DataError(f"Key {self._key!r} of {self!r} is null in {keys.count(None)} rows: exclude them.")
         twice = next((a for a, b in itertools.pairwise(keys) if a == b), None)
         if twice is not None:
-            raise DataError(
-                f"Key {self._key!r} of {self!r} has the value {twice!r} more than once: it must tell rows apart."
-            )
+            raise DataError(f"Key {self._key!r} of {self!r} has the value {twice!r} more than once; it must be unique.")
         small = all(type(value) is int and -(2**63) <= value < 2**63 for value in keys)
         return np.array(keys, np.int64) if small else keys
 
@@ -127,7 +131,7 @@ class SqlDataSource(BlockSource[Row]):
         return self._rows([key.item() if isinstance(key, np.generic) else key])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
-        """The rows at these indices, with one query for some hundreds of them."""
+        """The rows at these indices, several hundred with one query."""
         keys = self._keys
         places = places_of(indices, len(keys), "rows")
         return self._rows(
@@ -148,7 +152,7 @@ class SqlDataSource(BlockSource[Row]):
         if missing:
             raise DataError(
                 f"{self!r} has no row with the key {missing[0]!r} any more: the table was changed after the keys were "
-                "read. Make the source anew."
+                "read. Make the source again."
             )
         return [dict(zip(names, found[key], strict=True)) for key in wanted]
 
@@ -158,19 +162,20 @@ class SqlDataSource(BlockSource[Row]):
         return f"SELECT * FROM ({self._query}\n) AS q WHERE {_identifier(self._column)} IN ({listed})"
 
     def _select(self, query: str, keys: Sequence[Any]) -> tuple[list[str], list[tuple]]:
-        """The names of the columns and the rows of a query."""
+        """The column names and rows of a query."""
         try:
             with contextlib.closing(self._connection().cursor()) as cursor:
                 cursor.execute(query, (*self._parameters, *keys))
                 names = [column[0] for column in cursor.description]
-                return names, [_values(row, names) for row in cursor.fetchall()]
+                rows = cursor.fetchall()  # some connections return dicts
+                return names, [tuple(row[n] for n in names) if isinstance(row, Mapping) else row for row in rows]
         except sqlite3.OperationalError as e:  # a wrong query, a locked file
             raise PipelineError(f"{self!r} cannot be read: {e}. The query was: {query[:1000]}") from without_secrets(e)
         except sqlite3.DatabaseError as e:
-            raise DataError(f"{self!r} is damaged, or no SQLite file: {e}.") from without_secrets(e)
+            raise DataError(f"{self!r} is damaged, or not an SQLite file: {e}.") from without_secrets(e)
         except Exception as e:
             told, note = without_secrets(e), redacted(f"reading {self!r} with the query: {query[:1000]}")
-            if told is not e:  # drivers quote connection strings, with the password in them
+            if told is not e:  # drivers quote connection strings with passwords
                 raise RemoteError(f"{told}, {note}") from told
             e.add_note(note)
             raise
@@ -190,7 +195,7 @@ class SqlDataSource(BlockSource[Row]):
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
-        # With the keys: a worker that asked for them later might see another table.
+        # With the keys, since a worker that reads them later might see another table.
         return self.__dict__ | {"_found": self._keys, "_local": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -198,7 +203,8 @@ class SqlDataSource(BlockSource[Row]):
         self._local, self._lock = threading.local(), threading.Lock()
 
     def __repr__(self) -> str:
-        where = repr(self._connect) if isinstance(self._connect, str) else _name(self._connect)
+        connect = self._connect
+        where = repr(connect) if isinstance(connect, str) else getattr(connect, "__qualname__", type(connect).__name__)
         query = told_apart(self._query)
         if len(query) > _LONGEST_SHOWN:
             digest = hashlib.sha1(query.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
@@ -208,48 +214,34 @@ class SqlDataSource(BlockSource[Row]):
 
 
 _INHERITED: list["_Connection"] = []
-"""Connections of a process that this one was forked from: to drop them would end what the parent still uses."""
+"""Connections inherited by a fork: dropping them would close what the parent still uses."""
 
 
 class _Connection:
-    """A connection that is closed with the thread that has it."""
+    """A connection that is closed when its thread ends."""
 
     def __init__(self, connect: str | Callable[[], Any]):
         self.process = os.getpid()
-        self.connection = _open_sqlite(connect) if isinstance(connect, str) else connect()
+        if isinstance(connect, str):  # any thread may close it, but only the one that opened it reads
+            address = f"{pathlib.Path(connect).absolute().as_uri()}?mode=ro"
+            self.connection: Any = sqlite3.connect(address, uri=True, check_same_thread=False)
+        else:
+            self.connection = connect()
 
     def __del__(self):
         connection = getattr(self, "connection", None)
         if connection is not None:
-            with contextlib.suppress(Exception):  # of a driver that only the thread which opened it may call
+            with contextlib.suppress(Exception):  # of drivers that only the opening thread may call
                 connection.close()
 
 
-def _open_sqlite(path: str) -> sqlite3.Connection:
-    # Closed by whoever drops the source; only the thread that opened it reads.
-    return sqlite3.connect(f"{pathlib.Path(path).absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-
-
-def _existing(path: str) -> str:
-    if is_remote(path):
-        raise PipelineError(f"SQLite reads local files alone; got {path}. Copy it to a local file first.")
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"The SQLite file {path} does not exist.")
-    return path
-
-
 def _check_columns(names: list[str], key: str, source: SqlDataSource) -> None:
-    """Raises unless the columns of a query tell the key, and each other, apart."""
+    """Raises unless the columns of a query have unique names, and one of them is the key."""
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise PipelineError(f"The query of {source!r} gives columns {sorted(twice)} twice: rename one with `AS`.")
+        raise PipelineError(f"The query of {source!r} returns columns {sorted(twice)} twice: rename one with `AS`.")
     if _same_name(key, names) not in names:
-        raise PipelineError(f"The query of {source!r} gives no column {key!r} as a key; it gives {names}.")
-
-
-def _values(row: Any, names: Sequence[str]) -> tuple:
-    """The values of a row, which may be one that a connection gives as a dict."""
-    return tuple(row[name] for name in names) if isinstance(row, Mapping) else row
+        raise PipelineError(f"The query of {source!r} returns no column {key!r} as a key, only {names}.")
 
 
 def _identifier(name: str) -> str:
@@ -258,9 +250,5 @@ def _identifier(name: str) -> str:
 
 
 def _same_name(name: str, names: Sequence[str]) -> str:
-    """A column's name as the database writes it, which may tell no case apart."""
+    """The name of a column as the database spells it, which may ignore case."""
     return name if name in names else next((other for other in names if other.lower() == name.lower()), name)
-
-
-def _name(function: Callable[[], Any]) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)

@@ -1,4 +1,4 @@
-"""PyTorch's datasets as sources and streams; tensors become NumPy arrays in the memory that they are in."""
+"""PyTorch datasets as sources and streams; tensors become NumPy arrays that share their memory."""
 
 import base64
 import copy
@@ -11,24 +11,24 @@ from headrace._utils import trees
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
-from headrace.sources.generators import Made, Opened
+from headrace.sources.generators import Opened
 from headrace.sources.indices import place_of, places_of
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 GUESTS = {"bfloat16": "int16"} | dict.fromkeys(_FLOAT8, "uint8")
-"""The dtypes that NumPy knows only through `ml_dtypes`, and what their bits travel as."""
+"""The dtypes that NumPy has only through `ml_dtypes`, and the dtype to view their bits as."""
 
 
 def as_arrays(element: Any) -> Any:
-    """An element with its tensors as NumPy arrays that share their memory; all else stays as it is.
+    """An element with its tensors as NumPy arrays that share their memory; all else is unchanged.
 
-    A tensor on an accelerator is copied to the host; one that is sparse or quantised stays a tensor.
+    Tensors on an accelerator are copied to the host; sparse or quantised ones stay tensors.
     """
     return trees.tree_map(_as_array, element)
 
 
 def _as_array(leaf: Any) -> Any:
-    if not hasattr(leaf, "resolve_conj"):  # the cheapest sign of a tensor, of which there may be none
+    if not hasattr(leaf, "resolve_conj"):  # the cheapest test for a tensor
         return leaf
     torch = optional("torch", extra="torch")
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_quantized:
@@ -42,25 +42,23 @@ def _as_array(leaf: Any) -> Any:
 
 
 class TorchDataSource:
-    """A map-style dataset of PyTorch's as a source whose elements have NumPy arrays where the dataset has tensors.
+    """A map-style PyTorch dataset as a source, with NumPy arrays in place of tensors.
 
-    Where the dataset has `__getitems__`, it is asked for many elements at once. A dataset without tensors needs no
-    wrapping: `MapDataset.source(dataset)` takes it as it is.
+    If the dataset has `__getitems__`, many elements are read at once. A dataset without tensors needs no wrapper:
+    `MapDataset.source(dataset)` takes it directly.
 
     Args:
         dataset: A `torch.utils.data.Dataset` with `__len__` and `__getitem__`.
     """
 
     def __init__(self, dataset: Any):
-        if _is_iterable_dataset(dataset):
+        if isinstance(dataset, optional("torch.utils.data", extra="torch").IterableDataset):
             raise PipelineError(
                 f"{type(dataset).__name__} is an IterableDataset, which has no random access: use `TorchIterDataset`."
             )
         missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
         if missing:
-            raise PipelineError(
-                f"A map-style dataset needs `__len__` and `__getitem__`; {type(dataset).__name__} lacks `{missing[0]}`."
-            )
+            raise PipelineError(f"{type(dataset).__name__} lacks `{missing[0]}`, which a map-style dataset needs.")
         self._dataset = dataset
 
     def __len__(self) -> int:
@@ -71,7 +69,7 @@ class TorchDataSource:
 
     @property
     def __getitems__(self) -> Any:
-        """What reads many elements at once, where the dataset has that; where not, one by one tells which failed."""
+        """Reads many elements at once, if the dataset can; if not, reading one by one shows which failed."""
         if not hasattr(self._dataset, "__getitems__"):
             raise AttributeError("`__getitems__`: the dataset reads one element at a time")
         return self._read_many
@@ -85,11 +83,11 @@ class TorchDataSource:
 
 
 class TorchIterDataset(IterDataset[Any]):
-    """An iterable dataset of PyTorch's as a stream; its elements have NumPy arrays where the dataset has tensors.
+    """An iterable PyTorch dataset as a stream, with NumPy arrays in place of tensors.
 
-    States are those of `state_dict` and `load_state_dict`, which the dataset or its iterator has, as for `torchdata`'s
-    `StatefulDataLoader`. Without them, restoring a state makes all elements before it again. Each iteration walks a
-    deep copy of the dataset, so that all begin alike and one does not move the other.
+    States come from `state_dict` and `load_state_dict` of the dataset or its iterator, as for `torchdata`'s
+    `StatefulDataLoader`. Without them, restoring a state produces all elements before it again. Each iteration uses a
+    deep copy of the dataset, so that all start alike and do not affect each other.
 
     Args:
         dataset: A `torch.utils.data.IterableDataset`.
@@ -106,22 +104,22 @@ class TorchIterDataset(IterDataset[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  (the class gives states to those without)
         if _has_states(self._dataset) or _has_states(iter(copy_of(self._dataset))):
             return StateDictIterator(self._dataset, as_arrays, self._label)
-        return Made(lambda: map(as_arrays, copy_of(self._dataset)), self._label)
+        return Opened(lambda: map(as_arrays, copy_of(self._dataset)), self._label)
 
 
 class StateDictIterator(Opened[Any], DatasetIterator[Any]):
-    """Walks a copy of a dataset, with the states that it or its iterator has, and converts its elements."""
+    """Iterates over a copy of a dataset with the states of it or its iterator, and converts its elements."""
 
     def __init__(self, dataset: Any, convert: Callable[[Any], Any], label: str):
-        super().__init__(label)
+        super().__init__(self._begin, label)
         self._dataset, self._convert = dataset, convert
-        self._loaded: Any = None  # where the walk begins, as JSON
+        self._loaded: Any = None  # the state to start from, as JSON
         self._stateful: Any = None  # the copy or its iterator, once there is one
 
-    def _make(self) -> Iterator[Any]:
+    def _begin(self) -> Iterator[Any]:
         dataset = copy_of(self._dataset)
         iterator = iter(dataset)
-        # An iterator's own states go first, as with `StatefulDataLoader`; a dataset's are loaded before it is iterated.
+        # The iterator's states go first, as with `StatefulDataLoader`; a dataset's are loaded before iterating it.
         stateful = iterator if _has_states(iterator) else dataset
         if self._loaded is not None:
             stateful.load_state_dict(_from_json(self._loaded))
@@ -144,32 +142,26 @@ class StateDictIterator(Opened[Any], DatasetIterator[Any]):
         self._loaded, self._stateful = state["state_dict"], None
 
 
-def _is_iterable_dataset(dataset: Any) -> bool:
-    return isinstance(dataset, optional("torch.utils.data", extra="torch").IterableDataset)
-
-
 def _has_states(thing: Any) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
 def copy_of(dataset: Any) -> Any:
-    """A deep copy, whose iteration moves nothing in the dataset itself."""
+    """A deep copy, whose iteration does not affect the dataset."""
     try:
         return copy.deepcopy(dataset)
     except Exception as e:
         raise PipelineError(
-            f"{type(dataset).__name__} cannot be copied: {e}. Each iteration walks a copy of the dataset; open files "
+            f"{type(dataset).__name__} cannot be copied: {e}. Each iteration uses a copy of the dataset; open files "
             "and connections in its `__iter__`, or use `from_generator(lambda: iter(dataset))`, which does not copy."
         ) from e
 
-
-# ------------------------------------------------------------------------------------------- states as JSON
 
 _TAG = "__torch_state__"
 
 
 def _to_json(value: Any, where: str) -> Any:
-    """A `state_dict` as JSON: what JSON has no word for is a dict with a tag that says what it was."""
+    """A `state_dict` as JSON: values that JSON lacks become dicts with a tag that names their type."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is list:
@@ -189,8 +181,8 @@ def _to_json(value: Any, where: str) -> Any:
         content = base64.b64encode(array.tobytes()).decode()
         return {_TAG: kind, "dtype": array.dtype.str, "shape": list(array.shape), "base64": content}
     raise StateError(
-        f"{where} is {type(value).__name__}, which a state cannot hold: it is to be JSON. Give `state_dict` plain "
-        "numbers, strings, lists, dicts, bytes, tensors or arrays."
+        f"{where} is {type(value).__name__}, which a state cannot hold, since it must be JSON. Use plain numbers, "
+        "strings, lists, dicts, bytes, tensors or arrays in `state_dict`."
     )
 
 

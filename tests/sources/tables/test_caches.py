@@ -1,6 +1,5 @@
 """What table sources keep, and how they travel."""
 
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +7,6 @@ import numpy as np
 
 from tests.sources.tables.formats import (
     counted,
-    every_format,
     pa,
     written,
 )
@@ -38,14 +36,3 @@ def test_threads_decode_a_group_once(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(8)))
     assert sorted(decoded) == [0, 1, 2, 3]
-
-
-@every_format
-def test_a_source_travels_without_its_rows(tmp_path, format):
-    source = written(format, tmp_path / "t", pa.table({"i": np.arange(50_000)}), 10_000)
-    source[0]
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 5000
-    again = pickle.loads(pickled)
-    assert repr(again) == repr(source)
-    assert again[49_999] == {"i": 49_999}

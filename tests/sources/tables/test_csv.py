@@ -237,7 +237,7 @@ def test_csv_in_another_encoding_is_an_error(tmp_path, encoding, named):
 def test_csv_types_of_columns_that_no_file_has_are_an_error(tmp_path):
     a, b = csv_file(tmp_path / "a", "x\n1\n"), csv_file(tmp_path / "b", "x,y\n1,2\n")
     with pytest.raises(
-        PipelineError, match=r"`column_types` has \['z'\], and no file has such columns: .*/a has \['x'\]"
+        PipelineError, match=r"`column_types` has \['z'\], but no file has such columns: .*/a has \['x'\]"
     ):
         CsvDataSource([a, b], columns=["x"], column_types={"y": pa.string(), "z": pa.string()})
     assert len(CsvDataSource([a, b], columns=["x"], column_types={"y": pa.string()})) == 2

@@ -10,15 +10,15 @@ from headrace.errors import optional
 from headrace.sources import files
 from headrace.sources.array_files.stored import StoredArrays
 
-BRIDGED_BYTES = 64 << 10  # rows that nobody asked for are read along where that spares a read
+BRIDGED_BYTES = 64 << 10  # unwanted rows are read if that saves another read
 
 
 class Hdf5DataSource(StoredArrays):
-    """The rows of the datasets in a group of an HDF5 file, as dicts; groups in it are dicts within.
+    """The rows of the datasets in a group of an HDF5 file, as dicts; nested groups are nested dicts.
 
     Args:
         path: The file.
-        group: The group, or one dataset: its rows are then the elements.
+        group: The group; or a single dataset, whose rows are then the elements.
         keys: Which members of the group; all by default.
     """
 
@@ -38,9 +38,9 @@ class Hdf5DataSource(StoredArrays):
 
 
 def _spans(array: Any, indices: np.ndarray) -> list[np.ndarray]:
-    """Indices that ascend, cut where reading on would cost more than another read.
+    """Ascending indices, cut where reading on would cost more than another read.
 
-    Reading ranges is 2 to 40 times faster than what HDF5 makes of a list of indices, but for a few in one piece.
+    Reading ranges is 2 to 40 times faster than reading a list of indices with HDF5, except for a few close ones.
     """
     if array.chunks:
         cuts = np.flatnonzero(np.diff(indices // array.chunks[0]))

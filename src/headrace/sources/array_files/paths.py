@@ -1,4 +1,4 @@
-"""Paths of files of arrays, names of arrays in them, and errors that name both."""
+"""Paths of files of arrays, names of arrays in them, and their errors."""
 
 import contextlib
 import os
@@ -15,38 +15,35 @@ Path = str | os.PathLike
 
 
 def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
-    """The paths as strings that also hold in another working folder; raises with all that are missing."""
+    """The absolute paths as strings; raises with all that are missing."""
     if isinstance(paths, str | os.PathLike):
         return existing({"": paths}, what=what)[""]
     if not isinstance(paths, Mapping) or not paths:
         raise PipelineError(f"{what} are given by a path, or by a dict of paths; got {paths!r}.")
-    found = {name: _absolute(path) for name, path in paths.items()}
+    wrong = [path for path in paths.values() if not isinstance(path, str | os.PathLike)]
+    if wrong:
+        raise PipelineError(f"A path must be a string or a path object; got {type(wrong[0]).__name__}: {wrong[0]!r}.")
+    found = {name: files.absolute(path) for name, path in paths.items()}
     missing = [path for path in found.values() if not files.is_remote(path) and not os.path.exists(path)]
     if missing:
         raise FileNotFoundError(f"{len(missing)} of {len(found)} {what} do not exist: {redacted(', '.join(missing))}.")
     return found
 
 
-def _absolute(path: Path) -> str:
-    if not isinstance(path, str | os.PathLike):
-        raise PipelineError(f"A path must be a string or a path object; got {type(path).__name__}: {path!r}.")
-    return path if isinstance(path, str) and files.is_remote(path) else os.path.abspath(os.fsdecode(path))
-
-
 def each(function: Callable[[str], Any], paths: Any) -> Any:
-    """What a function makes of a path, or of each in a dict of paths."""
+    """Applies a function to a path, or to each in a dict of paths."""
     return {name: function(path) for name, path in paths.items()} if isinstance(paths, dict) else function(paths)
 
 
 def checked_keys(keys: Sequence[str] | None) -> list[str] | None:
-    """The names of arrays that a user asks for; None is for all."""
+    """The names of the arrays to read; None for all."""
     if isinstance(keys, str) or (keys is not None and not keys):
         raise PipelineError(f"`keys` must be a sequence of names, at least one; got {keys!r}.")
     return None if keys is None else list(keys)
 
 
 def chosen_keys(path: str, found: Sequence[str], keys: list[str] | None) -> list[str]:
-    """The names of the arrays to read among those that are in a file."""
+    """The names of the arrays to read, of those found in a file."""
     missing = [key for key in keys or () if key not in found]
     if missing:
         raise PipelineError(f"{path} has no {', '.join(map(repr, missing))}; it has {', '.join(map(repr, found))}.")
@@ -58,7 +55,7 @@ _OF_DAMAGE = (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error,
 
 @contextlib.contextmanager
 def damage_named(path: str, what: str) -> Iterator[None]:
-    """Errors of a reader as one that names the file; those of a driver below it are told without secrets."""
+    """Turns errors of a reader into one that names the file, without the secrets in errors of drivers."""
     hidden = secrets_in(getattr(path, "options", None))
     try:
         yield
@@ -68,12 +65,9 @@ def damage_named(path: str, what: str) -> Iterator[None]:
         if without_secrets(e, hidden) is e:
             raise
         raise type(e)(redacted(str(e), hidden)) from None
-    except Exception as e:  # libraries raise anything for a file that is not what it should be
+    except Exception as e:  # libraries raise anything for a damaged file
+        cause = without_secrets(e, hidden)
         if files.is_remote(path) and not isinstance(e, _OF_DAMAGE):
-            raise RemoteError(f"{path} could not be read: {redacted(in_words(e), hidden)}.") from without_secrets(
-                e, hidden
-            )
+            raise RemoteError(f"{path} could not be read: {redacted(in_words(e), hidden)}.") from cause
         found = redacted(" ".join(str(e).split()).rstrip("."), hidden) or type(e).__name__
-        raise DataError(
-            f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?"
-        ) from without_secrets(e, hidden)
+        raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from cause

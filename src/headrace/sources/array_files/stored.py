@@ -1,4 +1,4 @@
-"""Arrays that stay in their file, and of which rows are read."""
+"""Arrays of which rows are read from their file."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from headrace.sources.mapped import MappedFiles
 
 
 class StoredArrays:
-    """Arrays that stay in their file: it is opened when they are first read, in each process on its own."""
+    """Arrays in a file, which each process opens when it first reads them."""
 
     what: ClassVar[str]
 
@@ -27,8 +27,9 @@ class StoredArrays:
         self._open: tuple[Any, Any] | None = None  # the file, and the tree of its arrays
         self._mapped = MappedFiles()
         with damage_named(self._path, self.what):
-            self.element_spec = _spec_of(self._arrays())
-        self._length = trees.leaves(self._arrays())[0].shape[0]
+            arrays = self._arrays()
+            self.element_spec = trees.tree_map(lambda a: ShapeDtypeStruct(a.shape[1:], a.dtype), arrays)
+        self._length = trees.leaves(arrays)[0].shape[0]
 
     def _open_file(self) -> Any:
         raise NotImplementedError
@@ -37,11 +38,11 @@ class StoredArrays:
         file.close()
 
     def _members(self, group: Any) -> Mapping[str, Any] | None:
-        """The groups and arrays in a group; None if it is an array."""
+        """The groups and arrays in a group; None for an array."""
         raise NotImplementedError
 
     def _rows(self, array: Any, indices: np.ndarray) -> np.ndarray:
-        """The rows of an array at indices that ascend."""
+        """The rows of an array at ascending indices."""
         raise NotImplementedError
 
     def _arrays(self) -> Any:
@@ -62,10 +63,10 @@ class StoredArrays:
             return self._open[1]
 
     def _opened(self, file: Any, arrays: Any) -> None:
-        """Is called when the arrays of a file are known."""
+        """Called when the arrays of a file are known."""
 
     def _files_of(self, arrays: Any) -> list[str]:
-        """The files that tell whether anything was written since: the one that all is in."""
+        """The files that show whether the data changed: by default, the only one."""
         return [self._path]
 
     def _group_in(self, file: Any) -> Any:
@@ -95,7 +96,7 @@ class StoredArrays:
         return trees.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place])))
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
-        """The rows at `indices`, each of which lies in `0..len - 1`, as columns; the file is read in its own order."""
+        """The rows at `indices`, all in `0..len - 1`, as columns; the file is read in ascending order."""
         places, order = np.unique(indices, return_inverse=True)
         arrays = self._arrays()
         self._mapped.check_all()
@@ -103,7 +104,7 @@ class StoredArrays:
         def read(array: Any) -> np.ndarray:
             with damage_named(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):
                 rows = self._rows(array, places)[order]
-            # A list that is asked for twice must be two: they are the user's to change.
+            # A list that is requested twice must be copied: users may modify either.
             is_list = rows.dtype == object and rows.ndim == 1
             return np.fromiter(map(trees.copy_tree, rows), object, len(rows)) if is_list else rows
 
@@ -128,10 +129,6 @@ class StoredArrays:
         inside = self._group.strip("/")
         chosen = (f", group={inside!r}" if inside else "") + (f", keys={self._keys}" if self._keys else "")
         return f"{type(self).__name__}({told_apart(self._path)!r}{chosen}, length={self._length})"
-
-
-def _spec_of(arrays: Any) -> Any:
-    return trees.tree_map(lambda array: ShapeDtypeStruct(array.shape[1:], array.dtype), arrays)
 
 
 def _check_lengths(path: str, arrays: Any) -> None:

@@ -1,4 +1,4 @@
-"""Files that are mapped or read at once: `.npy`, `.npz` and IDX."""
+"""Files that are mapped or read as a whole: `.npy`, `.npz` and IDX."""
 
 import functools
 import gzip
@@ -19,7 +19,7 @@ IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0
 
 
 class WholeArrays(ArrayDataSource):
-    """Arrays of files, each read at once by the format's function; the repr has the files as well."""
+    """Arrays of files, each read as a whole by a function; the repr names the files."""
 
     def __init__(self, paths: Path | Mapping[str, Path], read: Callable[[str], Any]):
         self._paths = existing(paths, what=f"Files of {type(self).__name__}")
@@ -31,7 +31,7 @@ class WholeArrays(ArrayDataSource):
 
 
 class NpyDataSource(WholeArrays):
-    """The rows of a `.npy` file, which is mapped into memory; of a dict of files, a dict of rows.
+    """The rows of a `.npy` file, which is mapped into memory; for a dict of files, dicts of rows.
 
     Args:
         paths: A path, or a dict of paths, as in `{"image": "images.npy", "label": "labels.npy"}`.
@@ -48,7 +48,7 @@ class NpyDataSource(WholeArrays):
         return super().__getitem__(index)
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
-        """The rows at `indices`, each of which lies in `0..len - 1`, as columns of their own."""
+        """The rows at `indices`, all in `0..len - 1`, as new columns."""
         self._check_unchanged()
         return super().__getcolumns__(indices)
 
@@ -62,7 +62,7 @@ class NpyDataSource(WholeArrays):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["paths"])
         if self._versions != state["versions"]:
-            raise DataError(f"{self._paths!r} changed since the source was made: make it again.")
+            raise DataError(f"{self._paths!r} changed since the source was made. Make it again.")
 
 
 class NpzDataSource(WholeArrays):
@@ -78,7 +78,7 @@ class NpzDataSource(WholeArrays):
 
 
 class IdxDataSource(WholeArrays):
-    """The rows of an IDX file, gzipped or not; of a dict of files, a dict of rows.
+    """The rows of an IDX file, gzipped or not; for a dict of files, dicts of rows.
 
     Args:
         paths: A path, or a dict of paths, as in `{"image": "train-images-idx3-ubyte.gz", "label": …}`.
@@ -97,7 +97,7 @@ def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
     with damage_named(path, "a `.npz` file"), files.open_stream(path) as stream:
         loaded = np.load(stream, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise ValueError("it is one array, and no archive")
+            raise ValueError("it is a single array, not an archive")
         with loaded as archive:
             arrays = {}
             for key in chosen_keys(path, archive.files, keys):
@@ -116,7 +116,7 @@ def _read_idx(path: str) -> np.ndarray:
 
 
 def _parse_idx(stream: Any) -> np.ndarray:
-    """Two zero bytes, the type, the number of axes, their lengths, and the values; all big-endian."""
+    """Parses two zero bytes, the type, the number of axes, their lengths, and the values, all big-endian."""
     head = _read_up_to(stream, 4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_DTYPES:
         raise ValueError(f"it begins with {head.hex(' ') or 'nothing'}, where two zeros and a type should be")
@@ -130,12 +130,12 @@ def _parse_idx(stream: Any) -> np.ndarray:
     content = _read_up_to(stream, size + 1)
     if len(content) != size:
         found = f"more than {start + size}" if len(content) > size else start + len(content)
-        raise ValueError(f"its shape is {shape} of {dtype}, which takes {start + size} bytes, and it has {found}")
+        raise ValueError(f"its shape is {shape} of {dtype}, which takes {start + size} bytes, but it has {found}")
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def _read_up_to(stream: Any, size: int) -> bytearray:
-    """So many bytes, or all that there are: memory is taken for those that come, whatever a file says."""
+    """Up to `size` bytes; memory is allocated only for those that exist, whatever size a file claims."""
     found = bytearray()
     while len(found) < size and (piece := stream.read(min(READ_BYTES, size - len(found)))):
         found += piece

@@ -1,8 +1,8 @@
-"""Columns of a dataset, of which rows are taken.
+"""Columns of a dataset, from which rows are taken.
 
-A column of numbers, or of lists of numbers that all have one shape, is gathered straight from the memory that Arrow has
-it in, which for a dataset on disk is the mapped file: no Arrow or Python object is made for a value, and nothing is
-concatenated. Other columns are read value by value, and decoded as the dataset's features say.
+A column of numbers, or of lists of numbers of the same shape, is gathered directly from Arrow's memory, which for a
+dataset on disk is the mapped file, without an Arrow or Python object for each value, and without concatenation. Other
+columns are read value by value, and decoded by the dataset's features.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ import numpy as np
 from headrace.errors import optional
 from headrace.sources.hugging_face.values import conversion
 from headrace.sources.indices import Parts
-from headrace.sources.tables.bounds import check_array
+from headrace.sources.tables.values import check_array
 
-ROWS_PER_BUFFER = 8  # below so many rows from each buffer, a loop over rows is faster than one over buffers
+ROWS_PER_BUFFER = 8  # with fewer rows from each buffer, a loop over rows is faster than one over buffers
 RAGGED = "ragged"
 Shape = tuple[int, ...] | str | None
-"""The shape of a column's values, or `RAGGED` for lists; `None` where they are not numbers, or some are null."""
+"""The shape of a column's values, or `RAGGED` for lists; `None` if they are not numbers, or some are null."""
 
 
 def shape_of(chunks: list[Any]) -> Shape:
-    """The shape that all values of a column have."""
+    """The shape of all values of a column."""
     types = optional("pyarrow", extra="hf").types
     if not chunks or any(chunk.null_count for chunk in chunks):
         return None
@@ -54,7 +54,7 @@ def _shape_of_lists(array: Any, types: Any) -> tuple[int, ...] | None:
 
 
 def has_lists(array: Any) -> bool:
-    """Whether the shape of an array's values takes looking at its offsets."""
+    """Whether finding the shape of an array's values reads its offsets."""
     types = optional("pyarrow", extra="hf").types
     return types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type)
 
@@ -64,7 +64,7 @@ def _is_number(kind: Any, types: Any) -> bool:
 
 
 def _items(array: Any, size: int) -> Any:
-    """The items of lists of one size, one after the other."""
+    """The items of lists that have this size, joined."""
     first = array.offset * size if hasattr(array.type, "list_size") else array.offsets[0].as_py()
     return _storage(array.values.slice(first, len(array) * size))
 
@@ -74,28 +74,28 @@ def _storage(array: Any) -> Any:
 
 
 def filled(column: Any) -> list[Any]:
-    """The chunks of a column that are not empty."""
+    """The nonempty chunks of a column."""
     return [_storage(chunk) for chunk in column.chunks if len(chunk)]
 
 
 def _places(parts: Parts, rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The chunk that each row lies in, and its place there."""
+    """The chunk of each row, and its place there."""
     chunks, places = parts.find_all(rows)
     return zip(chunks.tolist(), places.tolist(), strict=True)
 
 
 def column(chunks: list[Any], shape: Shape, name: str, features: Any) -> "Numbers | Lists | Objects":
-    """A column of a dataset, whose values have this shape."""
+    """A column of a dataset, with values of this shape."""
     if shape is None:
         return Objects(chunks, name, features)
     return Numbers(chunks, shape) if isinstance(shape, tuple) else Lists(chunks)
 
 
 class Numbers:
-    """A column whose values are numbers, or arrays of one shape, with no null among them.
+    """A column of numbers, or of arrays of the same shape, without nulls.
 
-    Buffers of a file that is mapped are parts of one buffer, so that most columns have a single one to gather from.
-    The value in row `r`, which lies in chunk `c`, begins at item `r * width + shift[c]` of the buffer of the chunk.
+    The buffers of a mapped file are parts of one buffer, so most columns have a single buffer to gather from. The value
+    in row `r` of chunk `c` begins at item `r * width + shift[c]` of the buffer of the chunk.
     """
 
     def __init__(self, chunks: list[Any], shape: tuple[int, ...]):
@@ -118,7 +118,7 @@ class Numbers:
         self._shift = shift - (self._ends - lengths) * self._width
 
     def _place(self, chunk: Any) -> tuple[Any, int]:
-        """The outermost buffer that a chunk lies in, and its first item there."""
+        """The outermost buffer around a chunk, and the chunk's first item there."""
         whole = own = chunk.buffers()[1]
         while whole.parent is not None:
             whole = whole.parent
@@ -128,7 +128,7 @@ class Numbers:
         return whole, (own.address - whole.address) * 8 // item_bits + chunk.offset
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The values in these rows, in memory of their own."""
+        """A copy of the values in these rows."""
         if not self._width:
             return np.empty((len(rows), *self.shape), self.dtype)
         chunks = np.searchsorted(self._ends, rows, side="right")
@@ -165,7 +165,7 @@ class Numbers:
 
 
 class Unreadable(Exception):
-    """What is wrong with the value in a row."""
+    """A value in a row cannot be read."""
 
     def __init__(self, row: int, error: Exception):
         super().__init__(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
@@ -173,7 +173,7 @@ class Unreadable(Exception):
 
 
 class Objects:
-    """A column of anything else; the offsets in a chunk are looked at before the first of its values is."""
+    """A column of anything else; the offsets in a chunk are checked before its first value is read."""
 
     def __init__(self, chunks: list[Any], name: str, features: Any):
         self._chunks, self._parts = chunks, Parts(map(len, chunks))
@@ -187,7 +187,7 @@ class Objects:
             return self._take(places)
         except (ImportError, FileNotFoundError, MemoryError):
             raise
-        except Exception as error:  # of Arrow, or of what decodes: which row is it?
+        except Exception as error:  # of Arrow or a decoder: which row is it?
             for row, place in zip(rows.tolist(), places, strict=True):
                 try:
                     self._take([place])
@@ -204,14 +204,14 @@ class Objects:
 
 
 class Lists:
-    """A column of lists of numbers that differ in length, with no null among them."""
+    """A column of lists of numbers of different lengths, without nulls."""
 
     def __init__(self, chunks: list[Any]):
         self._chunks, self._parts = chunks, Parts(map(len, chunks))
-        self._opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # where lists begin, and all items, of each chunk
+        self._opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by chunk: where lists begin, and all items
 
     def take(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The values in these rows, in memory of their own."""
+        """A copy of the values in these rows."""
         taken = []
         for number, row in _places(self._parts, rows):
             begins, items = self._opened.get(number) or self._open(number)

@@ -8,11 +8,12 @@ import numpy as np
 
 from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError, optional
+from headrace.sources import files
 from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
-from headrace.sources.hugging_face.places import Places
-from headrace.sources.indices import place_of, places_of
-from headrace.sources.tables.bounds import check_array
+from headrace.sources.indices import Parts, place_of, places_of
+from headrace.sources.mapped import FEW, MappedFiles
 from headrace.sources.tables.lru_cache import blaming
+from headrace.sources.tables.values import check_array
 
 Element = Any
 
@@ -20,11 +21,10 @@ Element = Any
 class HuggingFaceDataSource:
     """The rows of a `datasets.Dataset`, as dicts.
 
-    A number is a NumPy scalar of the dtype that the features say, a list of numbers or an image an array, a string
-    `str`, and a null `None`. A dataset with a format or transform of its own (`with_format`, `set_transform`) is read
-    through that instead.
+    A number is a NumPy scalar of the features' dtype, a list of numbers or an image an array, a string `str`, and a
+    null `None`. A dataset with a format or transform (`with_format`, `set_transform`) is read through that instead.
 
-    Where every column is of numbers, or of lists of one shape, batches are made without rows:
+    If every column holds numbers, or lists of the same shape, batches are made without rows:
 
         dataset = datasets.load_dataset("ylecun/mnist", split="train")
         batches = MapDataset.source(HuggingFaceDataSource(dataset)).shuffle(seed=1).batch(128)
@@ -45,12 +45,12 @@ class HuggingFaceDataSource:
 
     @property
     def features(self) -> Any:
-        """The dataset's features by column: what its values are, and how they are decoded."""
+        """The dataset's features by column: the types of its values, and how to decode them."""
         return self._dataset.features
 
     @property
     def class_names(self) -> dict[str, list[str]]:
-        """The names of the classes of each column that has labels."""
+        """The names of the classes of each column with labels."""
         return {name: list(f.names) for name, f in self.features.items() if type(f).__name__ == "ClassLabel"}
 
     def __len__(self) -> int:
@@ -70,16 +70,16 @@ class HuggingFaceDataSource:
         self._places.check(rows)
         if self._formatted:
             return self._dataset.__getitems__(places.tolist())
-        if not self._names:  # none of the columns was chosen
+        if not self._names:  # no column was chosen
             return [{} for _ in places]
         columns = [self._taken(name, rows) for name in self._columns]
         return [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     @property
     def __getcolumns__(self) -> Callable[[np.ndarray], Any]:
-        """What reads rows as columns, where every column is of numbers."""
+        """Reads rows as columns, if every column holds numbers."""
         if not self._shapes or not all(isinstance(shape, tuple) for shape in self._shapes.values()):
-            raise AttributeError("`__getcolumns__`: not all columns are of numbers of one shape")
+            raise AttributeError("`__getcolumns__`: not all columns hold numbers of one shape")
         return self._read_columns
 
     def _read_columns(self, indices: np.ndarray) -> Any:
@@ -89,7 +89,7 @@ class HuggingFaceDataSource:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of an element, where every column is of numbers."""
+        """The shapes and dtypes of an element, if every column holds numbers."""
         _ = self.__getcolumns__
         return {name: ShapeDtypeStruct(column.shape, column.dtype) for name, column in self._columns.items()}
 
@@ -100,14 +100,14 @@ class HuggingFaceDataSource:
 
     @cached_property
     def _order(self) -> Numbers:
-        """Which rows of the table are the dataset's, where it was shuffled or selected from."""
+        """The rows of the table that the dataset has, if it was shuffled or selected from."""
         chunks = filled(self._dataset._indices.column(0))
         for chunk in chunks:
             chunk.validate()
         return Numbers(chunks, ())
 
     def _taken(self, name: str, rows: np.ndarray) -> Any:
-        """What a column has in these rows."""
+        """The values of a column in these rows."""
         try:
             return self._columns[name].take(rows)
         except Unreadable as e:
@@ -119,7 +119,7 @@ class HuggingFaceDataSource:
         chunks, num_rows = self._chunks(name), 0
         try:
             for chunk in chunks:
-                # Those that `datasets` reads are looked at now, and others when values are asked for.
+                # What `datasets` reads is checked now, and the rest when values are read.
                 check_array(chunk) if self._formatted or has_lists(chunk) else chunk.validate()
                 num_rows += len(chunk)
         except Exception:
@@ -140,12 +140,52 @@ class HuggingFaceDataSource:
         return {name: value for name, value in self.__dict__.items() if name not in ("_columns", "_order")}
 
     def __repr__(self) -> str:
-        # The fingerprint names the data and all that was done to it, the same in every process.
+        # The fingerprint identifies the data and all transformations, the same in every process.
         return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint})"
 
 
+class Places:
+    """The mapped files that hold the rows of a Hugging Face table."""
+
+    def __init__(self, table: Any):
+        # A table is one block, or rows of blocks, each with some blocks side by side.
+        stacked = getattr(table, "blocks", None) or [[table]]
+        self._parts = Parts(beside[0].num_rows for beside in stacked)
+        self._paths = [[block.path for block in beside if hasattr(block, "path")] for beside in stacked]
+        self._mapped = MappedFiles(path for paths in self._paths for path in paths)
+        for block in (block for beside in stacked for block in beside if hasattr(block, "path")):
+            size = self._mapped.size_of(block.path)
+            if size is not None and size < _mapped_bytes(block.table):  # it was truncated before the source was made
+                raise files.changed(block.path)
+
+    def check(self, rows: np.ndarray) -> None:
+        """Raises if a file that holds one of these rows has changed."""
+        if len(self._paths) == 1:
+            self._mapped.check(self._paths[0])
+        elif len(rows) > FEW:
+            self._mapped.check_all()
+        else:
+            numbers = np.unique(self._parts.find_all(rows)[0]).tolist()
+            self._mapped.check([path for number in numbers for path in self._paths[number]])
+
+    def name_of(self, row: int) -> str:
+        """The file that holds a row, for messages."""
+        number = self._parts.find(row)[0]
+        paths = self._paths[number] if number < len(self._paths) else []
+        return " and ".join(paths) or "The dataset"
+
+
+def _mapped_bytes(table: Any) -> int:
+    """How many bytes of a file are mapped, judged by a table."""
+    chunks = table.columns[0].chunks if table.columns else []
+    buffer = next(filter(None, chunks[0].buffers()), None) if chunks else None
+    while buffer is not None and buffer.parent is not None:
+        buffer = buffer.parent
+    return 0 if buffer is None else buffer.size
+
+
 def checked(dataset: Any, kind: str, split: str | None = None) -> Any:
-    """The dataset, or a split of it, if that is one of this kind."""
+    """The dataset, or a split of it; raises unless it is of this kind."""
     datasets = optional("datasets", extra="hf")
     if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
         if split not in dataset:

@@ -1,4 +1,4 @@
-"""Single values as NumPy's: what the features have decoded, or what a value says of itself."""
+"""Single values converted to NumPy: by the features, or by their own type."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,14 @@ Convert = Callable[[Any], Any]
 
 
 def conversion(feature: Any) -> Convert:
-    """How a value that the features have decoded becomes one of NumPy's."""
+    """The function that converts a decoded value of a feature to NumPy."""
     if isinstance(feature, dict):
         inner = {name: conversion(one) for name, one in feature.items()}
         return lambda value: value and {name: inner.get(name, by_value)(one) for name, one in value.items()}
-    dtype = _number_dtype(_innermost(feature))
+    innermost = feature
+    while _inside(innermost) is not None:
+        innermost = _inside(innermost)
+    dtype = _number_dtype(innermost)
     if dtype is not None and (hasattr(feature, "shape") or _inside(feature) is not None):  # Array2D, or a list
         return lambda value: value if value is None else _as_array(value, dtype)
     if dtype is not None:
@@ -25,26 +28,20 @@ def conversion(feature: Any) -> Convert:
 
 
 def _inside(feature: Any) -> Any:
-    """The feature of a list's items; `None` where it is no list."""
+    """The feature of a list's items; `None` if it is not a list."""
     return feature[0] if isinstance(feature, list | tuple) else getattr(feature, "feature", None)
-
-
-def _innermost(feature: Any) -> Any:
-    while _inside(feature) is not None:
-        feature = _inside(feature)
-    return feature
 
 
 def _number_dtype(feature: Any) -> np.dtype | None:
     try:
         dtype = np.dtype(getattr(feature, "dtype", None) or object)
-    except (TypeError, ValueError):  # a type that only Arrow has
+    except (TypeError, ValueError):  # a type that NumPy does not have
         return None
     return dtype if dtype.kind in "biuf" else None
 
 
 def _as_array(value: Any, dtype: np.dtype | None) -> Any:
-    """Nested lists as an array; as lists of arrays where they differ in length, and as they are where one has nulls."""
+    """Nested lists as an array; as lists of arrays if their lengths differ, and unchanged if they have nulls."""
     if isinstance(value, list) and None in value:
         return value
     if isinstance(value, list) and value and isinstance(value[0], list):
@@ -55,7 +52,7 @@ def _as_array(value: Any, dtype: np.dtype | None) -> Any:
 
 
 def by_value(value: Any) -> Any:
-    """What a value says of itself, where no feature does."""
+    """Converts a value by its own type, if there is no feature."""
     if isinstance(value, dict):
         return {name: by_value(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -1,12 +1,12 @@
 """Encoded images as arrays.
 
-JPEG is decoded by simplejpeg where that is installed; all else, and JPEG without it, by OpenCV or, without that, by
-Pillow. All three give the same pixels, but for CMYK: what OpenCV and Pillow make of that may differ by two. Behind them
-are libjpeg-turbo, libpng and libwebp, whose own versions may round differently.
+simplejpeg decodes JPEG if it is installed; OpenCV or, without that, Pillow decodes all else. All three give the same
+pixels, except for CMYK, where OpenCV and Pillow may differ by two. They use libjpeg-turbo, libpng and libwebp, whose
+versions may round differently.
 
-A JPEG with damaged pixels is an error where simplejpeg decodes it. OpenCV and Pillow refuse one that ends too early,
-and give pixels, wrong ones, for most other damage; so they do with CMYK, which simplejpeg leaves to them. Damage that
-happens to be a valid file, or only leaves bytes over behind the pixels as some cameras do, is not noticed.
+simplejpeg raises for a JPEG with damaged pixels. OpenCV and Pillow, which also decode CMYK, raise for one that ends too
+early, but return wrong pixels for most other damage. Damage is not noticed if the file is still valid, or only has
+extra bytes after the pixels, as some cameras write them.
 """
 
 import functools
@@ -21,18 +21,18 @@ from headrace.errors import DataError, MissingDependency, optional
 Decode = Callable[[bytes, int | None, bool], np.ndarray]  # bytes, channels, and whether 16 bits stay 16
 JPEG = b"\xff\xd8"
 CMYK = ("CMYK", "YCCK")
-# What files that cameras and programs write are also warned of: all decoders read them, and all pixels are there.
+# Warnings for files that cameras and programs write: all decoders read them, and all pixels are intact.
 HARMLESS = ("extraneous bytes before marker 0xd9", "Invalid SOS parameters", "unknown JFIF revision number")
-GREY = np.array([9798, 19235, 3735], np.uint32)  # of red, green and blue, in parts of 2**15: as OpenCV has it
+GREY = np.array([9798, 19235, 3735], np.uint32)  # weights of red, green and blue in units of 2**-15, as in OpenCV
 
 
 def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype: Any = np.uint8) -> np.ndarray:
-    """An encoded image as an array of height, width and channel; the orientation that EXIF tells is left alone.
+    """An encoded image as an array of height, width and channel; the EXIF orientation is ignored.
 
     Args:
         content: The bytes of a JPEG, PNG, WebP or BMP file.
-        where: Where they are from, for the message if they do not decode.
-        channels: 1 (grey), 3 (red, green, blue), 4 (these and alpha); None for as many as there are.
+        where: Where they come from, for errors.
+        channels: 1 (grey), 3 (red, green, blue) or 4 (these and alpha); None for those in the file.
         dtype: uint8 or uint16.
     """
     decode = _jpeg_decoder() if content[:2] == JPEG else _decoder()
@@ -50,7 +50,7 @@ def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype:
 
 @functools.cache
 def _jpeg_decoder() -> Decode:
-    """What decodes JPEG: simplejpeg, and for the few that it does not take, what decodes all."""
+    """The decoder of JPEG: simplejpeg, with the general one for the few files that it cannot read."""
     try:
         simplejpeg = optional("simplejpeg", extra="image")
     except MissingDependency:
@@ -73,7 +73,7 @@ def _jpeg_decoder() -> Decode:
 
 @functools.cache
 def _decoder() -> Decode:
-    """What decodes all images: OpenCV or, without it, Pillow."""
+    """The general decoder: OpenCV or, without it, Pillow."""
     try:
         return functools.partial(_with_opencv, optional("cv2", extra="image"))
     except MissingDependency as missing:
@@ -110,7 +110,7 @@ def _with_pillow(pillow: Any, content: bytes, channels: int | None, deep: bool) 
         if deep:
             raise ValueError("Pillow keeps 8 bits of it; OpenCV would keep 16")
         if channels == 1:
-            image.draft("L", image.size)  # a JPEG's own grey, as the others take it
+            image.draft("L", image.size)  # the grey channel of a JPEG, as the others use it
         is_grey = image.mode in ("1", "L")
         as_it_is = "RGBA" if image.has_transparency_data else "L" if is_grey else "RGB"
         mode = {1: "L" if is_grey else "RGB", 3: "RGB", 4: "RGBA"}.get(channels, as_it_is)  # type: ignore[arg-type]

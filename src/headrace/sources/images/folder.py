@@ -1,7 +1,6 @@
-"""Folders of images as a source: files of a folder for each class, or of one folder without classes.
+"""Folders of images as a source: with a folder for each class, or one folder without classes.
 
-The order is that of the names, whatever the file system says. An image is read and decoded when its element is asked
-for.
+Images are in the order of their names, and decoded when they are read.
 """
 
 import os
@@ -19,29 +18,27 @@ from headrace.sources.images.decoding import decode_image
 from headrace.sources.indices import place_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-READING_THREADS = 16  # of files that are far away
+READING_THREADS = 16  # of remote files
 Element = dict[str, Any]
 
 
 class ImageFolderDataSource:
-    """Images of a folder: `{"image": array, "label": int}` where there is a folder for each class, else without label.
+    """Images of a folder: `{"image": array, "label": int}` with a folder for each class, otherwise without label.
 
-    An array has the dtype uint8 and the axes height, width, channel. Files are those that end in `.jpg`, `.jpeg`,
-    `.png`, `.webp` or `.bmp`, and names that begin with a dot are left out. Classes are numbered in the order of
-    their names.
+    An array has the dtype uint8 and the axes height, width, channel. Files end in `.jpg`, `.jpeg`, `.png`, `.webp` or
+    `.bmp`; names that begin with a dot are ignored. Classes are numbered in the order of their names.
 
     Args:
         root: The folder. With `root/cat/1.jpg`, `cat` is a class; with `root/1.jpg`, there are none.
-        flat: Whether all images under the folder are taken, without classes; by default, whether there are images
-            directly in it.
-        channels: 3 for red, green and blue, whatever is in the file; 1 for grey.
+        flat: Whether to take all images under the folder, without classes; by default, if some are directly in it.
+        channels: 3 for red, green and blue, or 1 for grey, whatever the file has.
     """
 
     def __init__(self, root: str | os.PathLike, *, flat: bool | None = None, channels: int = 3):
         if channels not in (1, 3):
             raise PipelineError(f"`channels` is 1 (grey) or 3 (red, green, blue); got {channels!r}.")
         self._channels = channels
-        self._root = root if isinstance(root, str) and files.is_remote(root) else os.path.abspath(os.fsdecode(root))
+        self._root = files.absolute(root)
         found, folders = _listed(self._root)
         self._names, self._flat = _chosen(self._root, found, flat)
         self.class_names: list[str] = [] if self._flat else sorted({_top(name) for name in self._names} | folders)
@@ -81,7 +78,7 @@ class ImageFolderDataSource:
 
 
 def _listed(root: str) -> tuple[list[str], set[str]]:
-    """The names of all images under a folder, relative to it, and of the folders directly in it."""
+    """The names of all images under a folder, relative to it, and of its subfolders."""
     if files.is_remote(root):
         return _listed_far_away(root), set()
     if not os.path.isdir(root):
@@ -93,7 +90,7 @@ def _listed(root: str) -> tuple[list[str], set[str]]:
 
 def _images_below(folder: str, prefix: str, ancestors: tuple[tuple[int, int], ...]) -> Iterator[str]:
     status = os.stat(folder)
-    if (status.st_dev, status.st_ino) in ancestors:  # a link that leads back
+    if (status.st_dev, status.st_ino) in ancestors:  # a link back to it
         return
     ancestors = (*ancestors, (status.st_dev, status.st_ino))
     with os.scandir(folder) as entries:
@@ -118,7 +115,7 @@ def _listed_far_away(root: str) -> list[str]:
 
 
 def _chosen(root: str, found: list[str], flat: bool | None) -> tuple[list[str], bool]:
-    """The names of a source's images, in order, and whether there are no classes."""
+    """The names of the images to read, in order, and whether they have no classes."""
     loose, classed = [name for name in found if "/" not in name], [name for name in found if "/" in name]
     if not found:
         raise PipelineError(f"There is no image under {root}: none of its files ends in {', '.join(SUFFIXES)}.")
@@ -126,12 +123,12 @@ def _chosen(root: str, found: list[str], flat: bool | None) -> tuple[list[str], 
         raise PipelineError(
             f"{root} has {len(loose)} images directly in it, as in {min(loose)!r}, and {len(classed)} in folders, as "
             f"in {min(classed)!r}: pass `flat=True` to take all without classes, or `flat=False` to take the "
-            "folders as classes and leave the others out."
+            "folders as classes and ignore the others."
         )
     if flat or (flat is None and loose):
         return sorted(found, key=os.path.split), True
     if not classed:
-        raise PipelineError(f"{root} has images, and no folder for each class: pass `flat=True`.")
+        raise PipelineError(f"{root} has images, but no folder for each class: pass `flat=True`.")
     return sorted(classed, key=lambda name: (_top(name), *os.path.split(name))), False
 
 

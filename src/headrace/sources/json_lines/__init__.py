@@ -1,15 +1,16 @@
-"""JSON lines and plain text: an element is a line of the files, one file after the other.
+"""JSON lines and plain text: each line of the files is an element, one file after the other.
 
-A line is UTF-8 and ends with `\\n`, `\\r\\n`, or its file; a byte order mark at the front of a file is passed over.
-In JSON lines, a line of nothing but white space is no element; in text, it is one like any other.
+A line is UTF-8 and ends with `\\n`, `\\r\\n`, or the end of the file; a byte order mark at the start is skipped. In
+JSON lines, blank lines are skipped; in text, they are elements like any other.
 
 | file | |
 |---|---|
-| `lines` | what a line is taken for, and the error for one that does not parse |
-| `index` | where the lines of a file begin, found once by a scan and kept |
+| `lines` | how a line is parsed, and the error for one that does not parse |
+| `index` | where the lines of a file begin, found by one scan and stored |
 | `random_access` | lines by index |
 | `in_order` | lines as a stream |
-| `plain` | the plain bytes of files, compressed or not, from any offset on |
+| `plain` | the decompressed bytes of files from any offset on |
+| `zstd` | frames of zstd, decompressed a few blocks at a time |
 """
 
 from headrace.sources.json_lines.in_order import JsonLinesIterDataset as JsonLinesIterDataset

@@ -1,8 +1,7 @@
 """Lines as a stream.
 
-A position is an offset in the plain bytes. To go there, a compressed file is read from the start of the gzip member or
-zstd frame that has it: the whole file before it where there is only one, and a block where there are many (`bgzip`,
-`pzstd`).
+A position is an offset in the decompressed bytes. To go there, a compressed file is read from the start of the gzip
+member or zstd frame that has it: a block if there are many (`bgzip`, `pzstd`), all the file before it if there is one.
 """
 
 import collections
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from headrace._utils.addresses import redacted
 from headrace.dataset import IterDataset
-from headrace.errors import ClosedError, DataError, StateError
+from headrace.errors import DataError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
 from headrace.sources import files
@@ -21,7 +20,7 @@ from headrace.sources.json_lines.plain import WINDOW_BYTES, Frames, drop_frames_
 
 T = TypeVar("T")
 
-LINE_BYTES = 1 << 28  # of the longest line
+LINE_BYTES = 1 << 28  # the longest line
 
 _BLANK: Any = object()
 
@@ -50,19 +49,18 @@ class JsonLinesIterDataset(LinesIterDataset[Any]):
     """The values of JSON lines files in order, one for every line that is not blank.
 
     Args:
-        paths: A path, a pattern, an address, or a sequence of these. Files may be compressed by gzip or zstd, which
-            their first bytes tell, whatever their names.
-        max_line_bytes: How long a line may be: few bytes of a compressed file may be very many. A longer one is an
-            error.
-        max_window_bytes: How far back zstd may look, and so how much memory it may take: more than 128 MiB only for
-            files that were compressed so, as by `zstd --long=31`.
+        paths: A path, a pattern, an address, or a sequence of these. Files may be compressed with gzip or zstd; their
+            first bytes tell, not their names.
+        max_line_bytes: How long a line may be; a longer one is an error. A few compressed bytes can expand enormously.
+        max_window_bytes: How far back zstd may look, and so how much memory it may use: only files compressed as by
+            `zstd --long=31` need more than 128 MiB.
     """
 
     _format = JSON
 
 
 class TextLinesIterDataset(LinesIterDataset[str]):
-    """The lines of text files in order, as `str` without line ends; blank ones too.
+    """The lines of text files in order, as `str` without line ends; including blank lines.
 
     Args:
         paths: As in `JsonLinesIterDataset`.
@@ -74,19 +72,18 @@ class TextLinesIterDataset(LinesIterDataset[str]):
 
 
 class LinesIterator(DatasetIterator[T]):
-    """Hands over the lines of files; a file is opened for the first of its lines."""
+    """Iterates over the lines of files; opens a file for the first of its lines."""
 
     def __init__(self, paths: list[str], form: Format, max_line_bytes: int, max_window_bytes: int):
         super().__init__()
         self._max_line_bytes, self._max_window_bytes = max_line_bytes, max_window_bytes
         self._paths, self._format, self._parse = paths, form, form.parser()
-        # Where the next line is: its file, its number in it, and its offset in the plain bytes.
+        # The next line: its file, its number in it, and its offset in the decompressed bytes.
         self._file, self._line, self._offset = 0, 0, 0
         self._frames: Frames = collections.deque()
-        self._chunks: Generator[bytes, None, None] | None = None  # of the file that is open
+        self._chunks: Generator[bytes, None, None] | None = None  # of the open file
         self._lines: Iterator[bytes] = iter(())
-        self._rest = b""  # what has been read of the line after these
-        self._closed = False
+        self._rest = b""  # the part read so far of the line after these
 
     def __next__(self) -> T:
         while True:
@@ -98,8 +95,9 @@ class LinesIterator(DatasetIterator[T]):
                     element = self._parse(line)
                 except (ValueError, RecursionError) as e:
                     if line.strip(WHITE) or not self._format.skips_blank:
-                        self._close_file()  # the next call comes to this line again
-                        raise self._unreadable(line, e) from e
+                        self._close_file()  # the next call fails at this line again
+                        path = self._paths[self._file]
+                        raise self._format.unreadable(path, self._line + 1, self._offset, line, e) from e
                     element = _BLANK
                 self._line += 1
                 self._offset += len(line)
@@ -113,18 +111,14 @@ class LinesIterator(DatasetIterator[T]):
             f"{self._max_line_bytes} bytes. If it should be, raise `max_line_bytes`."
         )
 
-    def _unreadable(self, line: bytes, error: Exception) -> DataError:
-        return self._format.unreadable(self._paths[self._file], self._line + 1, self._offset, line, error)
-
     def _read_on(self) -> None:
         """Goes to the next lines, in this file or the next one; raises `StopIteration` after the last."""
-        if self._closed:
-            raise ClosedError("This iterator is closed; make a new one.")
+        self._assert_not_closed()
         while self._file < len(self._paths):
             try:
                 block = self._next_block()
             except BaseException as e:
-                self._close_file()  # so that the next call fails alike, and does not take it for the end
+                self._close_file()  # so that the next call fails too, instead of ending the stream
                 e.add_note(f"reading {redacted(self._paths[self._file])}, after line {self._line}")
                 raise
             if block:
@@ -136,9 +130,9 @@ class LinesIterator(DatasetIterator[T]):
         raise StopIteration
 
     def _next_block(self) -> bytes:
-        """Some whole lines, or none at the end of the file."""
+        """Some complete lines; nothing at the end of the file."""
         if self._chunks is None:
-            if self._line == 0:  # maybe after a byte order mark, which comes again
+            if self._line == 0:  # maybe after a byte order mark, which is read again
                 self._offset = 0
                 self._frames.clear()
             self._chunks = plain_bytes(
@@ -187,11 +181,11 @@ class LinesIterator(DatasetIterator[T]):
         self._frames = collections.deque([(place[3], place[4])])
 
     def close(self) -> None:
-        self._closed = True
+        super().close()
         self._close_file()
 
     def _close_file(self) -> None:
-        """Lets go of the file and of what has been read ahead of the next line."""
+        """Closes the file, and forgets what was read ahead."""
         chunks, self._chunks = self._chunks, None
         self._lines, self._rest = iter(()), b""
         if chunks is not None:

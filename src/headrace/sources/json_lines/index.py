@@ -1,4 +1,4 @@
-"""Where the lines of a file begin, and which of them are blank."""
+"""Where the lines of a file begin, and which are blank."""
 
 import functools
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from headrace.sources.json_lines.lines import BOM, WHITE
 from headrace.sources.sidecar import Index
 
 SCAN_BYTES = 4 << 20
-REMOTE_SCAN_BYTES = 32 << 20  # which come in several requests at once
+REMOTE_SCAN_BYTES = 32 << 20  # fetched by several requests at once
 LINES_AT_ONCE = 1024
-# Lines that are nearer than this are read together: a call costs as much as that many bytes more.
+# Lines with at most this much between them are read together: a call costs as much as reading that many bytes.
 GAP_BYTES = 2 << 10
 
 
 class LineIndex(Index):
-    """Where the lines of a file are: line `i` is `bounds[i]:bounds[i + 1]`, its line end with it.
+    """Where the lines of a file are: line `i` is `bounds[i]:bounds[i + 1]`, including its line end.
 
-    Its numbers are how many bounds there are, the bounds, and the numbers of the blank lines.
+    Its numbers are the number of bounds, the bounds, and the numbers of the blank lines.
     """
 
     SUFFIX, FOLDER = ".headrace-lines", "lines"
@@ -35,7 +35,7 @@ class LineIndex(Index):
 
     @functools.cached_property
     def _not_blank_before(self) -> np.ndarray:
-        """For each blank line, how many before it are not."""
+        """For each blank line, how many lines before it are not blank."""
         blank = self.numbers[1 + self.numbers[0] :]
         return blank - np.arange(len(blank))
 
@@ -51,11 +51,11 @@ class LineIndex(Index):
 
 
 def scan(file: files.File, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of the lines of a file, and which lines are blank."""
+    """The bounds of the lines of a file, and the numbers of the blank ones."""
     head = file.read(0, 4)
     if head.startswith((files.GZIP, files.ZSTD)):
         raise PipelineError(
-            f"{path} is compressed, and its lines cannot be read at random. Read it in order, with "
+            f"{path} is compressed, so its lines cannot be read at random. Read it in order, with "
             "`JsonLinesIterDataset` or `TextLinesIterDataset`, or decompress it."
         )
     begin = np.array([len(BOM) if head.startswith(BOM) else 0])
@@ -70,7 +70,7 @@ def scan(file: files.File, path: str) -> tuple[np.ndarray, np.ndarray]:
         found.append(begins + at)
         dubious.append(begins[np.take(view, begins, mode="clip") <= ord(" ")] + at)
         at += len(block)
-        dubious.append(np.array([at]))  # a line that begins with the next block
+        dubious.append(np.array([at]))  # a line that begins at the next block
     bounds = np.concatenate(found)
     if bounds[-1] != file.size:
         bounds = np.append(bounds, file.size)
@@ -78,7 +78,7 @@ def scan(file: files.File, path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blank_ones(file: files.File, bounds: np.ndarray, dubious: np.ndarray) -> np.ndarray:
-    """Which of these lines have nothing but white space."""
+    """Which of these lines have only white space."""
     dubious = dubious[dubious < len(bounds) - 1]
     blank = []
     for start in range(0, len(dubious), LINES_AT_ONCE):
@@ -93,9 +93,9 @@ Cut = Callable[[list[bytes]], list[bytes]]
 
 
 def near_ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, int]], Cut]:
-    """Offsets and lengths to read for lines in ascending order, near ones at once; and what cuts the lines out."""
+    """Offsets and lengths to read for lines in ascending order, near ones together; and a function to cut them out."""
     cuts = np.flatnonzero(starts[1:] - stops[:-1] > GAP_BYTES) + 1
-    if 2 * len(cuts) > len(starts):  # cutting costs more than the few calls that would be saved
+    if 2 * len(cuts) > len(starts):  # cutting costs more than the few calls saved
         return list(zip(starts.tolist(), (stops - starts).tolist(), strict=True)), lambda read: read
     firsts, lasts = np.append(0, cuts), np.append(cuts, len(starts)) - 1
     begins = starts[firsts]

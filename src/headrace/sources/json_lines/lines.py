@@ -1,4 +1,4 @@
-"""What a line is taken for: JSON, or text."""
+"""How lines are parsed: as JSON, or as text."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ _LONG_NUMBER = b"0" * 19
 
 @dataclass(frozen=True)
 class Format:
-    """What lines are taken for."""
+    """How lines are parsed."""
 
     name: str
     skips_blank: bool
@@ -28,41 +28,41 @@ class Format:
     fix: str
 
     def unreadable(self, path: str, number: int, offset: int, line: bytes, error: Exception) -> DataError:
-        """The error for a line that does not parse; lines are counted from one, as editors do."""
+        """The error for a line that does not parse; the first line is number 1, as in editors."""
         if isinstance(error, json.JSONDecodeError):
-            what = f"{error.msg}, at column {min(error.pos, len(error.doc.rstrip())) + 1}"
+            why = f"{error.msg}, at column {min(error.pos, len(error.doc.rstrip())) + 1}"
         elif isinstance(error, UnicodeDecodeError):
-            what = f"byte {error.start + 1} of the line is not UTF-8"
+            why = f"byte {error.start + 1} of the line is not UTF-8"
         else:
-            what = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
         shown = repr(line[:SHOWN_BYTES].rstrip(WHITE))[1:] + ("…" if len(line) > SHOWN_BYTES else "")
-        return DataError(f"Line {number} of {path}, at offset {offset}, is no {self.name}: {what}: {shown}. {self.fix}")
+        return DataError(f"Line {number} of {path}, at offset {offset}, is not {self.name}: {why}: {shown}. {self.fix}")
 
 
 def json_value(line: bytes) -> Any:
-    """The value of a line, by the parser of the standard library."""
+    """The value of a line, parsed by the standard library."""
     text = str(line, "utf-8")
     try:
         value, end = _scan_value(text, 0)
-    except (StopIteration, json.JSONDecodeError):  # there may be white space at the front
+    except (StopIteration, json.JSONDecodeError):  # maybe white space at the front
         return json.loads(text)
     return value if text[end:] in _LINE_ENDS else json.loads(text)
 
 
 @functools.cache
 def json_parser() -> Callable[[bytes], Any]:
-    """What parses a line: orjson where it is installed, and then with the values that `json` gives."""
+    """The fastest parser of a line: orjson if it is installed, with the same values as `json`."""
     try:
         loads = optional("orjson", extra="json").loads
     except MissingDependency:
         return json_value
 
     def parse(line: bytes) -> Any:
-        if _LONG_NUMBER in line.translate(_DIGITS):  # orjson makes a float of an int beyond 64 bits
+        if _LONG_NUMBER in line.translate(_DIGITS):  # orjson turns ints beyond 64 bits into floats
             return json_value(line)
         try:
             return loads(line)
-        except (ValueError, RecursionError):  # NaN, half a surrogate pair: `json` takes more
+        except (ValueError, RecursionError):  # NaN, half a surrogate pair: `json` accepts more
             return json_value(line)
 
     return parse
@@ -72,5 +72,5 @@ def _text(line: bytes) -> str:
     return str(line, "utf-8").removesuffix("\n").removesuffix("\r")
 
 
-JSON = Format("JSON lines", True, json_parser, "Every line must be one JSON value: mend the line, or take it out.")
-TEXT = Format("text", False, lambda: _text, "Text must be UTF-8: convert the file, or mend the line.")
+JSON = Format("JSON lines", True, json_parser, "Every line must be one JSON value: fix the line, or remove it.")
+TEXT = Format("text", False, lambda: _text, "Text must be UTF-8: convert the file, or fix the line.")

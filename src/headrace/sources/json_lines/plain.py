@@ -1,4 +1,4 @@
-"""The plain bytes of a file from an offset on, also where it is compressed by gzip or zstd."""
+"""The plain bytes of a file from an offset on, even if it is compressed with gzip or zstd."""
 
 import collections
 import functools
@@ -13,16 +13,15 @@ from headrace.sources.json_lines.zstd import SKIPPABLE, Frame
 
 READ_BYTES = 1 << 18
 COMPRESSED_READ_BYTES = 1 << 16
-PLAIN_BYTES = 1 << 20  # that are decompressed at once, or some blocks of zstd
+PLAIN_BYTES = 1 << 20  # decompressed at once; of zstd, some blocks
+WINDOW_BYTES = 1 << 27  # as of `zstd --long=27`, the largest that other readers accept by default
 
-WINDOW_BYTES = 1 << 27  # as of `zstd --long=27`, the largest that other readers take without being told to
-
-# Of a compressed file: for each gzip member or zstd frame, how many plain bytes come before it, and its own offset.
+# For each gzip member or zstd frame of a compressed file: how many plain bytes come before it, and its own offset.
 Frames = collections.deque[tuple[int, int]]
 
 
 def drop_frames_before(frames: Frames, offset: int) -> None:
-    """Leaves the frame that has the byte before an offset as the first one: known whatever has been read ahead."""
+    """Makes the frame with the byte before an offset the first one: this is known however far ahead was read."""
     while len(frames) > 1 and frames[1][0] < offset:
         frames.popleft()
 
@@ -30,7 +29,7 @@ def drop_frames_before(frames: Frames, offset: int) -> None:
 def plain_bytes(
     path: str, offset: int, frames: Frames, *, max_window_bytes: int = WINDOW_BYTES
 ) -> Generator[bytes, None, None]:
-    """The plain bytes of a file from an offset on, where a line begins; `frames` tells of a frame before it."""
+    """The plain bytes of a file from an offset on, where a line begins; `frames` may name a frame before it."""
     with files.open_stream(path) as file:
         codec = _codec(file.read(4), max_window_bytes)
         start = at = max(offset - 1, 0)
@@ -48,21 +47,16 @@ def plain_bytes(
 
 
 def _of_one_version(path: str, file: BinaryIO, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The chunks that come while a file stays as it is."""
-    version = _version(file)
+    """The chunks, as long as the file does not change."""
+    version = files.version_of(os.fstat(file.fileno()))
     for chunk in chunks:
-        if _version(file) != version:
+        if files.version_of(os.fstat(file.fileno())) != version:
             raise files.changed(path)
         yield chunk
 
 
-def _version(file: BinaryIO) -> tuple[int, int]:
-    status = os.fstat(file.fileno())
-    return status.st_size, status.st_mtime_ns
-
-
 def _from_line(chunks: Iterable[bytes], skipped: int, path: str) -> Iterator[bytes]:
-    """What comes after some bytes, which must end with a line."""
+    """The chunks after `skipped` bytes, which must end with a line."""
     last = b"\n"
     for chunk in chunks:
         cut = min(skipped, len(chunk))
@@ -83,14 +77,14 @@ def _not_a_line(path: str) -> StateError:
 
 
 class _Codec(NamedTuple):
-    """What decompresses a frame, and the error for one that is damaged."""
+    """Makes decompressors of a frame, and says which error they raise for damage."""
 
     make: Callable[[], Any]
     error: type[Exception]
 
 
 def _codec(head: bytes, max_window_bytes: int) -> _Codec | None:
-    """How a file is compressed, if it is, by its first bytes."""
+    """How a file is compressed, judged by its first bytes; None if it is not."""
     if head.startswith(files.GZIP):
         return _Codec(functools.partial(zlib.decompressobj, wbits=31), zlib.error)
     if head == files.ZSTD or (head[1:] == SKIPPABLE and head[0] >> 4 == 5):
@@ -101,11 +95,11 @@ def _codec(head: bytes, max_window_bytes: int) -> _Codec | None:
 
 
 def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plain: int, at: int) -> Iterator[bytes]:
-    """The plain bytes of the frames from offset `at` on, before which there are `plain`; each is added to `frames`."""
+    """The plain bytes of the frames from offset `at` on, after `plain` bytes; adds each frame to `frames`."""
     data, frame, is_full = b"", None, False
     while (data := data or file.read(COMPRESSED_READ_BYTES)) or is_full:
         if frame is None:
-            zeros = len(data) - len(data.lstrip(b"\0"))  # a gzip file may be filled up with them
+            zeros = len(data) - len(data.lstrip(b"\0"))  # gzip files may be padded with them
             data, at = data[zeros:], at + zeros
             if not data:
                 continue
@@ -116,13 +110,13 @@ def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plai
         except codec.error as e:
             if "too much memory" in str(e):
                 raise DataError(
-                    f"{path} was compressed with a window that is larger than `max_window_bytes`. Raise that, if there "
-                    "is memory for it: with `zstd --long=31`, the largest, it takes 1 << 31."
+                    f"{path} was compressed with a window that is larger than `max_window_bytes`. Raise that if there "
+                    "is enough memory: files of `zstd --long=31`, the largest, need 1 << 31."
                 ) from e
             raise _damaged(path, at, f"it cannot be decompressed from there ({e})") from e
         rest = frame.unused_data if frame.eof else frame.unconsumed_tail
         at, plain, data = at + len(data) - len(rest), plain + len(chunk), rest
-        is_full = not frame.eof and len(chunk) == PLAIN_BYTES  # zlib may have more, without any more bytes
+        is_full = not frame.eof and len(chunk) == PLAIN_BYTES  # zlib may have more output without more input
         frame = None if frame.eof else frame
         if chunk:
             yield chunk

@@ -1,32 +1,32 @@
-"""Frames of zstd that are decompressed a few blocks at a time.
+"""Frames of zstd, decompressed a few blocks at a time.
 
-A block has up to 128 KiB of plain bytes and may take only four, so that little that is read may be very much at once:
-64 KiB, two gigabytes. The library decompresses all that it is given; what it is given here ends after some blocks.
+A block may need only four bytes for 128 KiB of data, so 64 KiB may expand to two gigabytes. The library decompresses
+all its input at once; here its input ends after some blocks.
 """
 
 from typing import Any
 
 MOST_BLOCKS = 32
 MAGIC_BYTES, SKIPPABLE_HEADER_BYTES, BLOCK_HEADER_BYTES = 4, 8, 3
-SKIPPABLE = b"\x2a\x4d\x18"  # after a first byte from 0x50 to 0x5f: a frame without data
+SKIPPABLE = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: a frame without data
 DICTIONARY_BYTES = (0, 1, 2, 4)
 CONTENT_SIZE_BYTES = (0, 2, 4, 8)
 
 
 class Frame:
-    """A frame, with the fields of zlib's objects: `eof`, `unused_data` and `unconsumed_tail`."""
+    """A frame, with the attributes of zlib's objects: `eof`, `unused_data` and `unconsumed_tail`."""
 
     eof = False
     unused_data = unconsumed_tail = b""
 
     def __init__(self, zstd: Any):
         self._zstd = zstd
-        self._header = b""  # what has been seen of the header that comes next
-        self._skipped = 0  # bytes before it
+        self._header = b""  # the bytes read so far of the next header
+        self._skipped = 0  # bytes to skip before it
         self._blocks_follow, self._is_over = False, False
 
     def decompress(self, data: bytes, _: int = 0) -> bytes:
-        """The plain bytes of the next blocks in these bytes; what is left of them is the `unconsumed_tail`."""
+        """The decompressed bytes of the next blocks; unused input is in `unconsumed_tail`."""
         cut = self._after_some_blocks(data)
         plain = self._zstd.decompress(data[:cut] if cut < len(data) else data)
         self.eof, rest = self._zstd.eof, data[cut:]
@@ -37,7 +37,7 @@ class Frame:
         return plain
 
     def _after_some_blocks(self, data: bytes) -> int:
-        """Goes from header to header; whether they are right is for the library to say."""
+        """Goes from header to header, and leaves it to the library to check them."""
         at, num_blocks = 0, 0
         while at < len(data) and not self._is_over:
             if self._skipped:
@@ -54,7 +54,7 @@ class Frame:
         return len(data)
 
     def _header_bytes(self) -> int:
-        """How many bytes of the next header tell all that it tells here."""
+        """How many bytes of the next header are needed here."""
         if self._blocks_follow:
             return BLOCK_HEADER_BYTES
         return SKIPPABLE_HEADER_BYTES if self._header[1:MAGIC_BYTES] == SKIPPABLE else MAGIC_BYTES + 1
@@ -63,7 +63,7 @@ class Frame:
         header, self._header = self._header, b""
         if self._blocks_follow:
             number = int.from_bytes(header, "little")
-            is_repeated = number >> 1 & 3 == 1  # one byte, as often as the size says
+            is_repeated = number >> 1 & 3 == 1  # one byte, repeated `size` times
             self._skipped = 1 if is_repeated else number >> 3
             self._is_over = bool(number & 1)
         elif header[1:MAGIC_BYTES] == SKIPPABLE:

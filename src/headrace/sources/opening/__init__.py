@@ -1,7 +1,7 @@
-"""Opens data by what it is: the suffix says which format to expect, and the first bytes whether that is so.
+"""Opens data in the right format: the suffix says which one to expect, and the first bytes confirm it.
 
-Where the two disagree, the first bytes are right, if they are those of a format. Libraries and readers are imported
-when a file of their format is opened.
+If they disagree, the first bytes decide, if they are those of a format. Libraries and readers are imported when a file
+of their format is opened.
 """
 
 from headrace.sources.opening.formats import FORMATS as FORMATS

@@ -1,15 +1,17 @@
-"""The formats: how their files look, and what reads them."""
+"""The formats: how their files and folders look, and what reads them."""
 
 import importlib
 import re
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headrace.errors import DataError, PipelineError
-from headrace.sources.files import name_of
-from headrace.sources.opening.content import decompressed, is_idx, starts
+from headrace.sources.files import GZIP, ZSTD, is_folder, listed, name_of
+from headrace.sources.images.folder import SUFFIXES
 from headrace.sources.tfrecord.framing import begins_record
 
+BEGIN_BYTES = 512
 _SHARD = re.compile(r"-\d+-of-\d+$")  # after the suffix, as in `mnist-train.tfrecord-00000-of-00010`
 _COMPRESSIONS = (".gz", ".zst", ".zlib")
 
@@ -19,55 +21,49 @@ class Format(NamedTuple):
 
     name: str
     suffixes: tuple[str, ...]
-    begins: Callable[[bytes], bool] | None  # whether these can be the first bytes; None where any can
-    source: str  # the class in its module
-    stream: str | None = None  # what reads compressed files
+    begins: Callable[[bytes], bool] | None  # whether a file can begin with these bytes; None if with any
+    source: str  # the class and its module
+    stream: str | None = None  # the class that reads compressed files
     many: bool = True  # whether it reads several files as one
 
-    @property
-    def reader(self) -> Any:
-        """What makes a source of its files."""
-        return _imported(self.source)
 
-    @property
-    def stream_reader(self) -> Any:
-        """What makes a stream of a file."""
-        return _imported(self.stream or self.source)
-
-
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
+    """A class by its module and name."""
     module, _, name = name.rpartition(".")
     return getattr(importlib.import_module(f"headrace.sources.{module}"), name)
+
+
+def _starts(*magics: bytes) -> Callable[[bytes], bool]:
+    return lambda begin: begin.startswith(magics)
+
+
+def _is_idx(begin: bytes) -> bool:
+    """Whether a dtype and a number of dimensions are where IDX has them."""
+    return len(begin) > 4 and begin[:2] == b"\0\0" and begin[2] in b"\x08\x09\x0b\x0c\x0d\x0e" and 0 < begin[3] < 9
 
 
 def _is_text(begin: bytes) -> bool:
     return b"\0" not in begin and not any(form.begins(begin) for form in _TELLING if form.begins)
 
 
-_ARRAY_RECORD = starts(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f")
-_ARROW = starts(b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")
-_RIEGELI, _IDX = "array_record.ArrayRecordDataSource", "array_files.IdxDataSource"
+_CSV, _IDX = "tables.CsvDataSource", "array_files.IdxDataSource"
 _JSON, _JSON_STREAM = "json_lines.JsonLinesDataSource", "json_lines.JsonLinesIterDataset"
 _TEXT, _TEXT_STREAM = "json_lines.TextLinesDataSource", "json_lines.TextLinesIterDataset"
 _TFRECORD, _TFRECORD_STREAM = "tfrecord.TFRecordDataSource", "tfrecord.TFRecordIterDataset"
-_CSV = "tables.CsvDataSource"
+_ARRAY_RECORD, _RIEGELI = "array_record.ArrayRecordDataSource", _starts(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f")
+_ARROW = _starts(b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")
 _BINARY = (
-    Format(
-        "ArrayRecord",
-        (".array_record", ".arrayrecord", ".riegeli"),
-        _ARRAY_RECORD,
-        "array_record.ArrayRecordDataSource",
-    ),
+    Format("ArrayRecord", (".array_record", ".arrayrecord", ".riegeli"), _RIEGELI, _ARRAY_RECORD),
     Format("TFRecord", (".tfrecord", ".tfrecords"), begins_record, _TFRECORD, _TFRECORD_STREAM),
-    Format("Parquet", (".parquet", ".pq"), starts(b"PAR1"), "tables.ParquetDataSource"),
+    Format("Parquet", (".parquet", ".pq"), _starts(b"PAR1"), "tables.ParquetDataSource"),
     Format("Arrow", (".arrow", ".feather", ".ipc", ".arrows"), _ARROW, "tables.ArrowDataSource"),
-    Format("NumPy", (".npy",), starts(b"\x93NUMPY"), "array_files.NpyDataSource", many=False),
-    Format("HDF5", (".h5", ".hdf5"), starts(b"\x89HDF\r\n\x1a\n"), "array_files.Hdf5DataSource", many=False),
-    Format("IDX", (".idx", "-ubyte", ".ubyte"), is_idx, _IDX, _IDX, many=False),
+    Format("NumPy", (".npy",), _starts(b"\x93NUMPY"), "array_files.NpyDataSource", many=False),
+    Format("HDF5", (".h5", ".hdf5"), _starts(b"\x89HDF\r\n\x1a\n"), "array_files.Hdf5DataSource", many=False),
+    Format("IDX", (".idx", "-ubyte", ".ubyte"), _is_idx, _IDX, _IDX, many=False),
 )
 _ZIPPED = (
-    Format("NumPy archive", (".npz",), starts(b"PK\3\4", b"PK\5\6"), "array_files.NpzDataSource", many=False),
-    Format("Zarr archive", (".zarr.zip",), starts(b"PK\3\4"), "array_files.ZarrDataSource", many=False),
+    Format("NumPy archive", (".npz",), _starts(b"PK\3\4", b"PK\5\6"), "array_files.NpzDataSource", many=False),
+    Format("Zarr archive", (".zarr.zip",), _starts(b"PK\3\4"), "array_files.ZarrDataSource", many=False),
 )
 _TELLING = _BINARY + _ZIPPED
 _TEXTS = (
@@ -75,18 +71,17 @@ _TEXTS = (
     Format("CSV", (".csv",), _is_text, _CSV, _CSV),
     Format("text", (".txt",), _is_text, _TEXT, _TEXT_STREAM),
 )
-_UNTOLD = (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource"),)
 FOLDERS = (
     Format("TFDS", (), None, "tfds.TfdsDataSource"),
     Format("Hugging Face", (), None, "opening.saved.open_saved"),
     Format("Zarr", (".zarr",), None, "array_files.ZarrDataSource"),
     Format("images", (), None, "images.ImageFolderDataSource"),
 )
-FORMATS = _BINARY + _ZIPPED + _TEXTS + _UNTOLD
+FORMATS = _TELLING + _TEXTS + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource"),)
 
 
 def named(name: str) -> Format:
-    """The format that has a name."""
+    """The format with this name."""
     for form in FORMATS + FOLDERS:
         if form.name.lower() == name.lower():
             return form
@@ -94,30 +89,27 @@ def named(name: str) -> Format:
 
 
 def format_of(path: str, begin: bytes) -> Format:
-    """The format of a file, from its name and its first bytes."""
+    """The format of a file, judged by its name and its first bytes."""
     name = plain_name(path)
     expected = next((form for form in FORMATS if name.endswith(form.suffixes)), None)
-    begin = decompressed(begin)
+    begin = _decompressed(begin)
     if expected is not None and (expected.begins is None or not begin or expected.begins(begin)):
         return expected
-    told = next((form for form in _BINARY if form.begins is not None and form.begins(begin)), None)
-    if told is not None:
-        return told
+    found = next((form for form in _BINARY if form.begins is not None and form.begins(begin)), None)
+    if found is not None:
+        return found
     if expected is not None:
         raise DataError(
             f"{path} does not begin as a {expected.name} file does: its first bytes are {begin[:16]!r}. It is damaged, "
-            "or has the suffix of another format; `format` says which one."
+            "or has the suffix of another format, which you can name with `format`."
         )
     if begin.lstrip().startswith(b"{") and _is_text(begin):
         return named("JSON lines")
-    raise DataError(
-        f"{path} is in no format that is known here: its first bytes are {begin[:16]!r}. {known()} `format` names one "
-        "of these."
-    )
+    raise DataError(f"{path} has no known format: it begins with {begin[:16]!r}. {known()} Name one with `format`.")
 
 
 def plain_name(path: str) -> str:
-    """A file's name without folder, compression and shard number, in lower case."""
+    """The name of a file without folder, compression and shard number, in lower case."""
     name = _SHARD.sub("", name_of(path).lower())
     for suffix in _COMPRESSIONS:
         name = name.removesuffix(suffix)
@@ -128,3 +120,49 @@ def known() -> str:
     """What can be opened, for messages."""
     formats = "; ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS)
     return f"Known are {formats}; and folders of {', '.join(form.name for form in FOLDERS)}."
+
+
+def is_compressed(begin: bytes) -> bool:
+    """Whether a file is a gzip or zstd file, or TFRecords in a ZLIB file."""
+    if begins_record(begin):  # the length of its first record may look like the start of a gzip file
+        return False
+    is_zlib = begin[:1] == b"\x78" and len(begin) > 1 and int.from_bytes(begin[:2], "big") % 31 == 0
+    # Other files may begin with these two bytes, so look at what is inside.
+    return begin.startswith((GZIP, ZSTD)) or (is_zlib and begins_record(_inflated(begin)))
+
+
+def _decompressed(begin: bytes) -> bytes:
+    """The first bytes of a file, decompressed; empty if that takes a library."""
+    if begin.startswith(ZSTD):
+        return b""
+    return _inflated(begin) if is_compressed(begin) else begin
+
+
+def _inflated(begin: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32).decompress(begin, BEGIN_BYTES)
+    except zlib.error:
+        return b""
+
+
+def kind_of_folder(folder: str) -> str | None:
+    """The format of a folder as a whole; None if it only contains files."""
+    paths = listed(folder)
+    names = {name_of(path) for path in paths}
+    if {"dataset_info.json", "features.json"} <= names:
+        return "TFDS"
+    if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= names:
+        return "Hugging Face"
+    if names & {".zgroup", ".zarray", "zarr.json"}:
+        return "Zarr"
+    folders = (path for path in paths if not is_hidden(path) and is_folder(path))
+    return "images" if _has_images(paths) or any(_has_images(listed(path)) for path in folders) else None
+
+
+def _has_images(paths: list[str]) -> bool:
+    return any(path.lower().endswith(SUFFIXES) for path in paths)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a file is one that tools keep for themselves."""
+    return name_of(path).startswith((".", "_"))

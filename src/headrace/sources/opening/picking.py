@@ -1,5 +1,6 @@
 """Which source a path means."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,8 @@ from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.bagz import shards_of
 from headrace.sources.files import is_folder, like, listed
-from headrace.sources.opening.content import BEGIN_BYTES, is_compressed
-from headrace.sources.opening.folders import is_hidden, kind_of_folder
-from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, format_of, known, named, plain_name
+from headrace.sources.opening import formats
+from headrace.sources.opening.formats import FOLDERS, FORMATS, is_hidden
 
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
@@ -23,13 +23,12 @@ def open(  # the name is that of `headrace.sources.open`
 ) -> Any:
     """The source for a file, a pattern, several files, or a folder; a stream (`IterDataset`) for compressed files.
 
-    A folder may be one that TFDS prepared or Hugging Face saved, a Zarr group, one of images, or one with data files of
-    one format.
+    A folder may be one that TFDS prepared or Hugging Face saved, a Zarr group, images, or data files of one format.
 
     Args:
         path: A path, an address, a pattern (`*`, `?`, `[…]`), or a sequence of these.
-        format: The name of the format, where neither suffix nor content tell.
-        storage_options: What fsspec's file system must be told for addresses; see `Address`.
+        format: The name of the format, if neither suffix nor content reveal it.
+        storage_options: Options of fsspec's file system, for addresses; see `Address`.
         options: Arguments of the source's class.
 
     >>> open("missing.parquet")
@@ -47,7 +46,7 @@ def open(  # the name is that of `headrace.sources.open`
 
 
 def paths_of(path: Any) -> list[str]:
-    """The files that `open` would read for a path, a pattern or a sequence of these; of a folder, what is in it."""
+    """The files that `open` reads for a path, a pattern or a sequence of these; for a folder, its content."""
     if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
         return [one for one in listed(os.fsdecode(path)) if not is_hidden(one)]
     given = [path] if isinstance(path, str | os.PathLike) else path
@@ -56,54 +55,44 @@ def paths_of(path: Any) -> list[str]:
 
 
 def _open_files(paths: list[str], name: str | None, options: dict[str, Any], *, given: list[Any] | None = None) -> Any:
-    """Opens files of one format; `given` is what to hand over instead of their paths."""
+    """Opens files of one format; `given` is passed to the source instead of their paths."""
     begin = _begin(paths[0])
-    found = format_of(paths[0], begin) if name is None else named(name)
+    found = formats.format_of(paths[0], begin) if name is None else formats.named(name)
     asked = given or paths
-    if found.begins is not None and is_compressed(begin) and found.stream != found.source:
+    if found.begins is not None and formats.is_compressed(begin) and found.stream != found.source:
         if found.stream is None:
-            raise DataError(f"{paths[0]} is compressed, and {found.name} files are not read so. Decompress it first.")
-        return _streams(found, asked, options)
+            raise DataError(f"{paths[0]} is compressed, but {found.name} files are not read so. Decompress it first.")
+        streams = [formats.imported(found.stream)(path, **options) for path in asked]
+        return streams[0] if len(streams) == 1 else IterDataset.interleave(streams, cycle_length=1)
     if not found.many and len(asked) > 1:
         raise PipelineError(f"{found.name} files are opened one at a time; got {len(asked)}: {', '.join(asked[:5])}.")
-    return found.reader(asked if len(asked) > 1 else asked[0], **options)
-
-
-def _streams(found: Format, paths: list[str], options: dict[str, Any]) -> Any:
-    """Compressed files, one after the other."""
-    make = found.stream_reader
-    if len(paths) == 1:
-        return make(paths[0], **options)
-    return IterDataset.interleave([make(path, **options) for path in paths], cycle_length=1)
+    return formats.imported(found.source)(asked if len(asked) > 1 else asked[0], **options)
 
 
 def _begin(path: str) -> bytes:
     if not files.is_remote(path) and os.path.isdir(path):
         raise PipelineError(f"{path} is a folder; folders are opened one at a time.")
-    file = files.open_file(path)
-    try:
-        return file.read(0, BEGIN_BYTES)
-    finally:
-        file.close()
+    with contextlib.closing(files.open_file(path)) as file:
+        return file.read(0, formats.BEGIN_BYTES)
 
 
 def _open_folder(folder: str, name: str | None, options: dict[str, Any]) -> Any:
-    kind = kind_of_folder(folder) if name is None else name
-    if kind is not None and named(kind) in FOLDERS:
-        return named(kind).reader(folder, **options)
+    kind = formats.kind_of_folder(folder) if name is None else name
+    if kind is not None and formats.named(kind) in FOLDERS:
+        return formats.imported(formats.named(kind).source)(folder, **options)
     paths = [path for path in listed(folder) if not is_hidden(path)]
     found: dict[str, list[str]] = {}
     for path in paths:
         for form in FORMATS:
-            if plain_name(path).endswith(form.suffixes):
+            if formats.plain_name(path).endswith(form.suffixes):
                 found.setdefault(form.name, []).append(path)
     if name is not None:
-        return _open_files(found.get(named(name).name) or paths, name, options)
+        return _open_files(found.get(formats.named(name).name) or paths, name, options)
     if len(found) != 1:
         seen = "; ".join(f"{len(few)} of {kind}, as {few[0]}" for kind, few in found.items())
         raise DataError(
-            f"{folder} is a folder that has {seen or 'no data files'}. {known()} Name the files by a pattern, or "
-            "the format by `format`."
+            f"{folder} is a folder that has {seen or 'no data files'}. {formats.known()} Name the files with a "
+            "pattern, or the format with `format`."
         )
     return _open_files(next(iter(found.values())), None, options)
 
@@ -117,14 +106,14 @@ def _with_options(path: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _has_range(path: Any) -> bool:
-    """Whether a path ends in `[a:b]`, `[a:]` or `[:b]`, which asks for some of its records."""
+    """Whether a path ends in `[a:b]`, `[a:]` or `[:b]`, which selects some of its records."""
     if not isinstance(path, str | os.PathLike):
         return False
     return _RANGE.search(os.fsdecode(path)) is not None and not os.path.exists(path)
 
 
 def _meant(path: Any) -> list[Any]:
-    """The files that a path means, or patterns: without the range in it, and each shard of `name@3.bagz`."""
+    """The files or patterns that a path means: without a range, and with each shard of `name@3.bagz`."""
     if not isinstance(path, str | os.PathLike):
         return [path]
     plain = _RANGE.sub("", os.fsdecode(path)) if _has_range(path) else os.fsdecode(path)

@@ -9,7 +9,7 @@ from headrace.sources.array_files.paths import damage_named
 
 
 def open_saved(folder: str, *, split: str | None = None) -> Any:
-    """A source of what `save_to_disk` wrote; of several splits `train`, unless another is named."""
+    """A source of what `save_to_disk` wrote; of several splits, `train` by default."""
     from headrace.sources.hugging_face import HuggingFaceDataSource
 
     datasets = optional("datasets", extra="hf")
@@ -28,7 +28,7 @@ def open_saved(folder: str, *, split: str | None = None) -> Any:
 
 
 def _check(folder: str) -> None:
-    """Looks at what says which files there are: it must lead to files in the folder, and have what is read of it."""
+    """Checks the metadata: it must name only files in the folder, and have the expected types."""
     splits = os.path.join(folder, "dataset_dict.json")
     if os.path.exists(splits):
         for split in metadata.read(splits).at("splits").items():

@@ -1,17 +1,17 @@
-"""Files behind addresses: `s3://`, `gs://`, `http://`, `memory://`, `zip://` and whatever else fsspec knows.
+"""Remote files: `s3://`, `gs://`, `http://`, `memory://`, `zip://` and all other protocols of fsspec.
 
-Reads are cut into blocks; those that the cache folder has are not fetched again, and what is fetched comes in several
-requests at once. A fault that may pass (a dropped connection, a busy server, a timeout) is tried again with longer and
-longer waits, a bounded number of times; any other is an error at once. A file that is replaced while it is open is an
-error too: what is handed over, and what the cache keeps, is all of one version.
+Reads are cut into blocks. Blocks in the cache folder are not fetched again, and the others are fetched by several
+concurrent requests. Transient faults (a dropped connection, a busy server, a timeout) are retried a bounded number of
+times, with increasing waits; other faults raise at once. So does a file that is replaced while it is open: all bytes
+that are read or cached belong to one version.
 
 | file | |
 |---|---|
-| `addresses` | what an address or a pattern means, and what its server says of it |
-| `faults` | which faults may pass, and the waits between tries |
-| `fetching` | bytes from far away |
-| `cache` | a folder of pieces that never holds more bytes than it may, also where several processes share it |
-| `reading` | files by offset, as streams, and as copies on this machine |
+| `addresses` | what an address or a pattern means, and what its server says about it |
+| `faults` | which faults are transient, and the waits between tries |
+| `fetching` | bytes of remote files |
+| `cache` | a folder of limited size, which several processes may share |
+| `reading` | files by offset, as streams, and as local copies |
 """
 
 from headrace.errors import RemoteError as RemoteError

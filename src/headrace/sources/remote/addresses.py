@@ -1,6 +1,6 @@
-"""Addresses: which files they mean, which driver reads them, and what the server says of a file.
+"""Addresses: which files they mean, which driver reads them, and what the server says about a file.
 
-How a server is reached is told by `Address`, or for all addresses by the environment as fsspec and its drivers read it
+Options for a server come from `Address`, or from the environment variables of fsspec and its drivers
 (`AWS_ENDPOINT_URL`, `FSSPEC_S3_KEY`, …).
 """
 
@@ -13,7 +13,7 @@ from headrace.sources.files import like
 from headrace.sources.remote.faults import patiently
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 30.0, 60.0
-ARCHIVES = ("zip", "tar", "libarchive")  # what is inside is read from its start: there is no going to an offset
+ARCHIVES = ("zip", "tar", "libarchive")  # their members can only be read from the start
 CHECKSUMS = ("ETag", "etag", "version_id", "md5Hash", "Content-MD5", "CRC")
 VERSIONS = (*CHECKSUMS, "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "created", "date_time")
 
@@ -21,14 +21,14 @@ _this_process = secrets.token_hex(8)
 
 
 class Address(str):
-    """An address with what its driver must be told, which travels with it to worker processes.
+    """An address with options for its driver, which are pickled with it.
 
-    Its login and its query are not shown, and neither are the options; a state knows an object without them.
+    Its login, query and options are never shown, and states identify an object without them.
 
     Args:
         address: As fsspec writes it; patterns (`*`, `?`, `[…]`) are allowed.
-        options: Arguments of fsspec's file system: `key`, `secret`, `endpoint_url`, `anon`, `headers`, …; those of a
-            chain (`zip://a.csv::s3://b/c.zip`) by protocol, as in `s3={"anon": True}`.
+        options: Arguments of fsspec's file system: `key`, `secret`, `endpoint_url`, `anon`, `headers`, …; for a chain
+            (`zip://a.csv::s3://b/c.zip`), by protocol, as in `s3={"anon": True}`.
 
     >>> Address("s3://bucket/train-*.tfrecord", endpoint_url="http://127.0.0.1:9000")
     's3://bucket/train-*.tfrecord'
@@ -49,11 +49,8 @@ def _options_of(path: str) -> dict[str, Any]:
     return dict(path.options) if isinstance(path, Address) else {}
 
 
-# ------------------------------------------------------------------------------------ what an address means
-
-
 def matches(path: str) -> list[str]:
-    """The addresses that an address or a pattern means, in order of their names; none where there is nothing."""
+    """The addresses that an address or a pattern means, sorted by name; none if nothing exists."""
     head, _, rest = path.partition("::")
     if rest and "://" not in head:  # a wrapper, as in `simplecache::s3://…`
         return [like(path, f"{head}::{match}") for match in matches(like(path, rest))]
@@ -74,7 +71,7 @@ def matches(path: str) -> list[str]:
 
 
 def is_folder(path: str) -> bool:
-    """Whether there is a folder behind an address, or what stands for one where there are none."""
+    """Whether an address is a folder, or the prefix that stands for one in object stores."""
     try:
         return _info(path).get("type") == "directory"
     except FileNotFoundError:
@@ -82,7 +79,7 @@ def is_folder(path: str) -> bool:
 
 
 def listed(folder: str) -> list[str]:
-    """The addresses of what is in a folder, in order of their names."""
+    """The addresses of what is in a folder, sorted by name."""
     head, chained, rest = folder.partition("::")
     if chained and "://" not in head:
         return [like(folder, f"{head}::{path}") for path in listed(like(folder, rest))]
@@ -90,7 +87,7 @@ def listed(folder: str) -> list[str]:
 
 
 def file_name(path: str) -> str:
-    """The name of the file behind an address, without folders and what a web server is asked besides.
+    """The name of the file at an address, without folders and query.
 
     >>> file_name("https://host/a/b.csv?token=c"), file_name("zip://a/b.csv::s3://bucket/c.zip")
     ('b.csv', 'b.csv')
@@ -99,40 +96,37 @@ def file_name(path: str) -> str:
 
 
 def in_archive(path: str) -> bool:
-    """Whether a file is inside another one, as in `zip://a.csv::s3://b/c.zip`."""
+    """Whether a file is inside an archive, as in `zip://a.csv::s3://b/c.zip`."""
     return path.partition("://")[0] in ARCHIVES
 
 
-# ------------------------------------------------------------------------------------ what its server says
-
-
 class Seen(NamedTuple):
-    """What a server says of a file, which tells one version from another."""
+    """What a server says about a file: its version."""
 
-    size: int | None  # some servers do not say
-    version: str  # a checksum, or when it was written; nothing where the server does not say
+    size: int | None  # unknown for some servers
+    version: str  # a checksum, or the modification time; empty if unknown
 
     def key(self, path: str) -> str:
-        """A name for this version of the file: what a folder of the cache is called.
+        """A name for this version of the file, for a folder of the cache.
 
-        Where the server tells no version, the name is good for this process only.
+        If the version is unknown, the name is valid only in this process.
         """
         version = self.version or f"in process {_this_process}"
         return digest(f"{object_name(path, self.version)}\n{self.size}\n{version}")[:40]
 
 
 def object_name(path: str, version: str) -> str:
-    """A name for the object behind an address, the same whoever asks for it and however that is signed.
+    """A name for the object at an address, the same for all users and signatures.
 
-    A word such as `key` says who asks, or what is asked for. Where the version is not of the content, two objects that
-    differ in it might be taken for one, so the name has it.
+    A query parameter such as `key` may name the user or the object. Unless the version is a checksum of the content,
+    two objects that differ only in it might be confused, so the name includes it.
     """
     is_checksum = version.partition("=")[0] in CHECKSUMS
     return digest(f"{identity(path, unsure=not is_checksum)}\n{without_login(_options_of(path))}")
 
 
 def look(path: str) -> Seen:
-    """What the server says of a file now."""
+    """What the server says about a file now."""
     info = _info(path)
     version = next((f"{name}={info[name]}" for name in VERSIONS if info.get(name)), "")
     return Seen(None if info.get("size") is None else int(info["size"]), version)
@@ -141,17 +135,14 @@ def look(path: str) -> Seen:
 def _info(path: str) -> dict[str, Any]:
     def ask() -> dict[str, Any]:
         fs, name = file_system(path)
-        fs.invalidate_cache()  # of listings: they may be older than the file
+        fs.invalidate_cache()  # of listings, which may be older than the file
         return fs.info(name)
 
     return patiently(ask, path, "Looking at")
 
 
-# ---------------------------------------------------------------------------------------------- the driver
-
-
 def file_system(path: str) -> tuple[Any, str]:
-    """The file system of an address, and its name there; file systems are made once and kept by fsspec."""
+    """The file system of an address, and its name there; fsspec caches file systems."""
     fsspec = optional("fsspec", extra="cloud")
     try:
         return fsspec.core.url_to_fs(str(path), **_driver_options(path, fsspec))
@@ -168,7 +159,7 @@ def file_system(path: str) -> tuple[Any, str]:
 
 
 def _driver_options(path: str, fsspec: Any) -> dict[str, Any]:
-    """What the driver is told: timeouts, and that trying again is done here, unless the user says otherwise."""
+    """The options of the driver: by default, with timeouts and without its own retries."""
     options, protocol = _options_of(path), path.partition("://")[0]
     if protocol in ("http", "https"):
         timeouts = {"total": None, "sock_connect": CONNECT_TIMEOUT_S, "sock_read": READ_TIMEOUT_S}

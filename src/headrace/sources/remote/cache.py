@@ -1,12 +1,12 @@
-"""A folder of pieces of far-away files that never holds more bytes than it may, for this user alone.
+"""A folder of pieces of remote files, of limited size and private to this user.
 
-Environment: `HEADRACE_CACHE` is the folder (`~/.cache/headrace` by default), `HEADRACE_CACHE_BYTES` how much it may
-hold (10 GiB by default, 0 for no cache).
+Environment: `HEADRACE_CACHE` is the folder (`~/.cache/headrace` by default), `HEADRACE_CACHE_BYTES` its size limit (10
+GiB by default, 0 for no cache).
 """
 
 import contextlib
-import io
 import os
+import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ _PARTIAL = re.compile(r"\.partial-(\d+)-")
 
 
 def the_cache() -> "Cache":
-    """The cache that the environment asks for; one that holds nothing where others may write to its folder."""
+    """The cache that the environment configures; unused if others may write to its folder."""
     most_bytes = os.environ.get("HEADRACE_CACHE_BYTES") or str(CACHE_BYTES)
     if not most_bytes.isdecimal():
         raise PipelineError(f"HEADRACE_CACHE_BYTES must be a number of bytes; got {most_bytes!r}.")
@@ -34,27 +34,27 @@ def the_cache() -> "Cache":
 
 
 class Cache:
-    """Pieces in a folder, the least recently used removed first; threads and processes may share it.
+    """Pieces in a folder, of which the least recently used is removed first; threads and processes may share it.
 
-    A piece appears under its name when it is complete; until then its file says in its name how long it will be. The
-    lock file has the sum of all, which may be too large (a writer was killed, somebody removed pieces) and never too
-    small: where it leaves no room, the folder is looked at and the sum made right.
+    A piece appears under its name when it is complete; until then, the name of its file states its final size. The lock
+    file has the total, which may be too large (a writer was killed, somebody removed pieces) but never too small: if it
+    leaves no room, the folder is searched and the total corrected.
 
     Args:
-        folder: The folder, which is made for this user alone.
-        most_bytes: How much it may hold.
-        why_not: Why nothing is read from it or kept, if so.
+        folder: The folder, created private to this user.
+        most_bytes: Its size limit.
+        why_not: Why the cache is not used, if so.
     """
 
     def __init__(self, folder: str, most_bytes: int, *, why_not: str = ""):
         self.folder, self.most_bytes, self.why_not = folder, most_bytes, why_not
 
     def fits(self, num_bytes: int) -> bool:
-        """Whether so much may be kept at all."""
+        """Whether this many bytes may be kept at all."""
         return num_bytes <= self.most_bytes and not self.why_not
 
     def get(self, name: str, length: int) -> bytes | None:
-        """A piece, if it is there and complete."""
+        """A piece, if it exists and is complete."""
         if self.why_not:
             return None
         try:
@@ -68,11 +68,11 @@ class Cache:
     def put(self, name: str, piece: bytes) -> None:
         """Keeps a piece, if it can."""
         if self.fits(len(piece)):
-            with contextlib.suppress(OSError):  # a full disk, a folder of somebody else's: reading goes on
-                self.keep(name, len(piece), lambda partial: _write(partial, piece))
+            with contextlib.suppress(OSError):  # a full disk, another user's folder: reading continues
+                self.keep(name, len(piece), lambda partial: pathlib.Path(partial).write_bytes(piece))
 
-    def keep(self, name: str, size: int, make: Callable[[str], None]) -> str:
-        """The path of a piece, which is made if it is not there: `make` writes it to the path it is given."""
+    def keep(self, name: str, size: int, make: Callable[[str], object]) -> str:
+        """The path of a piece; if it does not exist, `make` writes it to a given path."""
         path = os.path.join(self.folder, name)
         with contextlib.suppress(FileNotFoundError, Untrusted):
             if check_file(path).st_size == size:
@@ -89,7 +89,7 @@ class Cache:
         return path
 
     def _reserve(self, size: int) -> str:
-        """The path of a new file that so many bytes may be written to."""
+        """The path of a new file for this many bytes."""
         make_folder(self.folder)
         with self._locked() as lock:
             text = os.pread(lock, 20, 0)
@@ -102,19 +102,19 @@ class Cache:
         return partial
 
     def _name(self, partial: str, path: str) -> None:
-        """Gives what is complete its name."""
-        with self._locked():  # or somebody who makes room removes the folder
+        """Renames a complete piece."""
+        with self._locked():  # otherwise somebody who makes room may remove the folder
             if not os.path.exists(partial):
                 raise RemoteError(
                     f"The cache {self.folder} holds {self.most_bytes} bytes, too few for what is copied to it at once: "
-                    "set HEADRACE_CACHE_BYTES."
+                    "raise HEADRACE_CACHE_BYTES."
                 )
             make_folder(os.path.dirname(path))
             os.replace(partial, path)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Nobody else, in this process or another, makes room or gives names; the lock file is open."""
+        """Locks out all other threads and processes that make room or rename; yields the lock file."""
         fd = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with contextlib.suppress(ImportError, OSError):  # Windows, and some network file systems, have no locks
@@ -126,12 +126,14 @@ class Cache:
             os.close(fd)
 
     def _make_room(self, size: int) -> int:
-        """Removes the least recently used, so that there is room for `size` bytes; returns how many are left."""
+        """Removes the least recently used pieces to make room for `size` bytes; returns the bytes left."""
         found = sorted(self._files())
         total = sum(num_bytes for _, num_bytes, _ in found)
         if total + size <= self.most_bytes:
             return total
-        enough = max(0, self.most_bytes - max(size, self.most_bytes // 10))  # some room, not to look again at once
+        enough = max(
+            0, self.most_bytes - max(size, self.most_bytes // 10)
+        )  # with spare room, to avoid another search soon
         for _, num_bytes, path in found:
             if total <= enough:
                 break
@@ -143,7 +145,7 @@ class Cache:
         return total
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """When each file was last used, how many bytes it has or is going to have, and its path."""
+        """When each file was last used, its current or final size, and its path."""
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 path = os.path.join(folder, name)
@@ -152,8 +154,3 @@ class Cache:
                     status = os.stat(path)
                     if name != LOCK:
                         yield status.st_mtime, int(promised[1]) if promised else status.st_size, path
-
-
-def _write(path: str, piece: bytes) -> None:
-    with io.open(path, "wb") as file:  # noqa: UP020
-        file.write(piece)

@@ -1,4 +1,4 @@
-"""Faults of servers and networks: which may pass, and how long to wait for that."""
+"""Faults of servers and networks: which are transient, and how long to wait between tries."""
 
 import errno
 import random
@@ -16,20 +16,20 @@ PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
 MISSING = {None, 404, 410}
 PASSING_ERRNO = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH}
 PASSING_ERRNO |= {getattr(errno, "EREMOTEIO", errno.EIO)}
-# By name, since the libraries that they belong to may not be installed.
+# By name, since their libraries may not be installed.
 PASSING_NAMES = {"ClientConnectionError", "ClientPayloadError", "HTTPClientError", "IncompleteReadError"}
 PASSING_NAMES |= {"ConnectionError", "ResponseStreamingError", "IncompleteRead", "ProtocolError", "ShortRead"}
 
 T = TypeVar("T")
-_jitter = random.Random()  # of its own: users seed the module's
+_jitter = random.Random()  # users seed the module's generator
 
 
 class ShortRead(Exception):
-    """Fewer bytes came than were asked for, without an error."""
+    """Fewer bytes came than were requested, without an error."""
 
 
 def may_pass(fault: BaseException) -> bool:
-    """Whether a fault may be gone at the next try."""
+    """Whether the next try may succeed."""
     for link in _with_causes(fault):
         status = _status(link)
         if status is not None:
@@ -43,13 +43,8 @@ def may_pass(fault: BaseException) -> bool:
     return False
 
 
-def _is_missing(fault: BaseException) -> bool:
-    """Whether a file is not there, and not only hidden from us."""
-    return isinstance(fault, FileNotFoundError) and all(_status(link) in MISSING for link in _with_causes(fault))
-
-
 def _with_causes(fault: BaseException) -> Iterator[BaseException]:
-    """A fault and what it came from: drivers hide a busy server behind a FileNotFoundError."""
+    """A fault and its causes: drivers hide a busy server behind a FileNotFoundError."""
     link: BaseException | None = fault
     while link is not None:
         yield link
@@ -57,32 +52,32 @@ def _with_causes(fault: BaseException) -> Iterator[BaseException]:
 
 
 def _status(fault: BaseException) -> int | None:
-    """What a web server answered, if that is the fault."""
+    """The status that a web server answered, if the fault has one."""
     status = getattr(fault, "status", None) or getattr(fault, "code", None)
     return status if isinstance(status, int) else None
 
 
 class Patience:
-    """Counts the faults of one thing that is tried, and waits between tries."""
+    """Counts the faults of an operation, and waits between tries."""
 
     def __init__(self, path: str, doing: str):
         self._path, self._doing, self._num_faults = redacted(path), doing, 0
         self._secrets = secrets_in(getattr(path, "options", None))
 
     def after(self, fault: BaseException) -> None:
-        """Waits before the next try; raises where none makes sense, or after the last one."""
+        """Waits before the next try; raises if another is pointless, or after the last one."""
         if isinstance(fault, HeadraceError):
             raise fault
         self._num_faults += 1
-        if _is_missing(fault) and not may_pass(fault):
-            raise FileNotFoundError(f"{self._path} does not exist.") from self._told(fault)
-        if isinstance(fault, FileNotFoundError) and fault.__cause__ is not None:  # it says less than what it hides
-            fault = fault.__cause__
+        if isinstance(fault, FileNotFoundError):
+            if not may_pass(fault) and all(_status(link) in MISSING for link in _with_causes(fault)):
+                raise FileNotFoundError(f"{self._path} does not exist.") from self._told(fault)
+            fault = fault.__cause__ or fault  # the cause says more
         what = redacted(in_words(fault), self._secrets)
         if not may_pass(fault):
             raise RemoteError(
-                f"{self._doing} {self._path} failed with {what}. Check the address, and what the server must be told "
-                "of you (see `headrace.sources.Address`)."
+                f"{self._doing} {self._path} failed with {what}. Check the address and your credentials (see "
+                "`headrace.sources.Address`)."
             ) from self._told(fault)
         if self._num_faults >= ATTEMPTS:
             raise RemoteError(
@@ -92,12 +87,12 @@ class Patience:
         time.sleep(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (self._num_faults - 1)) * _jitter.uniform(0.5, 1))
 
     def _told(self, fault: BaseException) -> BaseException:
-        """A fault as a traceback may show it: libraries write whole addresses into their errors."""
+        """A fault without secrets, for tracebacks: libraries write whole addresses into their errors."""
         return without_secrets(fault, self._secrets)
 
 
 def patiently(call: Callable[[], T], path: str, doing: str) -> T:
-    """What a call gives, tried again while its faults may pass."""
+    """The result of a call, which is tried again while its faults are transient."""
     patience = Patience(path, doing)
     while True:
         try:

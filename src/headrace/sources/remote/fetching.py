@@ -1,4 +1,4 @@
-"""Bytes from far away: several requests at once, each tried again on its own, and all of one version of the file."""
+"""Bytes of remote files: concurrent requests, each retried on its own, for one version of the file."""
 
 import contextlib
 import io
@@ -11,17 +11,17 @@ from headrace.sources.remote.addresses import Seen, file_system, in_archive, loo
 from headrace.sources.remote.faults import Patience, ShortRead, may_pass, patiently
 
 REQUESTS_AT_ONCE = 32
-REQUEST_BYTES = 2 << 20  # of one request when a whole file is copied
+REQUEST_BYTES = 2 << 20  # of each request when a whole file is copied
 
 
 class NoRanges(Exception):
-    """The server sends all of a file, whatever part of it is asked for."""
+    """The server sends the whole file, whatever part is requested."""
 
 
 def fetch(path: str, seen: Seen, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes from a begin to an end, for each range, all at once; those that failed are asked for again.
+    """The bytes of each range, from its begin to its end, fetched concurrently; failed ranges are tried again.
 
-    The file must be as it was seen after they came, so that no byte is of another version.
+    Afterwards the file must still have the version `seen`, so no byte is of another one.
     """
     pieces: dict[int, bytes] = {}
     patience = Patience(path, f"Reading bytes {ranges[0][0]} to {ranges[-1][1]} of")
@@ -32,18 +32,22 @@ def fetch(path: str, seen: Seen, ranges: Sequence[tuple[int, int]]) -> list[byte
             check_unchanged(path, seen)
         fault = None
         for i, answer in zip(left, answers, strict=True):
-            found = _complete(answer, ranges[i][1] - ranges[i][0])
-            if isinstance(found, Exception):
-                fault = found
+            length = ranges[i][1] - ranges[i][0]
+            if isinstance(answer, Exception):
+                fault = answer
+            elif len(answer) > length:
+                raise NoRanges
+            elif len(answer) < length:
+                fault = ShortRead(f"{length} bytes were requested but {len(answer)} came")
             else:
-                pieces[i] = found
+                pieces[i] = answer
         if fault is None:
             return [pieces[i] for i in range(len(ranges))]
         patience.after(fault)
 
 
 def _ask(path: str, ranges: Sequence[tuple[int, int]]) -> list[Any]:
-    """One try: the bytes of each range, or the error."""
+    """One try: the bytes of each range, or its error."""
     begins, ends = [list(side) for side in zip(*ranges, strict=True)]
     try:
         fs, name = file_system(path)
@@ -53,16 +57,8 @@ def _ask(path: str, ranges: Sequence[tuple[int, int]]) -> list[Any]:
         return [fault] * len(ranges)
 
 
-def _complete(answer: bytes | Exception, length: int) -> bytes | Exception:
-    if isinstance(answer, Exception) or len(answer) == length:
-        return answer
-    if len(answer) > length:
-        raise NoRanges
-    return ShortRead(f"{length} bytes were asked for and {len(answer)} came")
-
-
 def check_unchanged(path: str, seen: Seen) -> None:
-    """Raises where a file is no longer as it was seen."""
+    """Raises if a file no longer has the version `seen`."""
     now = look(path)
     if now != seen:
         raise DataError(
@@ -77,7 +73,7 @@ def _in_words(seen: Seen) -> str:
 
 
 def download(path: str, seen: Seen, target: str) -> None:
-    """Writes a far-away file to a local one; in pieces where it can be, so that a fault costs little."""
+    """Copies a remote file to a local one, if possible in pieces, so that faults cost little."""
     size = seen.size
     if size is not None and not in_archive(path):
         with contextlib.suppress(NoRanges), io.open(target, "wb") as file:  # noqa: UP020
@@ -92,6 +88,6 @@ def download(path: str, seen: Seen, target: str) -> None:
         fs.get_file(name, target)
         check_unchanged(path, seen)
         if size is not None and os.path.getsize(target) != size:
-            raise ShortRead(f"{size} bytes were expected and {os.path.getsize(target)} came")
+            raise ShortRead(f"{size} bytes were expected but {os.path.getsize(target)} came")
 
     patiently(get, path, "Copying")

@@ -1,4 +1,4 @@
-"""Files behind addresses, read by offset, as streams, and as copies on this machine."""
+"""Remote files, read by offset, as streams, and as local copies."""
 
 import contextlib
 import io
@@ -14,20 +14,20 @@ from headrace.sources.remote.addresses import Seen, file_name, in_archive, look
 from headrace.sources.remote.cache import the_cache
 from headrace.sources.remote.fetching import NoRanges, download, fetch
 
-BLOCK_BYTES = 256 << 10  # on the way from a cloud store, about as long as the answer takes to begin
-REQUEST_BLOCKS = 8  # neighbours that one request asks for
-GROUP_BLOCKS = 256  # that are in memory at a time, whatever a read asks for
-STREAM_BYTES = 8 << 20  # that a stream reads ahead
+BLOCK_BYTES = 256 << 10  # from a cloud store, transfer takes about as long as the latency
+REQUEST_BLOCKS = 8  # neighbours in one request
+GROUP_BLOCKS = 256  # in memory at a time, whatever the size of a read
+STREAM_BYTES = 8 << 20  # the most that a stream reads ahead
 
 
 def fingerprint(path: str) -> Fingerprint:
-    """The size and what the server says of the version: a checksum, or when it was written."""
+    """The size and version: a checksum, or the modification time."""
     seen = look(path)
     return RemoteFile(path).version if seen.size is None else Fingerprint(seen.size, seen.version)
 
 
 class RemoteFile:
-    """A file behind an address, read by offset: in one version, or not at all."""
+    """A remote file, read by offset, with all bytes of one version."""
 
     def __init__(self, path: str):
         self._path = path
@@ -35,7 +35,7 @@ class RemoteFile:
         self._cache = the_cache()
         self._key = seen.key(path)
         self._lock = threading.Lock()
-        self._whole: LocalFile | None = None  # where there is no reading by offset
+        self._whole: LocalFile | None = None  # if the server cannot read by offset
         if seen.size is None or in_archive(path):
             self._whole = self._all_of_it()
             self.size: int = self._whole.size
@@ -44,11 +44,11 @@ class RemoteFile:
         self.version = Fingerprint(self.size, seen.version)
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on, or fewer at the end."""
+        """`length` bytes from `offset` on, or fewer at the end of the file."""
         return self.read_many([(offset, length)])[0]
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Several pieces, each an offset and a length: neighbours in one request, and several requests at once."""
+        """Several pieces, each an offset and a length: neighbours in one request, and requests concurrently."""
         if self._whole is None:
             try:
                 return self._read_blocks(ranges)
@@ -71,7 +71,7 @@ class RemoteFile:
         return pieces
 
     def _blocks(self, numbers: list[int]) -> dict[int, bytes]:
-        """Blocks by their numbers, which ascend: from the cache, or from far away."""
+        """Blocks by their ascending numbers, from the cache or from the server."""
         blocks: dict[int, bytes] = {}
         requests: list[range] = []
         for n in numbers:
@@ -94,9 +94,9 @@ class RemoteFile:
         return min(number * BLOCK_BYTES, self.size)
 
     def _all_of_it(self) -> LocalFile:
-        """The file as a local one: kept in the cache if it fits there, otherwise without a name."""
+        """The file as a local one: in the cache if it fits there, otherwise unnamed."""
         if self._seen.size is not None and self._cache.fits(self._seen.size):
-            with contextlib.suppress(OSError):  # the disk is full, or others need the room
+            with contextlib.suppress(OSError):  # the disk is full, or others use the room
                 return LocalFile(_copy(self._path, self._seen))
         fd, name = tempfile.mkstemp(prefix="headrace-")
         os.close(fd)
@@ -113,7 +113,7 @@ class RemoteFile:
 
 
 def _groups(bounds: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """The numbers of ranges in the order of their begins, cut so that no group needs too many blocks at once."""
+    """The numbers of ranges by their begins, in groups that do not need too many blocks at once."""
     group: list[int] = []
     num_blocks = 0
     for i in sorted(range(len(bounds)), key=bounds.__getitem__):
@@ -128,7 +128,7 @@ def _groups(bounds: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
 
 
 def _numbers(bounds: tuple[int, int]) -> range:
-    """The blocks that a range touches."""
+    """The numbers of the blocks that a range touches."""
     begin, end = bounds
     return range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)) if end > begin else range(0)
 
@@ -143,9 +143,9 @@ def _cut(blocks: dict[int, bytes], begin: int, end: int) -> bytes:
 
 
 def local_copy(path: str) -> str:
-    """The path of a copy of the whole file in the cache, for libraries that only read local files.
+    """The path of a copy of the whole file in the cache, for libraries that read only local files.
 
-    The cache may remove it to make room: call this before each opening. A copy that is open stays readable.
+    The cache may remove it to make room, so call this whenever you open it. An open copy stays readable.
     """
     seen, cache = look(path), the_cache()
     if cache.why_not:
@@ -153,24 +153,24 @@ def local_copy(path: str) -> str:
     if seen.size is None or not cache.fits(seen.size):
         raise RemoteError(
             f"{path} has {seen.size or 'an unknown number of'} bytes and must be copied to the cache as a whole, which "
-            f"holds {cache.most_bytes}: set HEADRACE_CACHE_BYTES, or copy the file to this machine."
+            f"holds {cache.most_bytes}: raise HEADRACE_CACHE_BYTES, or copy the file to this machine."
         )
     return _copy(path, seen)
 
 
 def _copy(path: str, seen: Seen) -> str:
-    """The path of a copy of this version of a file, of a known size, in the cache."""
+    """The path of a copy of this version of a file, of known size, in the cache."""
     name = f"{seen.key(path)}/{file_name(path)}"
     return the_cache().keep(name, seen.size or 0, lambda partial: download(path, seen, partial))
 
 
 def open_stream(path: str) -> BinaryIO:
-    """The file from its start, buffered; the caller closes it."""
+    """Opens the file at its start, buffered; the caller closes it."""
     return io.BufferedReader(_Stream(RemoteFile(path)), STREAM_BYTES)
 
 
 class _Stream(Seekable):
-    """A file as a stream: it reads little at first, and more and more as it is read on."""
+    """A file as a stream, which reads more and more ahead."""
 
     _ahead = BLOCK_BYTES
 

@@ -5,25 +5,28 @@ from typing import Any
 
 from headrace.errors import DataError, optional
 from headrace.sources.tables.base import Group, Scan, TableDataSource
-from headrace.sources.tables.bounds import check_bounds
 from headrace.sources.tables.choice import Choice, with_columns
-from headrace.sources.tables.values import arrow, columns_with_nulls, schema_without_views, table_without_views
+from headrace.sources.tables.values import (
+    arrow,
+    check_bounds,
+    columns_with_nulls,
+    schema_without_views,
+    table_without_views,
+)
 
 
 class ArrowDataSource(TableDataSource):
-    """The rows of Arrow IPC files, IPC streams and Feather files; files on this machine are mapped into memory.
+    """The rows of Arrow IPC files, IPC streams and Feather files; local files are mapped into memory.
 
-    The record batches are looked over once at the start, for nulls: that costs nothing to speak of where they are
-    mapped, and reads those that are compressed or far away. Before the first value of a batch is read, its offsets are
-    looked at, so that damage is an error and leads nowhere else in memory. An IPC stream has no table of contents: its
-    batches are found by reading over them, and one from far away is held in memory.
+    Making the source looks for nulls in all record batches: almost free if they are mapped, but compressed or remote
+    ones are read. The offsets in a batch are checked before its first value is read, so damage raises an error instead
+    of crashing. An IPC stream has no table of contents, so it is read to its end, and a remote one stays in memory.
 
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.
-        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length is that of what
-            is left.
-        cache_bytes: How much memory decoded record batches may take, besides those in use.
+        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length counts these.
+        cache_bytes: How much memory decoded record batches may use, besides those being read.
     """
 
     what = "Arrow IPC or Feather files"
@@ -49,12 +52,12 @@ class ArrowDataSource(TableDataSource):
 
 
 def _has_views(schema: Any) -> bool:
-    """Whether to look for nulls takes values, as those that are views are made anew for it."""
+    """Whether counting nulls reads values, as it does for views, which are converted."""
     return schema_without_views(schema) != schema
 
 
 class _Batches:
-    """The record batches of an IPC file or stream by number, for several threads."""
+    """The record batches of an IPC file or stream by number; threads may share it."""
 
     def __init__(self, path: str, source: Any, choice: Choice):
         ipc = optional("pyarrow.ipc", extra="parquet")
@@ -77,7 +80,7 @@ class _Batches:
         self.num_batches = reader.num_record_batches if self._all is None else len(self._all)
 
     def table(self, number: int, *, wholly: bool) -> Any:
-        """One of them as a table that stays within its buffers: `wholly`, or as far as is seen without reading them."""
+        """A batch as a table, checked to stay within its buffers: `wholly`, or as far as possible unread."""
         if self._all is not None:
             batch = self._all[number]
         else:

@@ -1,10 +1,10 @@
 """Tables in files as sources (Parquet; Arrow IPC and Feather; CSV): element `i` is row `i` of the files, as a dict.
 
-A file is a sequence of groups (row groups, record batches, blocks of lines). A group is decoded at once, and those used
-last are kept up to a number of bytes. A column's dtype is decided for all files before the first row is read: a number
-is a NumPy scalar (a float, where a column of ints has nulls anywhere), a list of fixed size an array, a struct of these
-a dict. If all columns are such, blocks of rows are columns and no value is an object. Otherwise rows are made, in which
-a list is an array, a string `str`, and a null None. What a row is never depends on the rows that are read with it.
+A file is a sequence of groups (row groups, record batches, blocks of lines). A group is decoded at once, and a cache of
+limited size keeps the most recent ones. A column's dtype is the same in all files, and known before the first row is
+read: a number is a NumPy scalar (a float, if a column of ints has nulls anywhere), a list of fixed size an array, a
+struct of these a dict. If all columns are such, blocks of rows are read as columns. Otherwise they are read as rows, in
+which a list is an array, a string `str`, and a null None. A row never depends on the rows that are read with it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 from headrace._utils import trees
 from headrace._utils.threads import map_in_threads
 from headrace.sources import files
-from headrace.sources.indices import place_of, places_of
+from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.mapped import MappedFiles
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.lru_cache import Recent, blaming, open_input
@@ -40,7 +40,7 @@ MOST_OPEN = 64  # files whose footers or readers are kept
 
 
 class Group(NamedTuple):
-    """Rows of a file that are decoded at once; `place` is what the format needs to find them, `line` where they are."""
+    """Rows of a file that are decoded together; `place` says where, for the format, and `line`, for messages."""
 
     file: int
     place: Any
@@ -50,7 +50,7 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What is known of a file without its rows; `nulls` names the columns that have any."""
+    """What is known of a file without its rows; `nulls` names the columns that have some."""
 
     schema: Any
     groups: list[Group]
@@ -59,10 +59,10 @@ class Scan:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class TableDataSource:
-    """The rows of tables in files; a subclass knows how a format is scanned and how a group is read."""
+    """The rows of tables in files; subclasses scan files of a format and read their groups."""
 
     what: ClassVar[str]
-    maps: ClassVar[bool] = False  # whether files on this machine are mapped into memory
+    maps: ClassVar[bool] = False  # whether local files are mapped into memory
     paths: Any
     _: dataclasses.KW_ONLY
     columns: Sequence[str] | None = None
@@ -85,31 +85,34 @@ class TableDataSource:
         counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)
         left = [(group, count) for group, count in counted if count]
         self._groups = [group for group, _ in left]
-        self.group_ends = np.cumsum([count for _, count in left], dtype=np.int64)
+        self._parts = Parts(count for _, count in left)
 
-    # ---- what a format knows
+    @property
+    def group_ends(self) -> np.ndarray:
+        """Where groups end, in rows after the filters."""
+        return self._parts.ends
 
     def _scan(self, file: int) -> Scan:
-        """Looks at a file."""
+        """Finds the schema, groups and nulls of a file."""
         raise NotImplementedError
 
     def _read(self, group: Group) -> Any:
-        """The rows of a group as a pyarrow table, with all columns that are needed; not filtered."""
+        """The rows of a group as a pyarrow table, with at least the needed columns; not filtered."""
         raise NotImplementedError
 
     def _one_schema(self, schemas: list[Any]) -> Any:
-        """What is wanted of the schema of all files."""
+        """The schema of the chosen columns, the same for all files."""
         return one_schema(self.paths, schemas, self._choice)
 
     def _count(self, groups: list[Group]) -> list[int]:
-        """How many rows of each group of a file there are after the filters."""
+        """How many rows of each group of a file pass the filters."""
         if self.filters is None:
             return [group.num_rows for group in groups]
         return [self._table(group).num_rows for group in groups]
 
     def _input(self, path: str) -> Any:
-        """A file as pyarrow reads it; it must be the one that it was before."""
-        if not files.is_remote(path):  # those far away are looked at by the pool
+        """A file for pyarrow to read; it must not have changed."""
+        if not files.is_remote(path):  # the pool checks remote ones
             found = files.fingerprint(path)
             if found != self._versions.setdefault(path, found):
                 raise files.changed(path)
@@ -118,20 +121,18 @@ class TableDataSource:
         return open_input(path, self._pool, maps=self.maps)
 
     def _check_mapped(self, numbers: Iterable[int]) -> None:
-        """Raises if a file that these groups are mapped from was cut short or written to since it was opened."""
+        """Raises if a file that these groups are mapped from changed since it was opened."""
         if self.maps and len(self.paths) == 1:
             self._mapped.check(self.paths)
         elif self.maps:
             self._mapped.check(list({self.paths[self._groups[number].file] for number in numbers}))
 
-    # ---- groups
-
     def _blaming(self, place: str) -> contextlib.AbstractContextManager[None]:
-        """Turns an error of pyarrow's into one that says which file, and where."""
+        """Turns errors of pyarrow into ones that name the file and the place in it."""
         return blaming(place, self.what)
 
     def _table(self, group: Group) -> Any:
-        """What is wanted of a group."""
+        """The chosen rows and columns of a group."""
         with self._blaming_group(group):
             return self._choice.of(table_without_views(self._read(group)), self._schema)
 
@@ -139,35 +140,30 @@ class TableDataSource:
         return self._blaming(f"{self.paths[group.file]}, {group.line},")
 
     def _decode(self, number: int) -> Any:
-        """A group as columns, or as a table where not all columns are numbers."""
+        """A group as columns, or as a table if not all columns are numbers."""
         table = self._table(self._groups[number])
         with self._blaming_group(self._groups[number]):
             return columns_of(table, self._specs) if self._columnar else table.combine_chunks()
 
-    def _start(self, number: int) -> int:
-        return int(self.group_ends[number - 1]) if number else 0
-
     def read_group(self, number: int) -> dict[str, Any]:
-        """All rows of a group as columns, which may be read-only; what is no number stands in arrays of objects."""
+        """All rows of a group as columns, which may be read-only; what is not a number is in arrays of objects."""
         self._check_mapped([number])
         decoded = self._decode(number)
         with self._blaming_group(self._groups[number]):
             return decoded if self._columnar else columns_of(decoded, self._specs)
-
-    # ---- elements
 
     @functools.cached_property
     def _columnar(self) -> bool:
         return all(spec is not None for spec in self._specs.values())
 
     def __len__(self) -> int:
-        return int(self.group_ends[-1]) if len(self.group_ends) else 0
+        return self._parts.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([place_of(index, len(self), "rows")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The rows at these indices; each group is looked up once."""
+        """The rows at these indices; each group is read once."""
         places = places_of(indices, len(self), "rows")
         if self._columnar:
             arrays, tree = trees.flatten(self._columns_at(places))
@@ -187,16 +183,16 @@ class TableDataSource:
 
     @property
     def __getcolumns__(self) -> Callable[[np.ndarray], dict[str, Any]]:
-        """The rows at indices as columns; only where no value is an object."""
+        """The rows at indices as columns; only if no value is an object."""
         if not self._columnar:
-            raise AttributeError("Some columns are not of numbers: elements are rows.")
+            raise AttributeError("Some columns do not hold numbers: elements are rows.")
         return self._columns_at
 
     def _columns_at(self, indices: np.ndarray) -> dict[str, Any]:
         if len(indices):
-            number = int(np.searchsorted(self.group_ends, indices[0], side="right"))
-            start = self._start(number)
-            if start <= indices.min() and indices.max() < self.group_ends[number]:
+            number, within = self._parts.find(int(indices[0]))
+            start = int(indices[0]) - within
+            if start <= indices.min() and indices.max() < self._parts.ends[number]:
                 self._check_mapped([number])
                 return taken(self._decoded.get(number), indices - start if start else indices)
         columns = empty(self._specs, len(indices))
@@ -205,29 +201,27 @@ class TableDataSource:
         return columns
 
     def _by_group(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-        """For each group that is asked for: positions among the indices, its number, and the rows of it."""
-        numbers = np.searchsorted(self.group_ends, indices, side="right")
+        """For each group with some of these indices: positions among the indices, its number, and the rows in it."""
+        numbers, within = self._parts.find_all(indices)
         order = np.argsort(numbers, kind="stable")
         cuts = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(order)]
         self._check_mapped(numbers[order[cuts[:-1]]].tolist() if len(order) else ())
         for begin, end in itertools.pairwise(cuts) if len(order) else ():
             at = order[begin:end]
             number = int(numbers[at[0]])
-            yield at, number, indices[at] - self._start(number)
+            yield at, number, within[at]
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of elements, where they are all numbers."""
+        """Shapes and dtypes of elements, if all are numbers."""
         return self._specs if self._columnar else None
-
-    # ---- travel
 
     def _open_caches(self) -> None:
         self._opened = Recent(MOST_OPEN, lambda _: 1)
         self._decoded = Recent(self.cache_bytes, num_bytes, self._decode)
 
     def close(self) -> None:
-        """Lets go of files and of decoded groups; reading from the source opens them again."""
+        """Closes files and drops decoded groups; reading from the source opens them again."""
         self._pool.close()
         self._open_caches()
 
@@ -239,11 +233,10 @@ class TableDataSource:
         self._open_caches()
 
     def __repr__(self) -> str:
-        given = [(f.name, repr(getattr(self, f.name)), repr(f.default)) for f in dataclasses.fields(self)]
-        chosen = "".join(
-            f"{name}={value}, "
-            for name, value, default in given
-            if value != default and name not in ("paths", "cache_bytes")
+        fields = [f for f in dataclasses.fields(self) if f.name not in ("paths", "cache_bytes")]
+        shown = (
+            (f.name, repr(getattr(self, f.name))) for f in fields if repr(getattr(self, f.name)) != repr(f.default)
         )
+        chosen = "".join(f"{name}={value}, " for name, value in shown)
         counts = f"num_files={len(self.paths)}, num_rows={len(self)}"
         return f"{type(self).__name__}({counts}, {chosen}hash_of_paths={files.hash_of_paths(self.paths)})"

@@ -1,19 +1,24 @@
-"""The rows of tables in order, as batches of columns."""
+"""The rows of tables a group at a time: in order, as batches of columns, or shuffled."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from headrace._ops.order import GroupShuffle
+from headrace._ops.source import Source
 from headrace._utils import trees
-from headrace.dataset import IterDataset
-from headrace.errors import ClosedError, PipelineError, StateError
+from headrace.dataset import IterDataset, MapDataset
+from headrace.errors import PipelineError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
+from headrace.sources.base import numbers_in
 from headrace.sources.tables.base import TableDataSource
+
+T = TypeVar("T")
 
 
 def check_table(source: Any) -> None:
-    """Raises unless a source is one of tables."""
+    """Raises unless a source is a `TableDataSource`."""
     if not isinstance(source, TableDataSource):
         raise PipelineError(
             "`source` must be a source of tables, such as `ParquetDataSource(paths)`; got "
@@ -21,29 +26,39 @@ def check_table(source: Any) -> None:
         )
 
 
-def numbers_of(state: Any, what: str, *fields: str) -> tuple[int, ...]:
-    """The numbers in a state of `what`; raises if it is none."""
-    try:
-        numbers = tuple(state[field] for field in fields)
-    except (KeyError, TypeError):
-        names = " and ".join(f"`{field}`" for field in fields)
-        raise StateError(
-            f"The state of {what} has the fields {names}; got {state!r}. It is the state of another pipeline."
-        ) from None
-    if any(type(number) is not int for number in numbers):
-        raise StateError(f"The fields of the state of {what} are ints; got {state!r}.")
-    return numbers
+class GroupIterator(DatasetIterator[T]):
+    """Iterates over rows a group at a time; its position is a group and the number of its rows that came."""
+
+    def __init__(self):
+        super().__init__()
+        self._group, self._row = 0, 0
+        self._decoded: tuple[int, Any] | None = None  # the group that was read last
+
+    def _decode(self, number: int) -> Any:
+        """The columns of a group."""
+        raise NotImplementedError
+
+    def _read(self, number: int) -> Any:
+        """The same, with only one group in memory at a time."""
+        if self._decoded is None or self._decoded[0] != number:
+            self._decoded = None
+            self._decoded = number, self._decode(number)
+        return self._decoded[1]
+
+    def close(self) -> None:
+        super().close()
+        self._decoded = None
 
 
 class TableBatches(IterDataset[dict[str, Any]]):
-    """The rows of a table in order, as batches of columns: no row or number is a Python object on the way.
+    """The rows of a table in order, as batches of columns, without a Python object for a row or a number.
 
-    What is no number (strings, lists, structs with nulls) stands in arrays of objects.
+    Other values (strings, lists, structs with nulls) are in arrays of objects.
 
     Args:
         source: A `ParquetDataSource`, `ArrowDataSource` or `CsvDataSource`.
         batch_size: How many rows a batch has.
-        drop_remainder: Leaves out a smaller batch at the end.
+        drop_remainder: Whether to leave out a smaller batch at the end.
     """
 
     def __init__(self, source: TableDataSource, batch_size: int = 1024, *, drop_remainder: bool = False):
@@ -56,24 +71,23 @@ class TableBatches(IterDataset[dict[str, Any]]):
         return TableBatchIterator(self._source, self._batch_size, drop_remainder=self._drop_remainder)
 
 
-class TableBatchIterator(DatasetIterator[dict[str, Any]]):
-    """Cuts groups of rows into batches; position: the row group, and the rows of it that have been handed over."""
+class TableBatchIterator(GroupIterator[dict[str, Any]]):
+    """Cuts groups of rows into batches."""
 
     def __init__(self, source: TableDataSource, batch_size: int, *, drop_remainder: bool):
         super().__init__()
         self._source, self._batch_size, self._drop_remainder = source, batch_size, drop_remainder
         self._lengths: list[int] = np.diff(source.group_ends, prepend=0).tolist()
         self._starts: list[int] = [0, *source.group_ends.tolist()]
-        self._group, self._row = 0, 0
-        self._columns: tuple[int, Any] | None = None  # of the group that was read last
-        self._closed = False
+
+    def _decode(self, number: int) -> dict[str, Any]:
+        return self._source.read_group(number)
 
     def __next__(self) -> dict[str, Any]:
-        if self._closed:
-            raise ClosedError("This iterator is closed; make a new one.")
+        self._assert_not_closed()
         left = self._starts[-1] - self._starts[self._group] - self._row
         if left <= 0 or (left < self._batch_size and self._drop_remainder):
-            self._columns = None
+            self._decoded = None
             raise StopIteration
         group, row, pieces, needed = self._group, self._row, [], min(self._batch_size, left)
         while needed:
@@ -85,24 +99,47 @@ class TableBatchIterator(DatasetIterator[dict[str, Any]]):
         self._group, self._row = (group, row) if row < self._lengths[group] else (group + 1, 0)
         return trees.tree_map(lambda *leaves: np.concatenate(leaves), *pieces)
 
-    def _read(self, group: int) -> Any:
-        if self._columns is None or self._columns[0] != group:
-            self._columns = None  # before the next is read, so that there is one at a time
-            self._columns = group, self._source.read_group(group)
-        return self._columns[1]
-
     def get_state(self) -> dict[str, Any]:
         return {"group": self._group, "row_in_group": self._row}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        group, row = numbers_of(state, "batches of a table", "group", "row_in_group")
+        group, row = numbers_in(state, "batches of a table", "group", "row_in_group")
         count = len(self._lengths)
         if not (0 <= group < count and 0 <= row < self._lengths[group]) and (group, row) != (count, 0):
             raise StateError(
-                f"The state says row {row} of group {group}, and {self._source!r} has {count} groups. They are not the "
-                "files, columns and filters that the state was saved with."
+                f"The state says row {row} of group {group}, but {self._source!r} has {count} groups. The files, "
+                "columns or filters are not those that the state was saved with."
             )
         self._group, self._row = group, row
 
-    def close(self) -> None:
-        self._closed, self._columns = True, None
+
+def shuffled_groups(source: TableDataSource, *, window_size: int, seed: int) -> MapDataset[dict[str, Any]]:
+    """The rows of a table in a random order that decodes each group of rows once in an epoch.
+
+    The groups are shuffled, and then the rows within windows: whole groups with up to `window_size` rows together, or
+    parts of a larger group. Each epoch has another order. The groups of two windows are in memory.
+
+    Args:
+        source: A `ParquetDataSource`, `ArrowDataSource` or `CsvDataSource`.
+        window_size: How many rows are shuffled together, at most.
+        seed: Determines the order.
+    """
+    check_table(source)
+    op = GroupShuffle(Source(source), source.group_ends, window_size, seed)
+    if source.element_spec is not None:
+        _check_cache(source, op.window_size)
+    return MapDataset._of(op)
+
+
+def _check_cache(source: TableDataSource, window_size: int) -> None:
+    """Raises if the groups of two windows, which a batch may touch, do not fit in the cache."""
+    lengths = np.diff(source.group_ends, prepend=0)
+    rows = min(int(lengths.sum()), 2 * max(window_size, int(lengths.max(initial=0))))
+    specs = trees.leaves(source.element_spec)
+    needed = rows * sum(np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape)) for spec in specs)
+    if needed > source.cache_bytes:
+        raise PipelineError(
+            f"Two windows of {window_size} rows touch groups of up to {rows} rows, of {needed} bytes, but the cache of "
+            f"{type(source).__name__} has {source.cache_bytes}: each batch would decode them again. Set "
+            f"`cache_bytes={needed}`, choose fewer `columns`, or use a smaller `window_size`."
+        )

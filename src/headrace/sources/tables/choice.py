@@ -1,4 +1,4 @@
-"""Which columns and rows of tables are wanted, and whether all files have them."""
+"""Which columns and rows of tables to read, and whether all files have them."""
 
 import dataclasses
 import functools
@@ -21,13 +21,11 @@ class Choice:
 
     def __post_init__(self):
         if isinstance(self.columns, str) or (self.columns is not None and not self.columns):
-            raise PipelineError(
-                f"`columns` must be a sequence of at least one name, or None for all; got {self.columns!r}."
-            )
+            raise PipelineError(f"`columns` must be a sequence of at least one name, or None; got {self.columns!r}.")
 
     @functools.cached_property
     def expression(self) -> Any:
-        """The filters as pyarrow has them."""
+        """The filters as a pyarrow expression."""
         try:
             return optional("pyarrow.parquet", extra="parquet").filters_to_expression(self.filters)
         except (TypeError, ValueError) as e:
@@ -36,23 +34,23 @@ class Choice:
             ) from e
 
     def reads(self, names: Sequence[str]) -> list[str]:
-        """What is read of a file with these columns: what is wanted, and what filters look at."""
+        """The columns to read of a file with these columns: the chosen ones, and those that filters use."""
         wanted = dict.fromkeys(names if self.columns is None else self.columns)
         return [*wanted, *(name for name in self.looks_at(names) if name not in wanted)]
 
     def looks_at(self, names: Sequence[str]) -> list[str]:
-        """Those of these columns that filters look at, and maybe more."""
+        """Those of these columns that filters use, and maybe more."""
         looked_at = "" if self.filters is None else str(self.expression)
         return [name for name in names if name in looked_at]
 
     def columns_read(self, names: Sequence[str]) -> list[str]:
-        """Those of a file's columns in which anything is read."""
+        """The columns of a file of which at least a part is read."""
         there = set(names)
         read = {one if one in there else one.partition(".")[0] for one in self.reads(names)}
         return [name for name in names if name in read]
 
     def schema(self, path: str, whole: Any) -> Any:
-        """What is wanted of a file's schema."""
+        """The schema of the chosen columns of a file."""
         if self.columns is None:
             return whole
         there = set(whole.names)
@@ -61,12 +59,10 @@ class Choice:
             return arrow().schema(_chosen(whole, parts))
         except KeyError as e:
             name = ".".join(e.args[0])
-            raise PipelineError(
-                f"{path} has no column {name!r}, only {whole.names}. Choose others with `columns`."
-            ) from None
+            raise PipelineError(f"{path} has no column {name!r}, only {whole.names}. Change `columns`.") from None
 
     def check_filters(self, path: str, schema: Any) -> None:
-        """Raises unless the filters suit the columns of a file."""
+        """Raises unless the filters fit the columns of a file."""
         if self.filters is None:
             return
         try:
@@ -78,18 +74,18 @@ class Choice:
             ) from e
 
     def of(self, table: Any, schema: Any) -> Any:
-        """The rows of a table that the filters leave, with the columns of a schema."""
+        """The rows of a table that pass the filters, with the columns of a schema."""
         return with_columns(table if self.filters is None else table.filter(self.expression), schema)
 
 
 def with_columns(table: Any, schema: Any) -> Any:
-    """The columns of a schema, which may have only some fields of a struct."""
+    """A table with only the columns of a schema, which may have only some fields of a struct."""
     chosen = table.select(schema.names)
     return chosen if chosen.schema.types == schema.types else chosen.cast(schema)
 
 
 def _chosen(fields: Any, parts: list[tuple[str, ...]]) -> list[Any]:
-    """Some fields of a schema or struct, each with only what is wanted of it; KeyError with what is missing."""
+    """The chosen parts of the fields of a schema or struct; raises KeyError with a part that is missing."""
     there = {field.name: field for field in fields}
     inside: dict[str, list[tuple[str, ...]]] = {}
     for name, *rest in parts:
@@ -98,13 +94,13 @@ def _chosen(fields: Any, parts: list[tuple[str, ...]]) -> list[Any]:
     for name, rests in inside.items():
         if name not in there:
             raise KeyError((name, *rests[0]))
-        # Without a rest, somebody wants the whole of it.
+        # An empty rest chooses the whole field.
         chosen.append(_with_fields(there[name], rests) if all(rests) else there[name])
     return chosen
 
 
 def _with_fields(field: Any, parts: list[tuple[str, ...]]) -> Any:
-    """A column of structs with only some of their fields, in the order that they have there."""
+    """A column of structs with only some of their fields, in their order."""
     kind = field.type
     if not arrow().types.is_struct(kind):
         raise KeyError((field.name, *parts[0]))
@@ -116,12 +112,12 @@ def _with_fields(field: Any, parts: list[tuple[str, ...]]) -> Any:
 
 
 def prefixes(path: str) -> Iterable[str]:
-    """A nested column by each of the names that choose it."""
+    """All names that choose a nested column."""
     return itertools.accumulate(path.split("."), "{}.{}".format)
 
 
 def one_schema(paths: list[str], schemas: list[Any], choice: Choice) -> Any:
-    """What is wanted of the schema of all files; raises where it differs, or where filters do not suit it."""
+    """The schema of the chosen columns of all files; raises if it differs, or if the filters do not fit it."""
     first = choice.schema(paths[0], schemas[0])
     for path, schema in zip(paths, schemas, strict=True):
         doubled = [name for name, count in Counter(schema.names).items() if count > 1]
@@ -141,5 +137,5 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
         if not found[name].equals(expected[name]):
             raise DataError(
                 f"Column {name!r} is of type {found[name]} in {path} and of type {expected[name]} in {first_path}. "
-                "Give it one type, or choose other `columns`."
+                "Write it with one type, or choose other `columns`."
             )

@@ -13,7 +13,7 @@ from headrace.sources.tables.lru_cache import MAGIC_BYTES, Unpacked, codec_of
 from headrace.sources.tables.records import RecordEnds, num_lines
 from headrace.sources.tables.values import arrow, columns_with_nulls
 
-RECORD_BYTES = 1 << 28  # of the longest record, unless blocks are longer
+RECORD_BYTES = 1 << 28  # the longest record, unless blocks are longer
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -21,21 +21,20 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 class CsvDataSource(TableDataSource):
     """The rows of CSV files in UTF-8; quoted values may have line breaks in them.
 
-    The files are read once at the start, a block at a time: for the types of columns, which are those that suit all
-    values, and for where blocks begin. A file that is compressed (gzip, zstd, bzip2, lz4) is unpacked into a temporary
-    file without a name, once in each process.
+    Making the source reads all files once, a block at a time, to find column types that fit all values and where
+    blocks begin. A compressed file (gzip, zstd, bzip2, lz4) is decompressed into an unnamed temporary file, once in
+    each process.
 
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default.
-        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length is that of what
-            is left.
-        cache_bytes: How much memory parsed blocks may take, besides those in use.
-        delimiter: What is between values.
-        quote_char: What values may be quoted with; None if a quote is a character like others.
-        column_names: The names of the columns, where the files do not begin with them.
-        column_types: The pyarrow type of some columns, by name.
-        block_bytes: About how much of a file is parsed at once.
+        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length counts these.
+        cache_bytes: How much memory parsed blocks may use, besides those being read.
+        delimiter: The character between values.
+        quote_char: The character that quotes values; None for no quoting.
+        column_names: The names of the columns, for files that do not begin with them.
+        column_types: The pyarrow types of some columns, by name.
+        block_bytes: About how many bytes of a file are parsed at once.
     """
 
     what = "CSV files"
@@ -51,7 +50,7 @@ class CsvDataSource(TableDataSource):
             if not isinstance(value, str) or len(value.encode()) != 1:
                 raise PipelineError(f"`{name}` must be one character of ASCII; got {value!r}.")
         if doubled := _doubled(self.column_names or ()):
-            raise PipelineError(f"`column_names` has {doubled!r} more than once. Give each column a name of its own.")
+            raise PipelineError(f"`column_names` has {doubled!r} more than once. Give each column its own name.")
         super().__post_init__()
 
     def _scan(self, file: int) -> Scan:
@@ -77,7 +76,7 @@ class CsvDataSource(TableDataSource):
         return Scan(schema, groups, nulls)
 
     def _header(self, path: str, block: bytes) -> list[str]:
-        """The names of the columns, from the line that has them."""
+        """The names of the columns, from the first line."""
         try:
             names = self._parse(block, None).column_names
         except UnicodeDecodeError as e:
@@ -93,7 +92,7 @@ class CsvDataSource(TableDataSource):
         return names
 
     def _blocks(self, path: str) -> Iterator[bytes]:
-        """A file in blocks of whole records; the names of the columns are a block of their own."""
+        """A file in blocks of whole records; the names of the columns are a separate block."""
         records, in_header = RecordEnds(self.delimiter, self.quote_char), self.column_names is None
         held: list[bytes] = []
         for piece in self._pieces(path, records):
@@ -107,15 +106,15 @@ class CsvDataSource(TableDataSource):
             yield rest
 
     def _check_length(self, path: str, num_bytes: int) -> None:
-        """Raises for a record that does not end: of a compressed file, few bytes may be very many."""
+        """Raises for a record that does not end: a few compressed bytes can expand enormously."""
         if num_bytes > max(RECORD_BYTES, self.block_bytes):
             raise DataError(
                 f"{path} has a record of more than {num_bytes} bytes: is there a quote that is never closed? If it "
-                "should be as long, raise `block_bytes`."
+                "should be that long, raise `block_bytes`."
             )
 
     def _pieces(self, path: str, records: RecordEnds) -> Iterator[bytes]:
-        """A file in pieces that records are found in."""
+        """A file in pieces in which record ends can be found."""
         file, offset = self._file(path), 0
         while piece := file.read(offset, max(self.block_bytes, MAGIC_BYTES)):
             offset += len(piece)
@@ -137,23 +136,23 @@ class CsvDataSource(TableDataSource):
             return Unpacked(stream, codec)
 
     def _parse(self, block: bytes, names: Sequence[str] | None) -> Any:
-        """A block as a table, with the columns that are needed."""
+        """A block as a table, with the needed columns."""
         csv = optional("pyarrow.csv", extra="parquet")
         needed = [] if names is None or self.columns is None else self._choice.columns_read(names)
         return csv.read_csv(
             arrow().BufferReader(block),
-            # One thread, and a block at once: errors then say which row it is.
+            # With one thread and one block, errors name the row.
             csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names and list(names)),
             csv.ParseOptions(delimiter=self.delimiter, quote_char=self.quote_char or False, newlines_in_values=True),
             csv.ConvertOptions(column_types=self._types, include_columns=needed),
         )
 
     def _one_schema(self, schemas: list[Any]) -> Any:
-        """Types are those that suit the values of all files, as long as they are all numbers or none."""
+        """Column types fit the values of all files, as long as all or none are numbers."""
         there = dict.fromkeys(name for schema in schemas for name in schema.names)
         if unknown := [name for name in self._types if name not in there]:
             raise PipelineError(
-                f"`column_types` has {unknown}, and no file has such columns: {self.paths[0]} has {schemas[0].names}."
+                f"`column_types` has {unknown}, but no file has such columns: {self.paths[0]} has {schemas[0].names}."
             )
         for schema in schemas:
             for field in schema:
@@ -175,7 +174,7 @@ class CsvDataSource(TableDataSource):
 
 
 def _doubled(names: Sequence[str]) -> str | None:
-    """A name that is there more than once."""
+    """A name that occurs more than once."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
@@ -184,7 +183,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _wider(a: Any, b: Any) -> Any:
-    """The type that suits the values of two that CSV values were taken for."""
+    """The type that fits the values of two inferred types."""
     if a.equals(b) or arrow().types.is_null(b):
         return a
     if arrow().types.is_null(a):

@@ -1,4 +1,4 @@
-"""What is kept open or decoded between reads, and files as pyarrow reads them."""
+"""A cache of open files and decoded groups, and files for pyarrow to read."""
 
 import contextlib
 import os
@@ -21,19 +21,19 @@ _CODECS |= {rb"BZh[1-9]1AY&SY": "bz2", rb"\x04\x22M\x18": "lz4"}
 
 
 def first_line(error: Exception) -> str:
-    """What an error of pyarrow's says, as a part of a sentence."""
+    """The message of a pyarrow error, as part of a sentence."""
     return " ".join(str(error).split()).rstrip(".")
 
 
 @contextlib.contextmanager
 def blaming(place: str, what: str) -> Iterator[None]:
-    """Turns an error of pyarrow's into one that says which file, and where; `what` is the kind of files."""
+    """Turns errors of pyarrow into ones that name the file and the place in it; `what` is the kind of files."""
     try:
         yield
     except HeadraceError:
         raise
     except (arrow().ArrowException, OSError, ValueError, LookupError, ArithmeticError) as e:  # Unicode, dates, names
-        if isinstance(e, OSError) and e.errno is not None:  # the file system's, and not about what is in the file
+        if isinstance(e, OSError) and e.errno is not None:  # of the file system, not about the content
             e.add_note(f"reading {redacted(place)}")
             raise
         raise DataError(
@@ -43,17 +43,17 @@ def blaming(place: str, what: str) -> Iterator[None]:
 
 
 def open_input(path: str, pool: files.Pool, *, maps: bool = False) -> Any:
-    """A file as pyarrow reads it; with `maps`, one on this machine is mapped into memory."""
+    """A file for pyarrow to read; with `maps`, local files are mapped into memory."""
     if files.is_remote(path):
         return arrow().PythonFile(files.Seekable(pool.get(path)), mode="r")
-    name = os.fsencode(path)  # of a string, pyarrow takes only one that is Unicode
+    name = os.fsencode(path)  # pyarrow accepts only strings that are Unicode
     return arrow().memory_map(name) if maps else arrow().OSFile(name)
 
 
 class Recent:
-    """Things by key, made when they are first asked for: once, also if several threads ask.
+    """A cache whose values are made when first requested: once, even if several threads request one.
 
-    As soon as they weigh more than `most` together, those used least recently are let go, all but the last one made.
+    If they weigh more than `most` together, the least recently used are dropped, but never the newest.
     """
 
     def __init__(self, most: int, weigh: Callable[[Any], int], make: Callable[[Any], Any] | None = None):
@@ -64,7 +64,7 @@ class Recent:
         self._making: dict[Any, threading.Lock] = {}
 
     def get(self, key: Any, make: Callable[[], Any] | None = None) -> Any:
-        """The thing of a key."""
+        """The value of a key."""
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
@@ -91,15 +91,15 @@ class Recent:
 
 
 def codec_of(magic: bytes) -> str | None:
-    """How a file that begins with these bytes is compressed."""
+    """How a file that begins with these bytes is compressed; None if it is not."""
     return next((codec for begin, codec in _CODECS.items() if re.match(begin, magic)), None)
 
 
 class Unpacked:
-    """What is in a compressed file, by offset: it is unpacked into a temporary file that has no name."""
+    """The bytes of a compressed file by offset, decompressed into an unnamed temporary file."""
 
     def __init__(self, stream: BinaryIO, codec: str):
-        self._file = tempfile.TemporaryFile(prefix="headrace-")  # noqa: SIM115  (it lives as long as this object)
+        self._file = tempfile.TemporaryFile(prefix="headrace-")  # noqa: SIM115  (as long as this object)
         with arrow().CompressedInputStream(arrow().PythonFile(stream, mode="r"), codec) as unpacking:
             shutil.copyfileobj(unpacking, self._file, 1 << 20)
         self._file.flush()

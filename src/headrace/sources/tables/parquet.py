@@ -20,21 +20,20 @@ from headrace.sources.tables.values import (
 class ParquetDataSource(TableDataSource):
     """The rows of Parquet files.
 
-    Random access decodes a row group for its first row; `shuffled_groups` is an order in which each is decoded once in
-    an epoch.
+    Reading a row decodes its row group; `shuffled_groups` shuffles so that each is decoded once in an epoch.
 
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.
-        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression. Row groups are left out by
-            their statistics, and the length is that of what is left.
-        cache_bytes: How much memory decoded row groups may take, besides those in use.
+        filters: Rows to keep, as tuples such as `[("x", ">", 1)]` or a pyarrow expression; the length counts these.
+            Statistics rule out row groups without reading them.
+        cache_bytes: How much memory decoded row groups may use, besides those being read.
     """
 
     what = "Parquet files"
 
     def _file(self, path: str) -> Any:
-        """A file of its own for whoever reads, since a reader is for one thread; footers are shared."""
+        """A new reader, since readers are for one thread; they share footers."""
         footer = self._opened.get(path, lambda: open_parquet(path, self._input(path)).metadata)
         return open_parquet(path, self._input(path), metadata=footer)
 
@@ -68,14 +67,14 @@ class ParquetDataSource(TableDataSource):
         return self._count_by_reading(path, groups, looked_at, skips=not has_views and _drops_nan(self.filters))
 
     def _count_by_statistics(self, path: str, groups: list[Group], expression: Any) -> list[int]:
-        """Reads only the groups of which statistics do not say whether all rows pass the filters, or none."""
+        """Reads only groups for which statistics do not say that all rows pass the filters, or none."""
         with self._blaming(path):
             left = self._fragment(path).split_by_row_group(expression)
             counts = {part.row_groups[0].id: part.count_rows(filter=expression) for part in left}
         return [counts.get(group.place, 0) for group in groups]
 
     def _count_by_reading(self, path: str, groups: list[Group], columns: list[str], *, skips: bool) -> list[int]:
-        """Reads what filters look at: statistics know nothing of NaN. They may tell that no row is left, if `skips`."""
+        """Reads the columns that filters use: statistics ignore NaN. If `skips`, they may rule out groups."""
         expression = self._choice.expression
         with self._blaming(path):
             left = {group.place for group in groups}
@@ -97,7 +96,7 @@ class ParquetDataSource(TableDataSource):
 
 
 def open_parquet(path: str, source: Any, **options: Any) -> Any:
-    """A file that pyarrow reads from `source`; options are those of its `ParquetFile`."""
+    """Opens `source` with pyarrow; options are those of its `ParquetFile`."""
     parquet = optional("pyarrow.parquet", extra="parquet")
     return parquet.ParquetFile(
         source, **{"pre_buffer": files.is_remote(path), "page_checksum_verification": True} | options
@@ -105,7 +104,7 @@ def open_parquet(path: str, source: Any, **options: Any) -> Any:
 
 
 def _drops_nan(filters: Any) -> bool:
-    """Whether NaN passes none of the filters; of an expression, that is not known."""
+    """Whether NaN fails all filters; unknown (False) for an expression."""
     if not isinstance(filters, list):
         return False
     parts = [part for one in filters for part in ([one] if isinstance(one, tuple) else one)]
@@ -113,9 +112,9 @@ def _drops_nan(filters: Any) -> bool:
 
 
 def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Iterator[str]:
-    """The columns of which nulls change what their numbers are, and that have any, as the footer says.
+    """The columns that have nulls, according to the footer, and whose dtype depends on that.
 
-    A column that the footer says nothing of is read.
+    Columns without statistics in the footer are read.
     """
     footers = [reader.metadata.row_group(i) for i in range(reader.metadata.num_row_groups)]
     types, chosen, first = {field.name: field.type for field in wanted}, set(columns or ()), 0
@@ -126,20 +125,16 @@ def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Itera
         if kind is not None and spec_of(kind, nulls=False) != spec_of(kind, nulls=True):
             paths = {i: reader.schema.column(i).path for i in leaves}
             read = {i: path for i, path in paths.items() if not chosen or not chosen.isdisjoint(prefixes(path))}
-            found = [_null_count(footer.column(i)) for footer in footers for i in read]
+            statistics = [footer.column(i).statistics for footer in footers for i in read]
+            found = [one.null_count if one is not None and one.has_null_count else None for one in statistics]
             if None in found:
                 found = [bool(columns_with_nulls(reader.read(list(read.values()))))]
             if any(found):
                 yield field.name
 
 
-def _null_count(chunk: Any) -> int | None:
-    statistics = chunk.statistics
-    return statistics.null_count if statistics is not None and statistics.has_null_count else None
-
-
 def _leaves(kind: Any) -> list[Any]:
-    """The types of the columns of the file that a column of the schema is."""
+    """The types of the file's columns that store a column of the schema."""
     if isinstance(kind, arrow().BaseExtensionType):
         return _leaves(kind.storage_type)
     return [leaf for i in range(kind.num_fields) for leaf in _leaves(kind.field(i).type)] if kind.num_fields else [kind]

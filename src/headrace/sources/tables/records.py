@@ -8,10 +8,10 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class RecordEnds:
-    """Finds where records end in text that comes in pieces: after line breaks (LF, CR, CR LF) that are not in quotes.
+    """Finds record ends in text that comes in pieces: line breaks (LF, CR, CR LF) outside quotes.
 
-    A quote opens a quoted value only where a value begins; in one, two of them are one character of it. No piece but
-    the last may end with a quote or a CR, see `is_cut`: what they mean depends on what comes after them.
+    A quote opens a quoted value only at the start of a value; inside one, a doubled quote is a character. Only the last
+    piece may end with a quote or a CR, see `is_cut`: their meaning depends on the next character.
     """
 
     def __init__(self, delimiter: str, quote_char: str | None):
@@ -19,10 +19,10 @@ class RecordEnds:
         opening = rb"(?<![^\r\n%b])" % re.escape(self._delimiter)
         q = re.escape(self._quote or b'"')
         self._quoted = re.compile(rb"%b%b[^%b]*+(?:%b%b[^%b]*+)*+(?:%b|\Z)" % (opening, q, q, q, q, q, q))
-        self._before = b""  # the byte before the next piece, or a quote if that begins in quotes
+        self._before = b""  # the byte before the next piece, or a quote if that begins inside quotes
 
     def is_cut(self, piece: bytes) -> bool:
-        """Whether more has to be read before it can be told what the end of a piece means."""
+        """Whether the meaning of a piece's end depends on the text after it."""
         return piece.endswith((b"\r", self._quote) if self._quote else b"\r")
 
     def of(self, piece: bytes) -> np.ndarray:
@@ -34,7 +34,7 @@ class RecordEnds:
         text = self._before + piece
         ends = _line_ends(text)
         quotes = np.flatnonzero(_bytes(text) == ord(self._quote)) if self._quote and self._quote in text else _NONE
-        if not self._are_pairs(text, quotes):  # some quotes are characters like others
+        if not self._are_pairs(text, quotes):  # some quotes are ordinary characters
             quotes = np.array([i for found in self._quoted.finditer(text) for i in self._extent(found)], np.int64)
         if len(quotes):
             ends = ends[np.searchsorted(quotes, ends - 1) % 2 == 0]
@@ -42,7 +42,7 @@ class RecordEnds:
         return ends[ends > 1] - 1
 
     def _are_pairs(self, text: bytes, quotes: np.ndarray) -> bool:
-        """Whether every other quote opens a value, or goes on with one that the quote right before it seemed to end."""
+        """Whether every other quote opens a value, or doubles the quote right before it."""
         opening = quotes[::2]
         values = _bytes(text)
         before = values[opening - 1]
@@ -51,11 +51,11 @@ class RecordEnds:
         return bool(begins.all())
 
     def _extent(self, found: re.Match[bytes]) -> list[int]:
-        """The first and the last quote of a quoted value; only the first of one that goes on after the text."""
+        """The first and last quote of a quoted value; only the first if it continues after the text."""
         begin, end = found.span()
         quote = self._quote[0]
         inside = found.string[begin + 1 : end]
-        # Those inside are in pairs: with the one at the end, their number is odd.
+        # Quotes inside are in pairs, so with the one at the end their number is odd.
         return [begin, end - 1] if inside.count(quote) % 2 else [begin]
 
 

@@ -1,5 +1,6 @@
-"""Arrow columns as NumPy arrays, and what they will be before one is read."""
+"""Arrow columns as NumPy arrays: their shapes and dtypes, their values, and whether they can be read safely."""
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ arrow = functools.partial(optional, "pyarrow", extra="parquet")
 
 
 def spec_of(kind: Any, *, nulls: bool) -> Any:
-    """Shapes and dtypes of the values of a pyarrow type, a tree where it is a struct; None if they are objects."""
+    """Shapes and dtypes of the values of a pyarrow type, a tree for a struct; None if they are objects."""
     types: ModuleType = arrow().types
     if isinstance(kind, arrow().BaseExtensionType):
         return spec_of(kind.storage_type, nulls=nulls)
@@ -55,39 +56,33 @@ def values_of(array: Any, spec: Any) -> Any:
 
 def columns_of(table: Any, specs: dict[str, Any]) -> dict[str, Any]:
     """The columns of a pyarrow table as NumPy arrays of these shapes and dtypes, or of objects."""
-    return {name: values_of(_in_one_chunk(table.column(name)), spec) for name, spec in specs.items()}
-
-
-def _in_one_chunk(column: Any) -> Any:
-    """A column of a pyarrow table as one array; joining copies even what is in one already."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    columns = {name: table.column(name) for name in specs}
+    # Joining would copy even a single chunk.
+    arrays = {name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns.items()}
+    return {name: values_of(arrays[name], spec) for name, spec in specs.items()}
 
 
 def _objects(array: Any) -> np.ndarray:
-    """Values as an array of objects, each of which is the same whatever is beside it."""
+    """Values as an array of objects, none of which depends on the others."""
     if isinstance(array, arrow().FixedSizeListArray):
         array = array.cast(arrow().list_(array.type.value_type))
     if isinstance(array, arrow().StructArray):
         return _dicts(array)
     if isinstance(array, arrow().MapArray):
         return _pairs(array)
-    if not isinstance(array, _lists()):
+    pa = arrow()
+    if not isinstance(array, pa.ListArray | pa.LargeListArray | pa.ListViewArray | pa.LargeListViewArray):
         return _scalars(array)
     objects = np.empty(len(array), object)
-    gaps = has_nulls(array.values)  # then what a list is depends on whether it has any itself
+    gaps = has_nulls(array.values)  # then the dtype of a list depends on whether it has some
     values = np.empty(0) if gaps else _list_values(array.values)
     for i, begin, end in _extents(array):
         objects[i] = _list_values(array.values.slice(begin, end - begin)) if gaps else values[begin:end]
     return objects
 
 
-def _lists() -> tuple[type, ...]:
-    pa = arrow()
-    return pa.ListArray, pa.LargeListArray, pa.ListViewArray, pa.LargeListViewArray
-
-
 def _extents(array: Any) -> Iterator[tuple[int, int, int]]:
-    """Each list that is no null: where it is in the array, and where its values begin and end."""
+    """The place of each non-null list in the array, and where its values begin and end."""
     begins = array.offsets.to_pylist()
     views = isinstance(array, arrow().ListViewArray | arrow().LargeListViewArray)
     ends = map(operator.add, begins, array.sizes.to_pylist()) if views else begins[1:]
@@ -97,7 +92,7 @@ def _extents(array: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def _pairs(array: Any) -> np.ndarray:
-    """Maps, each a list of keys with their values."""
+    """Maps, each as a list of pairs of key and value."""
     objects = np.empty(len(array), object)
     keys, items = values_of(array.keys, None), values_of(array.items, None)
     for i, begin, end in _extents(array):
@@ -116,7 +111,7 @@ def _dicts(array: Any) -> np.ndarray:
 
 def _scalars(array: Any) -> np.ndarray:
     objects, types, kind = np.empty(len(array), object), arrow().types, array.type
-    # An int beside a null would become a float.
+    # In NumPy, an int beside a null would become a float.
     plain = types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind)
     plain = plain or types.is_nested(kind) or is_view(kind)
     objects[:] = array.to_pylist() if plain else list(array.to_numpy(zero_copy_only=False))
@@ -129,18 +124,14 @@ def is_view(kind: Any) -> bool:
 
 
 def without_views(kind: Any) -> Any:
-    """A pyarrow type with strings and bytes in place of views of them, which pyarrow can hardly do anything with."""
-    return with_leaves(kind, _without_view)
-
-
-def _without_view(kind: Any) -> Any:
-    if arrow().types.is_string_view(kind):
-        return arrow().large_string()
-    return arrow().large_binary() if arrow().types.is_binary_view(kind) else kind
+    """A pyarrow type with strings and bytes in place of views of them, which pyarrow hardly supports."""
+    pa = arrow()
+    whole = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return with_leaves(kind, lambda leaf: whole.get(leaf, leaf))
 
 
 def with_leaves(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """A pyarrow type, and what a function makes of the types inside of it that are not nested."""
+    """A pyarrow type, with a function applied to the types inside it that are not nested."""
     pa, types = arrow(), arrow().types
     if types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, with_leaves(kind.value_type, change), kind.ordered)
@@ -160,12 +151,12 @@ def with_leaves(kind: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def schema_without_views(schema: Any) -> Any:
-    """A schema with such types."""
+    """A schema without views."""
     return arrow().schema([field.with_type(without_views(field.type)) for field in schema], schema.metadata)
 
 
 def table_without_views(table: Any) -> Any:
-    """A table with such types; the same one where it has no views."""
+    """A table without views; the same one if it has none."""
     kinds = table.schema.types
     has_views = any(one is not kind and one != kind for one, kind in zip(map(without_views, kinds), kinds, strict=True))
     return table.cast(schema_without_views(table.schema)) if has_views else table
@@ -177,7 +168,7 @@ def _list_values(array: Any) -> np.ndarray:
 
 
 def has_nulls(array: Any) -> bool:
-    """Whether a pyarrow array has nulls at a depth where they change how its values are shown."""
+    """Whether a pyarrow array has nulls, at a depth where they change its dtype."""
     if array.null_count:
         return True
     if isinstance(array, arrow().ExtensionArray):
@@ -195,7 +186,7 @@ def columns_with_nulls(table: Any) -> set[str]:
 
 
 def taken(columns: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    # The rows are known to be in range, and clipping them is cheaper than checking them.
+    # The rows are in range, and clipping is cheaper than checking.
     return {
         name: column.take(rows, 0, None, "clip") if type(column) is np.ndarray else taken(column, rows)
         for name, column in columns.items()
@@ -203,14 +194,11 @@ def taken(columns: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
 
 
 def empty(specs: dict[str, Any], length: int) -> dict[str, Any]:
-    return {
-        name: empty(spec, length) if isinstance(spec, dict) else np.empty((length, *spec.shape), spec.dtype)
-        for name, spec in specs.items()
-    }
+    return trees.tree_map(lambda spec: np.empty((length, *spec.shape), spec.dtype), specs)
 
 
 def fill(columns: dict[str, Any], at: np.ndarray, found: dict[str, Any], rows: np.ndarray) -> None:
-    """Puts rows of a group where they belong."""
+    """Copies rows of a group to places in columns."""
     for name, column in found.items():
         if type(column) is np.ndarray:
             columns[name][at] = column.take(rows, 0, None, "clip")
@@ -220,3 +208,29 @@ def fill(columns: dict[str, Any], at: np.ndarray, found: dict[str, Any], rows: n
 
 def num_bytes(decoded: Any) -> int:
     return trees.num_bytes(decoded) if isinstance(decoded, dict) else decoded.nbytes
+
+
+def check_bounds(table: Any) -> None:
+    """Raises `ArrowInvalid` if reading a value of a table or record batch would leave its buffers.
+
+    Arrow trusts the offsets, indices and sizes in a file, and damaged ones would crash the process.
+    """
+    for column in table.columns:
+        for chunk in getattr(column, "chunks", None) or [column]:
+            check_array(chunk)
+
+
+def check_array(array: Any) -> None:
+    """The same for an array: reads its offsets, indices and nulls, but no values.
+
+    Text is checked as bytes, since checking UTF-8 would read it: invalid text raises when it is read.
+    """
+    array = getattr(array, "storage", array)
+    array.validate()
+    pa = arrow()
+    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    plain = with_leaves(array.type, lambda leaf: as_bytes.get(leaf, leaf))
+    if plain != array.type:
+        with contextlib.suppress(pa.ArrowException):  # types without such a view
+            array = array.view(plain)
+    array.validate(full=True)

@@ -1,4 +1,4 @@
-"""Examples parsed one at a time, in whatever way that protocol buffers allow they are written."""
+"""Examples parsed one at a time, in any encoding that protocol buffers allow."""
 
 import numpy as np
 
@@ -19,11 +19,11 @@ def parse_example(record: bytes) -> dict[str, Values]:
     try:
         return _values_by_name(record)
     except Malformed as e:
-        raise DataError(f"A record of {len(record)} bytes is no `Example`: {e}.") from None
+        raise DataError(f"A record of {len(record)} bytes is not an `Example`: {e}.") from None
 
 
 def parse_sequence_example(record: bytes) -> tuple[dict[str, Values], dict[str, list[Values]]]:
-    """The context of a `SequenceExample`, and its feature lists: for each step what `parse_example` gives."""
+    """The context of a `SequenceExample`, and its feature lists: the values of each step, as of `parse_example`."""
     try:
         context = _values_by_name(record)
         lists = features_in((record, 0, len(record)), FLOATS)  # their field has the tag of a feature's floats
@@ -32,7 +32,7 @@ def parse_sequence_example(record: bytes) -> tuple[dict[str, Values], dict[str, 
             for name, (data, begin, end) in lists.items()
         }
     except Malformed as e:
-        raise DataError(f"A record of {len(record)} bytes is no `SequenceExample`: {e}.") from None
+        raise DataError(f"A record of {len(record)} bytes is not a `SequenceExample`: {e}.") from None
     return context, steps
 
 
@@ -41,7 +41,7 @@ def _values_by_name(record: bytes) -> dict[str, Values]:
 
 
 def features_in(message: Piece, tag: int) -> dict[str, Piece]:
-    """The map in the fields with this tag: the message of each name."""
+    """The map in the fields that have this tag: the message of each name."""
     found: dict[str, Piece] = {}
     for data, begin, end in messages(message, tag):
         for entry in messages((data, begin, end), BYTES):
@@ -60,7 +60,7 @@ def text_of(name: bytes) -> str:
 
 
 def kind_of(feature: Piece) -> tuple[int, Piece]:
-    """Which kind of list a feature has, and the list: the last one that is set."""
+    """Which kind of list a feature has, and the list; the last one set counts."""
     kind, lists = 0, []
     data, begin, end = feature
     for tag, a, b in fields(data, begin, end):
@@ -77,7 +77,7 @@ def values_of(kind: int, message: Piece) -> Values:
         # Each field is either a number or many of them, packed.
         pieces = [data[a:b] for tag, a, b in fields(data, begin, end) if tag in (0x0A, 0x0D)]
         if any(len(piece) % 4 for piece in pieces):
-            raise Malformed("a list of floats has a number of bytes that 4 does not divide")
+            raise Malformed("the size of a list of floats is not a multiple of 4 bytes")
         return np.frombuffer(b"".join(pieces), "<f4").astype(np.float32)
     if kind == INTS:
         packed = b"".join([data[a:b] for tag, a, b in fields(data, begin, end) if tag in (0x0A, 0x08)])

@@ -13,7 +13,7 @@ from headrace.sources.tf_example.wire import field, varints
 def encode_example(features: Mapping[str, Any]) -> bytes:
     """A dict as a `tf.train.Example`: floats as float32, ints and booleans as int64, text as UTF-8; shapes are lost.
 
-    A dict in it is written under joined names (`a/b`).
+    Nested dicts get joined names (`a/b`).
 
     >>> encode_example({"a": 1})
     b'\\n\\x0c\\n\\n\\n\\x01a\\x12\\x05\\x1a\\x03\\n\\x01\\x01'
@@ -42,14 +42,14 @@ def _feature(name: str, value: Any) -> bytes:
         array = np.asarray(value)
     except ValueError as e:
         raise PipelineError(
-            f"Feature {name!r} has lists of different lengths, and an Example holds flat lists: {e} Map the dataset to "
-            "features that it can hold first."
+            f"Feature {name!r} has lists of different lengths, but an Example holds flat lists: {e} Map the dataset "
+            "to features that it can hold first."
         ) from e
     if array.dtype.kind == "f":
         return field(2, field(1, array.astype("<f4").tobytes()))
     if array.dtype.kind in "iub":
         if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-            raise PipelineError(f"Feature {name!r} has {array.max()}, and an Example holds int64 only.")
+            raise PipelineError(f"Feature {name!r} has {array.max()}, but an Example holds only int64.")
         return field(3, field(1, varints(array.astype(np.int64).ravel())))
     texts = array.ravel().tolist()
     if array.dtype.kind in "SUO" and all(isinstance(text, bytes | str) for text in texts):

@@ -1,4 +1,4 @@
-"""What a feature of an `Example` is expected to be."""
+"""The expected type and shape of a feature of an `Example`."""
 
 import math
 import operator
@@ -15,12 +15,12 @@ from headrace.sources.tf_example.wire import Malformed
 
 @dataclass(frozen=True)
 class Feature:
-    """What a feature is expected to be.
+    """The expected type and shape of a feature.
 
     Args:
         dtype: `np.float32`, `np.int64` or `bytes`.
-        shape: Its shape; with None it is one-dimensional and of any length, and a batch has an array of objects.
-        default: What a record without the feature has; without one, that is an error.
+        shape: Its shape; None means one dimension of any length, and a batch then has an array of objects.
+        default: The value for records without the feature; without a default, they are an error.
     """
 
     dtype: Any
@@ -41,46 +41,46 @@ class Feature:
 
     @property
     def kind(self) -> int:
-        """The tag that its lists have."""
+        """The tag of its lists."""
         return {"f": FLOATS, "i": INTS, "O": BYTES}[self.dtype.kind]
 
     @property
     def size(self) -> int | None:
-        """How many values it has, where that is known."""
+        """How many values it has, if known."""
         return None if self.shape is None else math.prod(self.shape)
 
     def missing(self, name: str) -> Any:
-        """What a record has that does not have the feature."""
+        """The value for a record that lacks the feature."""
         if self.default is None and self.shape is not None:
-            raise Malformed(f"it has no feature {name!r}. Give it a default, if it may be missing")
+            raise Malformed(f"it has no feature {name!r}. Give that a default if it may be missing")
         if self.default is None:
             return np.empty(0, self.dtype)
         return self.shaped(np.asarray(self.default, self.dtype).reshape(-1), name)
 
     def shaped(self, values: Values, name: str) -> Any:
-        """The values of one record as its element has them."""
+        """The values of one record, in their shape."""
         if self.size is not None and len(values) != self.size:
-            raise Malformed(f"feature {name!r} has {len(values)} values, and not the {self.size} of {self.shape}")
+            raise Malformed(f"feature {name!r} has {len(values)} values, not the {self.size} of {self.shape}")
         return as_array(values).reshape(-1 if self.shape is None else self.shape)[()]
 
     def absent(self, name: str, num_rows: int) -> np.ndarray:
-        """The column of records that do not have the feature."""
+        """The column for records that lack the feature."""
         if self.shape is None:
             return self.column([self.missing(name) for _ in range(num_rows)])
         return np.tile(np.asarray(self.missing(name), self.dtype), (num_rows, *(1 for _ in self.shape)))
 
     def column(self, values: Sequence[Any]) -> np.ndarray:
-        """What one element after the other has, in an array."""
+        """The values of several elements as one array."""
         if self.shape is None:
             return objects(values)
         return np.array(values, self.dtype).reshape(len(values), *self.shape)
 
 
 def as_array(values: Values) -> np.ndarray:
-    """Values as an array of one dimension."""
+    """Values as a one-dimensional array."""
     return values if isinstance(values, np.ndarray) else objects(values)
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:
-    """An array of objects of one dimension, whatever the objects are."""
+    """A one-dimensional array of objects, even if the objects are sequences."""
     return np.fromiter(values, object, len(values))

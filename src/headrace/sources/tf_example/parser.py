@@ -1,4 +1,4 @@
-"""Records parsed to dicts of arrays: one at a time, or a block of them to columns."""
+"""Records parsed to dicts of arrays, one at a time, or to columns, a block at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,23 +9,23 @@ from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError
 from headrace.sources.tf_example.alone import BYTES, FLOATS, INTS, features_in, kind_of, values_of
 from headrace.sources.tf_example.feature import Feature
-from headrace.sources.tf_example.together import in_step, names_in_order
+from headrace.sources.tf_example.walk import in_step, names_in_order
 from headrace.sources.tf_example.wire import Malformed
 from headrace.transforms import Map
 
 KIND_NAMES = {0: "nothing", BYTES: "bytes", FLOATS: "floats", INTS: "ints"}
-FEWEST_TOGETHER = 8  # fewer records are parsed faster one by one
-MOST_FAILURES = 4  # of layouts that fit few records, before the rest of a block is parsed one by one
+FEWEST_TOGETHER = 8  # fewer records parse faster one by one
+MOST_FAILURES = 4  # layouts that fit few records, before the rest of a block is parsed one by one
 
 
 class ExampleParser(Map):
     """Turns `Example` records into dicts of arrays, one at a time with `map` or many at once with `batch`.
 
-    `ds.map(parser)` gives elements, and `ds.batch(128, batch_fn=parser.batch)` batches, much faster: a dict of columns,
-    row for row what `map` gives. See also `ExampleDataSource`.
+    `ds.map(parser)` makes elements, and `ds.batch(128, batch_fn=parser.batch)` makes batches, much faster: dicts of
+    columns with the same rows. See also `ExampleDataSource`.
 
     Args:
-        features: A `Feature` for each name, or only its dtype where it is one value. Other features are not read.
+        features: A `Feature` for each name, or only its dtype if it is a single value. Other features are not read.
     """
 
     def __init__(self, features: Mapping[str, Any]):
@@ -47,7 +47,7 @@ class ExampleParser(Map):
         for name, feature in self.features.items():
             kind, values = kind_of(found[name]) if name in found else (0, (b"", 0, 0))
             if kind not in (0, feature.kind):
-                raise Malformed(f"feature {name!r} is of {KIND_NAMES[kind]}, and not of {KIND_NAMES[feature.kind]}")
+                raise Malformed(f"feature {name!r} has {KIND_NAMES[kind]}, not {KIND_NAMES[feature.kind]}")
             parsed[name] = feature.shaped(values_of(kind, values), name) if kind else feature.missing(name)
         return parsed
 
@@ -58,7 +58,7 @@ class ExampleParser(Map):
     def columns(
         self, data: bytes, starts: np.ndarray, lengths: np.ndarray, name_of: Callable[[int], str] = "Record {}".format
     ) -> dict[str, np.ndarray]:
-        """The same for records that begin at `starts` in `data`; `name_of` says what errors call them."""
+        """The same for records that begin at `starts` in `data`; errors call them by `name_of(row)`."""
         parts, left, alone, failures = [], np.arange(len(starts)), [], 0
         while data and len(left) >= FEWEST_TOGETHER and failures < MOST_FAILURES:
             start = int(starts[left[0]])
@@ -110,10 +110,10 @@ def _put_together(name: str, parts: list[tuple[np.ndarray, dict[str, np.ndarray]
 
 
 class ExampleDataSource:
-    """A source of `Example` records as one of their features: a dict of arrays, read and parsed in blocks.
+    """The features of a source of `Example` records, as dicts of arrays; read and parsed in blocks.
 
-    `MapDataset.source(ExampleDataSource(TFRecordDataSource(paths), features)).shuffle(seed=1).batch(128)` makes no
-    Python object for a number.
+    `MapDataset.source(ExampleDataSource(TFRecordDataSource(paths), features)).shuffle(seed=1).batch(128)` creates
+    no Python object for a number.
 
     Args:
         source: Records as bytes, by index: a `TFRecordDataSource`, `ArrayRecordDataSource`, or any other.
@@ -139,7 +139,7 @@ class ExampleDataSource:
         return self._parser.columns(*self._block(indices), name_of=lambda row: self._name_of(int(indices[row])))
 
     def _block(self, indices: np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
-        """Bytes that hold the records at `indices`, where each of them begins in them, and its length."""
+        """Bytes that hold the records at `indices`, and the offset and length of each record in them."""
         if hasattr(self._source, "read_block"):
             return self._source.read_block(indices)
         places = indices.tolist()

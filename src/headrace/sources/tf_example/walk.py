@@ -1,30 +1,68 @@
-"""A walk through many examples in step, with an array of places, one for each.
+"""Examples of one layout, parsed together with NumPy: one array holds the current offset in each of them.
 
 Writers put the entries of a map one after the other, each as `0a <length> 0a <length> <name> 12 <length> <kind>
 <length> …`; numbers follow as `0a <length> <all of them>`, and each text as `0a <length> <text>`. Lengths and widths
-may differ between records.
+may differ between records. A record that is damaged or laid out differently does not fit, and is parsed alone: both
+ways give the same values and errors.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from headrace.sources.tf_example.alone import BYTES, FLOATS, INTS, values_of
+from headrace.sources.tf_example.alone import BYTES, FLOATS, INTS, text_of, values_of
 from headrace.sources.tf_example.feature import Feature, as_array, objects
-from headrace.sources.tf_example.wire import as_varint, field, ints_of, short_ints
+from headrace.sources.tf_example.wire import Malformed, as_varint, field, ints_of, messages, short_ints
 
-MakeColumn = Callable[[Any], np.ndarray]  # of those rows that fit, which are known at the end
+MakeColumn = Callable[[Any], np.ndarray]  # takes the rows that fit, which are known at the end
 
 LONGEST_LENGTH = 28  # bits of a length that is read in step
 
 
-class Walk:
-    """A place in each of many records; where a record has not what is expected, it does not fit.
+def names_in_order(data: bytes, begin: int, end: int) -> list[bytes]:
+    """The names of a record's features in the order they are stored; empty if it is damaged or laid out differently."""
+    try:
+        ((_, begin, end),) = messages((data, begin, end), BYTES)
+        entries = [[*messages(entry, 0x0A)] for entry in messages((data, begin, end), BYTES)]
+        return [text_of(data[a:b]).encode() for ((_, a, b),) in entries]
+    except (Malformed, ValueError):
+        return []
 
-    Whatever is entered must end where that ends in which it is, so a place that fits is always in its own record; the
-    others may be anywhere.
+
+def in_step(
+    features: Mapping[str, Feature], names: list[bytes], data: bytes, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Which records have exactly these names in this order, laid out as writers do; and the columns of those."""
+    wanted = {name.encode(): name for name in features}
+    walk = Walk(data, starts, ends)
+    found: dict[str, MakeColumn] = {}
+    for name in names:
+        if name in wanted:
+            found[wanted[name]] = walk.read(name, features[wanted[name]])
+        else:
+            walk.skip(name)
+        if not walk.fits.any():
+            return walk.fits, {}
+    walk.fits &= walk.at == ends
+    num_rows = int(np.count_nonzero(walk.fits))
+    rows: Any = slice(None) if num_rows == len(starts) else np.flatnonzero(walk.fits)
+    try:
+        columns = {
+            name: found[name](rows) if name in found else feature.absent(name, num_rows)
+            for name, feature in features.items()
+        }
+    except Malformed:
+        return np.zeros(len(starts), bool), {}
+    return walk.fits, columns if num_rows else {}
+
+
+class Walk:
+    """An offset in each of many records; a record that does not have the expected bytes there does not fit.
+
+    A message must end where the message around it ends, so the offset of a record that fits is always inside it; the
+    others may point anywhere.
     """
 
     def __init__(self, data: bytes, starts: np.ndarray, ends: np.ndarray):
@@ -34,12 +72,12 @@ class Walk:
         self._enter(ends)
 
     def skip(self, name: bytes) -> None:
-        """Goes past the feature that has this name."""
+        """Skips the feature of this name."""
         self.at = self._enter_entry(name)
 
     def read(self, name: bytes, feature: Feature) -> MakeColumn:
-        """Goes past the feature that has this name; returns what makes its column."""
-        if feature.size is not None and feature.size > len(self._data):  # no record has room for so many
+        """Reads the feature of this name; returns a function that makes its column."""
+        if feature.size is not None and feature.size > len(self._data):  # no record can hold so many values
             self.fits[:] = False
             return lambda rows: np.empty(0)
         if feature.size == 0 or (feature.kind == BYTES and feature.size != 1):
@@ -53,10 +91,8 @@ class Walk:
         self.at = end
         return make
 
-    # ------------------------------------------------------------------------------------------ steps
-
     def _expect(self, constant: bytes) -> None:
-        """Goes past some bytes that each record must have."""
+        """Skips bytes that each record must have."""
         if len(constant) == 1:
             self.fits &= self._data.take(self.at, mode="clip") == constant[0]
         elif len(constant) <= len(self._data):
@@ -66,12 +102,12 @@ class Walk:
         self.at = self.at + len(constant)
 
     def _windows(self, at: np.ndarray, size: int) -> np.ndarray:
-        """So many bytes from each place on, in memory of their own."""
+        """A copy of `size` bytes from each offset on."""
         last = len(self._data) - size
         return np.ndarray(last + 1, f"V{size}", self._data, strides=(1,))[np.minimum(at, last)]
 
     def _enter(self, end: np.ndarray | None = None) -> np.ndarray:
-        """Goes past a length; returns where what has this length ends, and fits if that is at `end`."""
+        """Reads a length and returns where the value of this length ends, which must be `end` if given."""
         byte = self._data.take(self.at, mode="clip")
         length, self.at = byte.astype(np.int64), self.at + 1
         if byte.max() > 0x7F:
@@ -82,16 +118,16 @@ class Walk:
         return found
 
     def _longer(self, lengths: np.ndarray, rows: np.ndarray) -> None:
-        """Reads on where a length has more than one byte."""
+        """Reads the rest of lengths that have more than one byte."""
         for shift in range(7, LONGEST_LENGTH, 7):
             byte = self._data.take(self.at[rows], mode="clip").astype(np.int64)
-            lengths[rows] += (byte - 1) << shift  # the bit that told of this byte is no part of the number
+            lengths[rows] += (byte - 1) << shift  # minus the continuation bit of the byte before
             self.at[rows] += 1
             rows = rows[byte > 0x7F]
         self.fits[rows] = False
 
     def _enter_entry(self, name: bytes) -> np.ndarray:
-        """Goes to what the feature that has this name is; returns where it ends."""
+        """Enters the feature of this name; returns where it ends."""
         self._expect(b"\x0a")
         end = self._enter()
         self.fits &= end <= self._ends
@@ -100,7 +136,7 @@ class Walk:
         return end
 
     def _enter_values(self, name: bytes, kind: int) -> np.ndarray:
-        """Goes to the only field of the feature's list; returns where it ends, which must be the feature's end."""
+        """Enters the only field of the feature's list; returns where it ends, which must be the feature's end."""
         end = self._enter_short_values(name, kind)
         if end is None:
             end = self._enter_entry(name)
@@ -110,7 +146,7 @@ class Walk:
         return end
 
     def _enter_short_values(self, name: bytes, kind: int) -> np.ndarray | None:
-        """The same in one step where all lengths have one byte, so that the last tells the others; else None."""
+        """The same in one step where all lengths have one byte, so the last gives the others; otherwise None."""
         headers = _short_headers(name, kind)
         if headers is None or headers.itemsize > len(self._data):
             return None
@@ -123,8 +159,6 @@ class Walk:
         end = self.at + length
         self.fits &= end <= self._ends
         return end
-
-    # ----------------------------------------------------------------------------------------- values
 
     def _nothing(self, feature: Feature, end: np.ndarray) -> MakeColumn:
         self.fits &= self.at == end
@@ -199,7 +233,7 @@ class Walk:
 
 @functools.lru_cache(maxsize=1024)
 def _short_headers(name: bytes, kind: int) -> np.ndarray | None:
-    """What stands before the values of a feature, by their number of bytes, which is its last; zeros for too many."""
+    """The bytes before the values of a feature, by the size of the values (the last byte); zeros if too long."""
     headers = []
     for length in range(128):
         entry = field(1, name) + field(2, field(kind >> 3, field(1, bytes(length))))

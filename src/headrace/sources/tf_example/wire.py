@@ -12,13 +12,13 @@ class Malformed(Exception):
 
 
 def messages(message: Piece, tag: int) -> Iterator[Piece]:
-    """The messages in the fields with this tag."""
+    """The messages in the fields that have this tag."""
     data, begin, end = message
     return ((data, a, b) for found, a, b in fields(data, begin, end) if found == tag)
 
 
 def merged(pieces: list[Piece]) -> Piece:
-    """A message that comes in several pieces: all its fields, one after the other."""
+    """A message that is stored in several pieces, with their fields joined."""
     if len(pieces) == 1:
         return pieces[0]
     data = b"".join(data[a:b] for data, a, b in pieces)
@@ -38,15 +38,15 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         elif wire in (1, 5):
             stop = at + (8 if wire == 1 else 4)
         else:
-            raise Malformed(f"what stands before offset {at} is not the beginning of a field")
+            raise Malformed(f"the bytes before offset {at} do not begin a field")
         if stop > end:
-            raise Malformed(f"the field at offset {at} ends {stop - end} bytes after what it is part of")
+            raise Malformed(f"the field at offset {at} ends {stop - end} bytes after the message around it")
         yield tag, at, stop
         at = stop
 
 
 def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The number at a place, and where it ends."""
+    """The number at an offset, and where it ends."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -60,7 +60,7 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def ints_of(raw: np.ndarray) -> np.ndarray | None:
-    """Ints of 1 to 10 bytes, one after the other; None where these are none."""
+    """Packed ints of 1 to 10 bytes each; None if these bytes are not that."""
     if not len(raw) or raw.max() < 0x80:
         return raw.astype(np.int64)
     stops = np.flatnonzero(raw < 0x80) + 1
@@ -78,7 +78,7 @@ def ints_of(raw: np.ndarray) -> np.ndarray | None:
 
 
 def short_ints(words: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ints of 1 to 8 bytes at the start of each word of 8; and whether a word begins with one of this length."""
+    """The int of 1 to 8 bytes that begins each 8-byte word, and whether it has the given length."""
     within = np.uint64(2**64 - 1) >> (np.uint64(8) * (np.uint64(8) - lengths.astype(np.uint64)))
     ends = _NOT_LAST & within
     found = words & within
@@ -88,7 +88,7 @@ def short_ints(words: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.n
     return found.view(np.int64), right & (lengths > 0)
 
 
-_NOT_LAST = np.uint64(0x8080808080808080)  # the bits that say of a byte that another follows
+_NOT_LAST = np.uint64(0x8080808080808080)  # the continuation bit of each byte
 _FOLDS = [
     (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
     (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
@@ -97,7 +97,7 @@ _FOLDS = [
 
 
 def as_varint(value: int) -> bytes:
-    """A number of up to 64 bits, without its sign, as it is written."""
+    """An unsigned number of up to 64 bits as a varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -106,12 +106,12 @@ def as_varint(value: int) -> bytes:
 
 
 def varints(numbers: np.ndarray) -> bytes:
-    """Int64 numbers as they stand in a packed list."""
+    """Int64 numbers as a packed list."""
     if not len(numbers) or (numbers.min() >= 0 and numbers.max() < 128):
         return numbers.astype(np.uint8).tobytes()
     return b"".join(map(as_varint, numbers.view(np.uint64).tolist()))
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """A field with a length."""
+    """A length-delimited field."""
     return bytes([number << 3 | 2]) + as_varint(len(payload)) + payload

@@ -1,6 +1,6 @@
-"""What `features.json` says of the features, and their values in an example.
+"""The features that `features.json` describes, and their values in an example.
 
-Values have the dtypes and shapes that it tells, as `tfds.as_numpy` gives them.
+Values have the dtypes and shapes that it says, as from `tfds.as_numpy`.
 """
 
 import functools
@@ -24,19 +24,19 @@ ENCODINGS = ("none", "bytes", "zlib")
 
 @dataclass(frozen=True)
 class Leaf:
-    """A feature that is a number, a text, an array or an image, in as many sequences as there are `lengths`."""
+    """A number, text, array or image, in as many nested sequences as there are `lengths`."""
 
     name: str
     dtype: np.dtype  # object for texts
     shape: tuple[int | None, ...] = ()
-    encoding: str = "none"  # or `bytes`, `zlib`, `image`: each item is then one text in the example
+    encoding: str = "none"  # or `bytes`, `zlib`, `image`: the example then has one text for each item
     lengths: tuple[int | None, ...] = ()
     is_label: bool = False
-    is_video: bool = False  # its images have one size, whichever it is
+    is_video: bool = False  # its images have the same, unknown size
 
     @property
     def is_list(self) -> bool:
-        """Whether a value is a list, since its parts have sizes of their own."""
+        """Whether a value is a list, since its parts may differ in size."""
         in_pieces = self.encoding != "none" and None in self.shape and not self.is_video
         return len(self.lengths) > 1 or (len(self.lengths) == 1 and in_pieces)
 
@@ -44,7 +44,7 @@ class Leaf:
         return ShapeDtypeStruct((*self.lengths, *self.shape), self.dtype)
 
     def parts(self) -> list[tuple[str, Feature]]:
-        """The features of an example that it is read from; those that are not there are empty."""
+        """The features of an example that it is read from; missing ones are empty."""
         stored = {"i": np.int64, "u": np.int64, "b": np.int64, "f": np.float32}.get(self.dtype.kind, bytes)
         sizes = (*self.lengths, *self.shape)
         if len(self.lengths) > 1:
@@ -64,7 +64,7 @@ class Leaf:
             return self._read(example)
         except (HeadraceError, MemoryError):
             raise
-        except Exception as e:  # of NumPy, for values that have nothing to do with the dtype or the sizes
+        except Exception as e:  # of NumPy, for values that do not match the dtype or sizes
             raise DataError(f"feature {self.name!r} is not what `features.json` says: {e}") from e
 
     def _read(self, example: Example) -> Any:
@@ -83,13 +83,13 @@ class Leaf:
             return example[name].astype(self.dtype).reshape([-1 if size is None else size for size in shape])[()]
         except ValueError:
             found = len(example[name])
-            raise DataError(f"feature {name!r} has {found} values, and its shape is {list(shape)}") from None
+            raise DataError(f"feature {name!r} has {found} values, but its shape is {list(shape)}") from None
 
     def _decoded(self, example: Example, name: str, *, in_sequence: bool) -> Any:
         shapes = example.get(f"{name}/shape", ())
         if not len(shapes):
             items = [self._decode(value, self.shape) for value in example[name]]
-        else:  # each item has its own
+        else:  # each item has its own shape
             each = np.reshape(shapes, (-1, len(self.shape))).tolist()
             items = [self._decode(value, shape) for value, shape in zip(example[f"{name}/value"], each, strict=True)]
         if not in_sequence and len(items) != 1:
@@ -102,7 +102,7 @@ class Leaf:
 
     def _decode(self, value: Any, shape: Sequence[int | None]) -> np.ndarray:
         if self.encoding == "image":
-            if self.dtype == np.float32:  # the four bytes of each number, as channels
+            if self.dtype == np.float32:  # each number is stored as four channels
                 rgba = decode_image(value, where=f"feature {self.name!r}", channels=4)
                 return rgba.view("<f4").astype(np.float32)
             return decode_image(value, where=f"feature {self.name!r}", channels=self.shape[-1], dtype=self.dtype)
@@ -111,10 +111,10 @@ class Leaf:
             array = np.frombuffer(content, self.dtype.newbyteorder("<")).astype(self.dtype)
             return array.reshape([-1 if size is None else size for size in shape])
         except (ValueError, zlib.error) as e:
-            raise DataError(f"feature {self.name!r} is not the array that it should be: {e}") from e
+            raise DataError(f"feature {self.name!r} is not the expected array: {e}") from e
 
     def _inflated(self, value: bytes, shape: Sequence[int | None]) -> bytes:
-        """The bytes of an array of this shape, and one more at the most, however many come of the value."""
+        """The bytes of an array of this shape, and at most one more, however far the value expands."""
         if None in shape:
             return zlib.decompress(value)
         size = math.prod(shape) * self.dtype.itemsize  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def leaves(tree: Any) -> list[Leaf]:
 
 
 def features_of(feature: Node, name: str, *, decode: bool) -> Any:
-    """A feature of `features.json`, as a leaf or as a dict of them."""
+    """A feature of `features.json`, as a leaf or a tree of leaves."""
     members = feature.members()
     kind, content = next((item for item in members.items() if item[0] != "pythonClassName"), ("nothing", feature))
     inside = functools.partial(features_of, decode=decode)
@@ -168,7 +168,7 @@ def features_of(feature: Node, name: str, *, decode: bool) -> Any:
             return Leaf(name, _dtype(name, content), _shape(content), _encoding(content))
     shown = members["pythonClassName"].value if "pythonClassName" in members else "feature"
     raise PipelineError(
-        f"Feature {name!r} is a {shown} ({kind}), which is not read here. Read the folder with `tfds.data_source`, "
+        f"Feature {name!r} is a {shown} ({kind}), which is not supported. Read the folder with `tfds.data_source`, "
         "which is a source as well."
     )
 
@@ -191,7 +191,7 @@ def _dtype(name: str, content: Node) -> np.dtype:
 
 
 def _size(node: Node | None) -> int | None:
-    """A size, which is -1 where it is not known."""
+    """A size, which is -1 if unknown."""
     size = -1 if node is None else node.number(least=-1)
     return None if size < 0 else size
 
@@ -206,7 +206,7 @@ def _shape(content: Node, *, num_axes: int | None = None) -> tuple[int | None, .
 
 
 def supervised(features: dict[str, Any], described: Node) -> Any:
-    """The features that `dataset_info.json` says input and target are."""
+    """The features that `dataset_info.json` names as input and target."""
 
     def named(key: Node) -> Any:
         if key.text() not in features:
@@ -225,5 +225,5 @@ def supervised(features: dict[str, Any], described: Node) -> Any:
     keys = described.get("supervisedKeys")
     if keys is None or not keys.value:
         name = described.at("name").text()
-        raise PipelineError(f"{name} does not say what input and target are: leave `as_supervised` out.")
+        raise PipelineError(f"{name} does not say which features are input and target: leave out `as_supervised`.")
     return chosen(keys)

@@ -1,7 +1,7 @@
 """The examples of a folder that TensorFlow Datasets prepared.
 
-`dataset_info.json` says which files a split has and how many records each of them, `features.json` what is in a record:
-an `Example`, in which the names of nested features are joined by `/`.
+`dataset_info.json` lists the files of each split and their numbers of records; `features.json` describes a record,
+which is an `Example` in which the names of nested features are joined by `/`.
 """
 
 import functools
@@ -9,7 +9,7 @@ import glob
 import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,25 +30,22 @@ FILE_NAME = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 class TfdsDataSource:
-    """The examples of a split, as dicts: numbers and arrays are NumPy's, texts are bytes, images are decoded.
+    """The examples of a split, as dicts of NumPy numbers and arrays; texts are bytes, and images are decoded.
 
-    A sequence of sequences is a list of arrays, and so is a sequence of images whose sizes may differ.
+    Sequences of sequences, or of images whose sizes may differ, are lists of arrays.
 
     Args:
         folder: The folder that has `dataset_info.json`, as in `~/tensorflow_datasets/mnist/3.0.1`.
-        split: A split, some of it, or a sum of these: `train`, `train[:80%]`, `train[10:20]+test`, `train[-1shard:]`,
+        split: A split, a part of it, or a sum of these: `train`, `train[:80%]`, `train[10:20]+test`, `train[-1shard:]`,
             `all`.
-        as_supervised: Elements are pairs of input and target, as the data set defines them.
-        decode: With False, images stay the bytes that they were encoded to.
+        as_supervised: Whether elements are pairs of input and target, as the dataset defines them.
+        decode: Whether to decode images; with False, they stay bytes.
     """
 
     def __init__(
         self, folder: str | os.PathLike, split: str = "train", *, as_supervised: bool = False, decode: bool = True
     ):
-        if isinstance(folder, str) and files.is_remote(folder):
-            self._folder = folder
-        else:
-            self._folder = os.path.abspath(os.path.expanduser(os.fsdecode(folder)))
+        self._folder = files.absolute(os.path.expanduser(folder))
         described = _described(self._folder)
         features = _features(files.below(self._folder, "features.json"), decode=decode)
         self._labels = [leaf.name for leaf in leaves(features) if leaf.is_label]
@@ -66,14 +63,14 @@ class TfdsDataSource:
 
     @functools.cached_property
     def class_names(self) -> dict[str, list[str]]:
-        """The names of the classes of each feature that has some; a nested one is called as in `objects/label`."""
+        """The names of the classes of each feature that has some; nested names look like `objects/label`."""
         found = {}
         for name in self._labels:
             path = files.below(self._folder, f"{name.replace('/', '-')}.labels.txt")
             try:
                 with files.open_stream(path) as stream:
                     found[name] = stream.read().decode().splitlines()
-            except FileNotFoundError:  # classes may have numbers only
+            except FileNotFoundError:  # classes may have only numbers
                 continue
             except ValueError as e:
                 raise DataError(f"{path} does not have the names of classes, in UTF-8: {e}.") from e
@@ -98,7 +95,7 @@ class TfdsDataSource:
         records = self._records.__getitems__((self._firsts[pieces] + in_files).tolist())
         try:
             return self._elements(records)
-        except DataError:  # which of them is it?
+        except DataError:  # which one is it?
             for piece, place, record in zip(pieces, in_files, records, strict=True):
                 try:
                     self._elements([record])
@@ -121,30 +118,27 @@ class TfdsDataSource:
         return self._named
 
 
-# ------------------------------------------------------------------------------------------------- folders
-
-
 def _described(folder: str) -> Node:
-    """What `dataset_info.json` says."""
+    """The content of `dataset_info.json`."""
     try:
         return metadata.read(files.below(folder, "dataset_info.json"))
     except FileNotFoundError:
         below_it = [glob.glob(f"{depth}/dataset_info.json", root_dir=folder) for depth in ("*", "*/*", "*/*/*")]
         others = ", ".join(sorted(os.path.dirname(path) for paths in below_it for path in paths)[:20])
         raise FileNotFoundError(
-            f"{redacted(folder)} has no `dataset_info.json`, as a folder that TensorFlow Datasets prepared has. "
+            f"{redacted(folder)} has no `dataset_info.json`, so TensorFlow Datasets did not prepare it. "
             f"Folders below it that have one: {others or 'none'}."
         ) from None
 
 
 def _features(path: str, *, decode: bool) -> dict[str, Any]:
-    """What `features.json` says."""
+    """The features that `features.json` describes."""
     try:
         features = features_of(metadata.read(path), "", decode=decode)
     except RecursionError as e:
-        raise DataError(f"{path} has features within features, too deep to be true.") from e
+        raise DataError(f"{path} nests features too deeply to be genuine.") from e
     if not isinstance(features, dict):
-        raise DataError(f"{path} has a feature of its own at its top, where a dict of features should be.")
+        raise DataError(f"{path} has a single feature at its top, instead of a dict of features.")
     return features
 
 
@@ -166,25 +160,21 @@ def _splits(folder: str, described: Node) -> dict[str, list[Piece]]:
         shards = splits[name] = []
         for i, size in enumerate(sizes):
             place = {"SHARD_INDEX": f"{i:05}", "SHARD_X_OF_Y": f"{i:05}-of-{len(sizes):05}"}
-            shards.append(Piece(_filled(folder, template, named | place), 0, size, size))
+            values = named | place  # nothing else is replaced in the template, which may contain anything
+            file = re.sub(r"\{(\w+)\}", lambda found, v=values: v.get(found[1], found[0]), template.text())
+            shards.append(Piece(template.name_below(folder, file), 0, size, size))
     return splits
 
 
-def _filled(folder: str, template: Node, values: Mapping[str, str]) -> str:
-    """The path of a shard: the template is not this library's, so nothing in it but these names has a meaning."""
-    name = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), template.text())
-    return metadata.below(folder, name, template)
-
-
 def _records(file_format: str, pieces: list[Piece]) -> tuple[np.ndarray, Any]:
-    """A source of the files' records, and the place of the first record of each piece's file in it."""
+    """A source of the files' records, and the index in it of the first record of each piece's file."""
     sizes = {piece.path: piece.num_records for piece in pieces}
     ends = np.cumsum([0, *sizes.values()], dtype=np.int64)
     firsts = dict(zip(sizes, ends.tolist(), strict=False))
     records: Any = None
     if file_format not in ("array_record", "tfrecord"):
-        raise PipelineError(f"Files of the format {file_format!r} are not read, only `array_record` and `tfrecord`.")
-    if file_format == "array_record" and pieces:  # with the numbers of records, no file is opened to count them
+        raise PipelineError(f"Files of format {file_format!r} are not supported, only `array_record` and `tfrecord`.")
+    if file_format == "array_record" and pieces:  # given the numbers of records, it opens no file to count them
         told = [SimpleNamespace(filename=p, skip=0, take=n, examples_in_shard=n) for p, n in sizes.items()]
         records = ArrayRecordDataSource(told)
     elif pieces:
@@ -192,5 +182,5 @@ def _records(file_format: str, pieces: list[Piece]) -> tuple[np.ndarray, Any]:
     if pieces and len(records) != ends[-1]:
         found = {path: len(TFRecordDataSource(path)) for path in sizes}
         wrong = next(path for path in sizes if found[path] != sizes[path])
-        raise DataError(f"{wrong} has {found[wrong]} records, and `dataset_info.json` says {sizes[wrong]}.")
+        raise DataError(f"{wrong} has {found[wrong]} records, but `dataset_info.json` says {sizes[wrong]}.")
     return np.array([firsts[piece.path] for piece in pieces], np.int64), records

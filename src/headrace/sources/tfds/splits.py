@@ -1,4 +1,4 @@
-"""Splits by name, their slices and their sums, as TensorFlow Datasets writes them: `train[:80%]+test`."""
+"""Splits by name, their slices and sums, in the syntax of TensorFlow Datasets: `train[:80%]+test`."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _ONE_SHARD = re.compile(r"(-?\d+)shard")
 
 
 class Piece(NamedTuple):
-    """Records `start` to `stop` of a file that has so many."""
+    """Records `start` to `stop` of a file with `num_records`."""
 
     path: str
     start: int
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(spec: str, splits: Mapping[str, list[Piece]]) -> list[Piece]:
-    """What a split means: parts of files, one after the other.
+    """The parts of files that a split means, one after the other.
 
     >>> pieces_of("train[1:4]", {"train": [Piece("a", 0, 2, 2), Piece("b", 0, 9, 9)]})
     [Piece(path='a', start=1, stop=2, num_records=2), Piece(path='b', start=0, stop=2, num_records=9)]
@@ -38,7 +38,7 @@ def pieces_of(spec: str, splits: Mapping[str, list[Piece]]) -> list[Piece]:
         if name == "all" and "all" not in splits:
             if sliced is not None:
                 raise PipelineError(
-                    f"{spec!r} cuts `all`, which is taken as a whole. Cut its splits and add them up: "
+                    f"{spec!r} slices `all`, which is only taken as a whole. Slice its splits and add them: "
                     f"{'+'.join(f'{split}[{sliced}]' for split in splits)!r}."
                 )
             pieces += [piece for whole in splits.values() for piece in whole]
@@ -71,7 +71,7 @@ def _bounds(spec: str, sliced: str | None, sizes: list[int]) -> tuple[int, int]:
         return 0, length
     if one := _ONE_SHARD.fullmatch(sliced):
         if not -len(sizes) <= int(one[1]) < len(sizes):
-            raise PipelineError(f"{spec!r} asks for shard {one[1]}, and there are {len(sizes)}.")
+            raise PipelineError(f"{spec!r} asks for shard {one[1]}, but there are {len(sizes)}.")
         number = int(one[1]) % len(sizes)
         return sum(sizes[:number]), sum(sizes[: number + 1])
     found = _SLICE.fullmatch(sliced)
@@ -99,5 +99,5 @@ def _place(spec: str, bound: str | None, unit: str | None, sizes: list[int]) -> 
     else:
         place = int(bound)
     if not -length <= place <= length:
-        raise PipelineError(f"{spec!r} asks for example {bound}, and the split has {length}.")
+        raise PipelineError(f"{spec!r} asks for example {bound}, but the split has {length}.")
     return place + length if bound.startswith("-") else place

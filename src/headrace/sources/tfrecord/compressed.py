@@ -1,4 +1,4 @@
-"""GZIP and ZLIB files of records, read by offset in what they hold."""
+"""GZIP and ZLIB files of records, read by offset in the decompressed bytes."""
 
 import sys
 import zlib
@@ -7,20 +7,20 @@ from typing import BinaryIO
 from headrace.sources.files import GZIP
 from headrace.sources.tfrecord.framing import READ_BYTES, another_file, begins_record
 
-EITHER_HEADER = zlib.MAX_WBITS | 32  # that of GZIP, or that of ZLIB
+EITHER_HEADER = zlib.MAX_WBITS | 32  # zlib detects GZIP or ZLIB
 
 
 def is_compressed(start: bytes) -> bool:
-    """Whether a file that begins like this is a GZIP or ZLIB file, and not one of records as they are."""
+    """Whether a file that begins like this is a GZIP or ZLIB file, rather than one of plain records."""
     if begins_record(start):  # the length of a record may look like the start of either
         return False
     return start.startswith(GZIP) or (start[:1] == b"\x78" and int.from_bytes(start[:2], "big") % 31 == 0)
 
 
 class Inflated:
-    """What a compressed file holds, by offset; to go back is to begin again."""
+    """The decompressed bytes of a file, by offset; going back decompresses from the start again."""
 
-    size = sys.maxsize  # nobody knows it before the end
+    size = sys.maxsize  # unknown before the end
 
     def __init__(self, path: str, file: BinaryIO):
         self._path, self._file = path, file
@@ -31,7 +31,7 @@ class Inflated:
         self._zlib, self._rest, self._at = zlib.decompressobj(EITHER_HEADER), b"", 0
 
     def read(self, offset: int, length: int) -> bytes:
-        """Some bytes from `offset` on, at most `length`; none at the end."""
+        """Up to `length` bytes from `offset` on; none at the end."""
         if offset < self._at:
             self._begin()
         while self._at < offset:
@@ -45,7 +45,7 @@ class Inflated:
             if self._zlib.eof:
                 if not given.strip(b"\0"):
                     return b""
-                self._zlib = zlib.decompressobj(EITHER_HEADER)  # another one follows, as in files put together by `cat`
+                self._zlib = zlib.decompressobj(EITHER_HEADER)  # another member follows, as in files joined by `cat`
             ended = not given
             found, self._rest = self._inflate(given, length)
             if found:
@@ -55,7 +55,7 @@ class Inflated:
                 raise zlib.error("they end too early")
 
     def _inflate(self, given: bytes, length: int) -> tuple[bytes, bytes]:
-        """Up to `length` bytes, and what is left of those given: before damage, all that can be had."""
+        """Up to `length` bytes and the unused input; before damage, all bytes that can still be read."""
         while True:
             before = self._zlib.copy()
             try:

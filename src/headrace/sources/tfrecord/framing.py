@@ -1,4 +1,4 @@
-"""How records stand in a TFRecord file, and what is said of one that is damaged.
+"""The layout of records in a TFRecord file, and the errors for damaged ones.
 
 A record is its length (8 bytes), the length's masked CRC-32C, the bytes, and their masked CRC-32C; numbers are
 little-endian.
@@ -20,7 +20,7 @@ class DamagedFile(DataError, PipelineError):
 
 
 def damaged(path: str, number: int, offset: int, what: str) -> DamagedFile:
-    """The error for a record that cannot be read."""
+    """The error for an unreadable record."""
     return DamagedFile(
         f"{path} is damaged at record {number}, offset {offset}: {what}. Was it written or copied to its end, and is "
         "it a TFRecord file?"
@@ -30,13 +30,13 @@ def damaged(path: str, number: int, offset: int, what: str) -> DamagedFile:
 def another_file(path: str, offset: int) -> StateError:
     """The error for a state that was saved with another file."""
     return StateError(
-        f"No record of {path} begins at offset {offset}, which the state says. It is not the file that the state was "
+        f"No record of {path} begins at offset {offset}, where the state says. It is not the file that the state was "
         "saved with."
     )
 
 
 def framed(record: bytes) -> bytes:
-    """A record as it stands in a file.
+    """A record as it is stored in a file.
 
     >>> len(framed(b"four"))
     20
@@ -46,7 +46,7 @@ def framed(record: bytes) -> bytes:
 
 
 def begins_record(start: bytes) -> bool:
-    """Whether a record can begin with these bytes: they have a length, and its checksum is right."""
+    """Whether these bytes can begin a record: they hold a length and its correct checksum."""
     if len(start) < HEADER.size:
         return False
     length, crc = HEADER.unpack_from(start)

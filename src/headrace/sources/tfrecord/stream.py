@@ -1,4 +1,4 @@
-"""The records of a TFRecord file in order: the position is an offset in it, or in what a compressed file holds."""
+"""The records of a TFRecord file in order; the position is an offset in its (decompressed) bytes."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import zlib
 from typing import Any
 
 from headrace.dataset import IterDataset
-from headrace.errors import ClosedError, PipelineError, StateError
+from headrace.errors import PipelineError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
 from headrace.sources import files
@@ -22,21 +22,21 @@ from headrace.sources.tfrecord.framing import (
     damaged,
 )
 
-RECORD_BYTES = 1 << 28  # of the longest record in a compressed file
+RECORD_BYTES = 1 << 28  # the longest record in a compressed file
 
 
 class TFRecordIterDataset(IterDataset[bytes]):
-    """The records of a TFRecord file, in order, as bytes; GZIP and ZLIB files are known by their first bytes.
+    """The records of a TFRecord file, in order, as bytes; GZIP and ZLIB files are recognised by their first bytes.
 
-    Resuming goes straight to the record, except in a compressed file: there is no beginning in its middle, so it is
-    decompressed from its start up to there, about a second for 200 MB of records. Where that is too long, store them
-    uncompressed (`python -m headrace convert a.tfrecord.gz a.tfrecord`), or in more and smaller files.
+    Resuming goes straight to the record, except in a compressed file, which must be decompressed from its start: about
+    a second for 200 MB of records. If that is too slow, store them uncompressed (`python -m headrace convert
+    a.tfrecord.gz a.tfrecord`), or in more and smaller files.
 
     Args:
-        path: The file. Several are read by `IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset),
+        path: The file. For several, use `IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset),
             cycle_length=...)`.
-        verify: Checks the checksum of every record; without, those of the lengths alone.
-        max_record_bytes: How long a record of a compressed file may be, as few of its bytes may be very many.
+        verify: Whether to check the checksum of every record; those of the lengths are always checked.
+        max_record_bytes: How long a record of a compressed file may be: a few compressed bytes can expand enormously.
     """
 
     def __init__(self, path: str | os.PathLike, *, verify: bool = True, max_record_bytes: int = RECORD_BYTES):
@@ -50,18 +50,17 @@ class TFRecordIterDataset(IterDataset[bytes]):
         self._path, self._verify, self._max_record_bytes = os.fsdecode(path), verify, max_record_bytes
 
     def __iter__(self) -> "TFRecordIterator":
-        return TFRecordIterator(self._path, verify=self._verify, max_record_bytes=self._max_record_bytes)
+        return TFRecordIterator(self)
 
 
 class TFRecordIterator(DatasetIterator[bytes]):
-    """Hands over the records of one file; the file is opened for the first of them."""
+    """Iterates over the records of one file, which it opens for the first of them."""
 
-    def __init__(self, path: str, *, verify: bool, max_record_bytes: int):
+    def __init__(self, dataset: TFRecordIterDataset):
         super().__init__()
-        self._path, self._verify, self._max_record_bytes = path, verify, max_record_bytes
+        self._path, self._verify, self._max_record_bytes = dataset._path, dataset._verify, dataset._max_record_bytes
         self._file: files.File | Inflated | None = None
-        self._closed = False
-        self._block, self._at = b"", 0  # what has been read ahead, and how far it is used
+        self._block, self._at = b"", 0  # what has been read ahead, and how much of it is used
         self._offset = 0  # of the block in the file
 
     def __next__(self) -> bytes:
@@ -91,15 +90,15 @@ class TFRecordIterator(DatasetIterator[bytes]):
         return record
 
     def _check_length(self, length: int) -> None:
-        """Raises for a record that is longer than what it stands in, or may be: before there is memory for it."""
+        """Raises for a record that is longer than its file or the limit, before memory is allocated for it."""
         file = self._file = self._file or _open(self._path)
         left = file.size - self._offset - self._at - FRAME_BYTES
         if length > left:
             raise self._broken(f"it has {length} bytes, and the file ends {length - left} bytes too early")
         if length > self._max_record_bytes and isinstance(file, Inflated):
             raise self._broken(
-                f"it has {length} bytes, and `max_record_bytes` is {self._max_record_bytes}. If it should be as long, "
-                "raise that"
+                f"it has {length} bytes, and `max_record_bytes` is {self._max_record_bytes}. If it should be that "
+                "long, raise the limit"
             )
 
     def get_state(self) -> dict[str, Any]:
@@ -109,15 +108,15 @@ class TFRecordIterator(DatasetIterator[bytes]):
         offset = state.get("reader_offset") if isinstance(state, dict) else None
         if not isinstance(offset, int) or offset < 0:
             raise StateError(
-                f"The state of a TFRecord file has the field `reader_offset`, an offset in it; got {state!r}. It is "
-                "the state of another pipeline."
+                f"The state of a TFRecord file has the field `reader_offset`, an offset; got {state!r}. It is the "
+                "state of another pipeline."
             )
         self._close_file()
         self._block, self._at, self._offset = b"", 0, offset
 
     def close(self) -> None:
         self._offset, self._block, self._at = self._offset + self._at, b"", 0
-        self._closed = True
+        super().close()
         self._close_file()
 
     def _close_file(self) -> None:
@@ -126,9 +125,8 @@ class TFRecordIterator(DatasetIterator[bytes]):
             file.close()
 
     def _read_on(self, needed: int) -> bytes:
-        """The next bytes from where the reader is: at least as many as needed, unless the file ends before."""
-        if self._closed:
-            raise ClosedError("This iterator is closed; make a new one.")
+        """The next bytes: at least as many as needed, unless the file ends before."""
+        self._assert_not_closed()
         self._file = file = self._file or _open(self._path)
         if self._offset > file.size:
             raise another_file(self._path, self._offset)
@@ -153,7 +151,7 @@ class TFRecordIterator(DatasetIterator[bytes]):
 
 
 def _number_of_record(path: str, offset: int) -> int | None:
-    """The number of the record at an offset: an iterator that began in the middle does not know it."""
+    """The number of the record at an offset, which an iterator that was restored does not know."""
     place = number = 0
     with contextlib.closing(_open(path)) as file:
         while place < offset:

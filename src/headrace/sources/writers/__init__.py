@@ -1,8 +1,8 @@
 """Writes records to files, in shards: ArrayRecord, TFRecord, JSON lines, Parquet, Arrow and CSV.
 
-A file appears under its name when it is complete and not before: it is written beside it under another name, and then
-renamed. Shards hold consecutive records, so that read one after the other they give the order that was written. A call
-that is stopped and made again with the same `job` goes on after the shards that are finished.
+A file appears under its name only when it is complete: it is written under another name and then renamed. Shards hold
+consecutive records, so reading them one after the other restores the order. A stopped call that is made again with the
+same `job` continues after the finished shards.
 """
 
 import os

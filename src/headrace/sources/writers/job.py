@@ -1,7 +1,7 @@
-"""The job file of a call that writes shards: what it has finished, for a call that goes on after a stop.
+"""The job file of a call that writes shards: lists what is finished, so another call can continue after a stop.
 
-It stands beside the target (`.NAME.job`) and is locked while a call is at work. Its first line says what is written,
-and each further one names a finished shard, with its size and modification time.
+It is beside the target (`.NAME.job`), and locked while a call runs. Its first line says what is written, and each other
+line names a finished shard, with its size and modification time.
 """
 
 import contextlib
@@ -14,20 +14,20 @@ from headrace.errors import PipelineError
 
 
 class Job:
-    """The job file of a call: locked while it is at work, and gone when all is written.
+    """The job file of a call: locked while the call runs, and removed when all is written.
 
     Args:
-        target: What the shards are named after.
+        target: The path from which the names of the shards are made.
         names: The shards.
-        identity: What is written; a call goes on where one with the same identity stopped.
-        overwrite: Replaces shards that are there.
-        resumable: Keeps the file after an error.
+        identity: What is written; a call continues one with the same identity.
+        overwrite: Whether to replace existing shards.
+        resumable: Whether to keep the file after an error.
     """
 
     def __init__(self, target: str, names: list[str], identity: list[Any], *, overwrite: bool, resumable: bool):
         self._folder, name = os.path.split(target)
         self._path = os.path.join(self._folder, f".{name}.job")
-        self.partial = os.path.join(self._folder, f".{name}.partial")  # where a shard is written until it is complete
+        self.partial = os.path.join(self._folder, f".{name}.partial")  # an unfinished shard
         self._names, self._overwrite, self._resumable = names, overwrite, resumable
         self._header = json.dumps(identity)
         self.finished: set[str] = set()
@@ -43,7 +43,7 @@ class Job:
         return self
 
     def _locked(self) -> int:
-        """The job file, which nobody else has: one that another call removed meanwhile is not it."""
+        """Opens and locks the job file, again if another call removed it meanwhile."""
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
@@ -57,9 +57,9 @@ class Job:
             os.close(fd)
 
     def _begin(self) -> None:
-        """Finds what is finished already, and what is in the way."""
+        """Finds out which shards are finished, and which files are in the way."""
         found = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
-        whole, _, torn = found.rpartition(b"\n")  # the last line is torn, if the machine stopped while it was written
+        whole, _, torn = found.rpartition(b"\n")  # after a crash, the last line may be incomplete
         os.ftruncate(self._fd, len(found) - len(torn))
         header, *notes = whole.decode(errors="replace").split("\n")
         left = [name for note in notes if (name := self._noted(note))]
@@ -68,15 +68,13 @@ class Job:
         elif left and not self._overwrite:
             raise FileExistsError(
                 f"A call that was stopped has left {len(left)} shards of something else: {_few(left)}. Remove them and "
-                f"{self._path}, or say `overwrite`."
+                f"{self._path}, or set `overwrite`."
             )
         there = [name for name in self._names if name not in self.finished and os.path.exists(name)]
         if there and not self._overwrite:
             if not header:
                 os.unlink(self._path)
-            raise FileExistsError(
-                f"{len(there)} files are already there: {_few(there)}. Say `overwrite` to replace them."
-            )
+            raise FileExistsError(f"{len(there)} files already exist: {_few(there)}. Set `overwrite` to replace them.")
         if not self.finished:
             for name in set(left) - set(self._names):
                 os.unlink(name)
@@ -84,21 +82,21 @@ class Job:
             os.write(self._fd, f"{self._header}\n".encode())
 
     def finish(self, name: str) -> None:
-        """Gives what was written to `partial` the name of a shard."""
+        """Renames what was written to `partial` to a shard."""
         fd = os.open(self.partial, os.O_RDONLY)
         try:
             os.fsync(fd)
             status = os.fstat(fd)
         finally:
             os.close(fd)
-        # Noted before it is renamed: a call that is killed in between loses nothing.
+        # Noted before renaming, so a call that is killed in between loses nothing.
         note = json.dumps([os.path.basename(name), status.st_size, status.st_mtime_ns])
         os.write(self._fd, f"{note}\n".encode())
         os.replace(self.partial, name)
         self.finished.add(name)
 
     def _noted(self, note: str) -> str | None:
-        """The path of a shard that is noted as finished, if it is there as it was written."""
+        """The path of a shard that is noted as finished, if it still is as it was written."""
         name, *version = json.loads(note)
         path = os.path.join(self._folder, name)
         try:
@@ -115,8 +113,8 @@ class Job:
         os.close(self._fd)
 
 
-def _lock(fd: int, otherwise: str) -> None:
-    """Keeps a file from others, where the system can."""
+def _lock(fd: int, message: str) -> None:
+    """Locks a file, if the system can; raises with the message if another process has it."""
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -124,7 +122,7 @@ def _lock(fd: int, otherwise: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:
-        raise PipelineError(otherwise) from e
+        raise PipelineError(message) from e
 
 
 def _few(names: Sequence[str]) -> str:

@@ -23,13 +23,13 @@ def write_array_record(
     Args:
         records: Bytes, text (written as UTF-8) or dicts: a dataset, a source, a sequence or any other iterable.
         path: The file; with several shards, `train.array_record` stands for `train-00000-of-00004.array_record` and
-            so on. Folders are made.
+            so on. Missing folders are created.
         options: Options of ArrayRecord's writer; by default each record can be read on its own.
-        num_shards: How many files; 1 by default.
-        overwrite: Replaces files that are there; otherwise they are an error. Shards of another number are removed
-            when all is written.
-        job: Text that identifies the records. Shards that a stopped call with the same text finished are kept.
-        progress: Is called now and then with the number of records written, and of all if it is known.
+        num_shards: How many files to write; 1 by default.
+        overwrite: Whether to replace existing files, which are an error otherwise; old shards of another count are
+            removed at the end.
+        job: Text that identifies the records. A call with the text of a stopped one keeps its finished shards.
+        progress: Called now and then with the number of records written, and of all records if known.
     """
     module = optional("array_record.python.array_record_module", extra="arrayrecord")
 
@@ -47,7 +47,7 @@ def write_tfrecord(records: Any, path: str | os.PathLike, **how: Unpack[Writing]
 def write_json_lines(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
     """Writes records to files of JSON lines, and returns their paths; arguments as for `write_array_record`.
 
-    A record is what JSON can say, with arrays as lists, and bytes as the text that they are in UTF-8.
+    A record is any JSON value; arrays become lists, and bytes are decoded as UTF-8.
     """
     return write(records, path, _maker(_as_line), "JSON lines", **how)
 
@@ -57,7 +57,7 @@ def _maker(encode: Callable[[Any], bytes]) -> Callable[[str, str | None], File]:
 
 
 class _File:
-    """A file to which records are written as something makes of them."""
+    """A file to which encoded records are written."""
 
     def __init__(self, file: Any, encode: Callable[[Any], Any]):
         self._file, self._encode = file, encode
@@ -98,4 +98,4 @@ def _as_json(value: Any) -> Any:
         return dict(value)
     if isinstance(value, bytes):
         return value.decode()
-    raise TypeError(f"{type(value).__name__} is no text, number, list or dict")
+    raise TypeError(f"{type(value).__name__} is not text, a number, a list or a dict")

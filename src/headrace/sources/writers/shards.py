@@ -1,4 +1,4 @@
-"""Records cut into shards, and shards written one after the other."""
+"""Cuts records into shards, and writes them one after the other."""
 
 import collections
 import contextlib
@@ -21,7 +21,7 @@ ENDLESS = 1 << 62
 
 
 class Writing(TypedDict, total=False):
-    """What each writer can be told; see `write_array_record`."""
+    """The options of all writers; see `write_array_record`."""
 
     num_shards: int
     overwrite: bool
@@ -30,7 +30,7 @@ class Writing(TypedDict, total=False):
 
 
 class File(Protocol):
-    """A file that is being written."""
+    """A file being written."""
 
     def write(self, record: Any) -> None: ...
 
@@ -63,16 +63,14 @@ def write(
     """Writes records to files, and returns their paths.
 
     Args:
-        records: As of `write_array_record`, and so are the arguments that are not named here.
-        path: The file, or what the names of the shards are made of.
-        make: Opens a file to write to; its arguments are a path, and that of the first shard for those after it.
-        kind: Text that identifies the format and its options: shards of another kind are not gone on with.
+        records: As for `write_array_record`, like the arguments that are not listed here.
+        path: The file, or the path from which the names of the shards are made.
+        make: Opens a file to write to, given its path and, after the first shard, the path of that.
+        kind: Text that identifies the format and its options; a call only continues one of the same kind.
     """
     target = os.fsdecode(path)
     if is_remote(target):
-        raise PipelineError(
-            f"Files are written on this machine; got the address {target}. Write it here, then copy it."
-        )
+        raise PipelineError(f"Only local files can be written; got the address {target}. Write one, then copy it.")
     if operator.index(num_shards) < 1:
         raise PipelineError(f"`num_shards` must be at least 1; got {num_shards}.")
     names = shard_names(target, num_shards)
@@ -95,7 +93,7 @@ def write(
 
 
 def _remove_other_counts(target: str, num_shards: int, read: Iterable[str]) -> None:
-    """Removes shards that were here before and are of another number, but not files that the records are read from."""
+    """Removes old shards of another count, except files that the records are read from."""
     folder, name = os.path.split(target)
     stem, suffix = os.path.splitext(name)
     shard = re.compile(rf"{re.escape(stem)}-\d{{5,}}-of-(\d{{5,}}){re.escape(suffix)}")
@@ -107,7 +105,7 @@ def _remove_other_counts(target: str, num_shards: int, read: Iterable[str]) -> N
 
 
 def _write_file(records: Iterator[Any], file: File, done: int, total: int | None, progress: Progress | None) -> int:
-    """Writes one file to its end; returns how many records are written in all."""
+    """Writes one file; returns how many records have been written in all."""
     try:
         for record in records:
             try:
@@ -119,7 +117,7 @@ def _write_file(records: Iterator[Any], file: File, done: int, total: int | None
             if progress is not None and done % REPORTED_EVERY == 0:
                 progress(done, total)
     except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what is raised
+        with contextlib.suppress(Exception):  # the first error is the one to raise
             file.close()
         raise
     file.close()
@@ -127,7 +125,7 @@ def _write_file(records: Iterator[Any], file: File, done: int, total: int | None
 
 
 class Shards:
-    """Records cut into consecutive parts, each with its size: all parts are asked for, in order."""
+    """Records cut into consecutive parts, with the size of each; iterate over all of them, in order."""
 
     def __init__(self, records: Any, num_shards: int):
         self._num_shards = num_shards
@@ -135,25 +133,23 @@ class Shards:
         if self._random is not None:
             self.total = len(self._random)
             if self.total >= ENDLESS:
-                raise PipelineError("These records have no end (a `repeat()`?): `take(count)` says how many to write.")
-        else:
-            self.total = None if num_shards == 1 else self._count()
-
-    def _count(self) -> int:
-        """How many records a stream has: it is read once more for that."""
-        if isinstance(self._stream, Iterator):
+                raise PipelineError("These records never end (a `repeat()`?): limit them with `take(count)`.")
+        elif num_shards == 1:
+            self.total = None
+        elif isinstance(self._stream, Iterator):
             raise PipelineError(
-                f"An iterator cannot be cut into {self._num_shards} shards, since nobody knows where it ends. Pass a "
-                "dataset or a list, or write one shard."
+                f"An iterator cannot be cut into {num_shards} shards, because its length is unknown. Pass a dataset or "
+                "a list, or write one shard."
             )
-        with _opened(self._stream) as iterator:
-            return sum(1 for _ in iterator)
+        else:
+            with _opened(self._stream) as iterator:
+                self.total = sum(1 for _ in iterator)  # reads all of it
 
     def __iter__(self) -> Iterator[tuple[int | None, Iterable[Any]]]:
         if self.total is None:
             yield None, self._stream
             return
-        # Rounded up, so that the first shard has records if there are any.
+        # Rounded up, so the first shard has records if there are any.
         cuts = [-(-self.total * number // self._num_shards) for number in range(self._num_shards + 1)]
         if self._random is not None:
             for begin, end in itertools.pairwise(cuts):
@@ -163,12 +159,12 @@ class Shards:
             for begin, end in itertools.pairwise(cuts):
                 part = itertools.islice(iterator, end - begin)
                 yield end - begin, part
-                collections.deque(part, maxlen=0)  # where the shard was kept, what is in it is skipped
+                collections.deque(part, maxlen=0)  # skips the records of a shard that is already finished
 
 
 @contextlib.contextmanager
 def _opened(records: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """An iterator over the records, which is closed afterwards if it was made here."""
+    """An iterator over the records, closed afterwards if it was made here."""
     iterator = iter(records)
     try:
         yield iterator
@@ -179,7 +175,7 @@ def _opened(records: Iterable[Any]) -> Iterator[Iterator[Any]]:
 
 
 def _dataset(records: Any) -> tuple[MapDataset | None, Any]:
-    """The records by index, if they can be had so, or else as a stream."""
+    """The records by index if possible, otherwise as a stream."""
     if isinstance(records, MapDataset):
         return records, None
     if isinstance(records, str | bytes | bytearray):
