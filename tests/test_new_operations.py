@@ -38,6 +38,7 @@ class Reversed(Unary):
 
     name = "reversed"
     state_fields = ("group", "taken_of_group")
+    group_fields = ("taken_of_group",)
     state_params = ("size",)
     only_reorders = True
     size: int

@@ -234,7 +234,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
         Args:
             read_options: Threads that read ahead. By default Headrace measures whether threads pay.
-            allow_nones: Whether to hand over `None` where a filter left a gap.
+            allow_nones: Whether to hand over `None` for a missing element.
         """
         return IterDataset._of(ToStream(self._op, read_options, allow_nones=allow_nones))
 

@@ -161,8 +161,8 @@ def _check(ds: Any, global_batch_size: int, shard_options: ShardOptions) -> None
     sparse = _sparse(ds._op)
     if sparse is not None:
         raise PipelineError(
-            f"An ElasticIterator needs an element at every index; {sparse.label()} (pipeline at {sparse.site}) leaves "
-            "gaps. Leave it out, or do without elastic states."
+            f"An ElasticIterator needs an element at every index; {sparse.label()} (pipeline at {sparse.site}) drops "
+            "some. Leave it out, or do without elastic states."
         )
 
 
