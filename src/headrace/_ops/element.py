@@ -1,4 +1,4 @@
-"""Operations that turn one element into one element, or decide whether it stays.
+"""Operations on single elements: maps, filters and flat maps.
 
 Maps leave `None` as it is, whether it stands for a missing element or is an element of a stream.
 """
@@ -22,7 +22,7 @@ from headrace.errors import PipelineError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Map(Unary):
-    """`transform(element)`; with `batched`, a function of columns that works row by row."""
+    """`transform(element)`; with `batched`, a function from columns to columns with as many rows."""
 
     name = "map"
     is_elementwise = True
@@ -39,14 +39,14 @@ class Map(Unary):
 
     @property
     def batch_fn(self) -> Callable[[Any], Any] | None:
-        """The function of columns, where there is one."""
+        """The function of columns, if there is one."""
         if self.batched:
             return method_or_function(self.transform, "map_batch", op="map")
         return getattr(self.transform, "map_batch", None)
 
     @property
     def rows_fn(self) -> Callable[[list[Any]], list[Any]] | None:
-        """The function of a list of elements, where there is one beside that of an element."""
+        """The function of a list of elements, if there is one besides the function of one element."""
         rows_fn = None if self.batched else getattr(self.transform, "map_rows", None)
         return rows_fn if rows_fn is not None and self.fn == getattr(self.transform, "map", None) else None
 
@@ -64,16 +64,16 @@ class Map(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordMap(Map):
-    """A `DataLoader`'s map: a record whose data is `None` is a record like others."""
+    """A `DataLoader`'s map: it also maps records whose data is `None`."""
 
     skips_none = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlacedMap(RecordMap):
-    """`transform(place, element)` in a stream, the place being the index in the random-access chain it comes from.
+    """`transform(place, element)` in a stream; the place is the element's index in the random-access chain below.
 
-    Only maps and filters may stand between the two: what a filter drops does not change the places of the rest.
+    Only maps and filters may stand in between: what a filter drops does not change the places of the rest.
     """
 
     def __post_init__(self):
@@ -93,7 +93,7 @@ class PlacedMap(RecordMap):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MapWithIndex(Unary):
-    """`transform(index, element)`: the index in a random-access chain, the count so far in a stream."""
+    """`transform(index, element)`, with the index in a random-access chain, or the count so far in a stream."""
 
     name = "map_with_index"
     state_fields = ("count",)
@@ -120,7 +120,7 @@ class MapWithIndex(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RandomMap(Unary):
-    """`transform(element, rng)`, with a generator that is a function of the seed and the index or count."""
+    """`transform(element, rng)`, with a generator that depends on the seed and the index or count only."""
 
     name = "random_map"
     state_fields = ("count",)
@@ -178,7 +178,7 @@ class FlatMap(Unary):
 
     name = "flat_map"
     state_fields = ("taken_of_group",)
-    is_elementwise = counts_elements = True  # among an element's children, the position is the one before the element
+    is_elementwise = counts_elements = True  # among an element's children, the parent's position is before the element
     keeps_count = False
     order_params = ("max_fan_out",)
     transform: Any
@@ -194,8 +194,8 @@ class FlatMap(Unary):
             return
         if not isinstance(fan_out, int) or fan_out < 1:
             raise PipelineError(
-                "`flat_map` on a MapDataset needs to know how many children an element has at most: give "
-                f"`max_fan_out`, a positive int; got {fan_out!r}. On an IterDataset it is not needed."
+                "`flat_map` on a MapDataset needs `max_fan_out`, the most children that an element can have, as a "
+                f"positive int; got {fan_out!r}. An IterDataset does not need it."
             )
 
     @property
@@ -222,7 +222,7 @@ class FlatMap(Unary):
         return "one call an element"
 
     def children(self, element: Any) -> list[Any]:
-        """What an element is split into, checked against the fan-out."""
+        """An element's children, checked against the fan-out."""
         children = list(self.fn(element))
         if not self.is_stream and self.max_fan_out is not None and len(children) > self.max_fan_out:
             raise PipelineError(

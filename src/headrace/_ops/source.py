@@ -1,4 +1,4 @@
-"""Where elements come from: sources, and datasets that users write."""
+"""Where elements come from: sources and user-defined datasets."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +10,7 @@ from headrace.errors import SpecError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Source(Op):
-    """Items of a source by index; an index past the length is an item of a later epoch."""
+    """Items of a source by index; an index past the length belongs to a later epoch."""
 
     name = "source"
     source: Any
@@ -49,7 +49,7 @@ class Source(Op):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UserDataset(Op):
-    """A dataset of the user's own class: random access or a stream, as its class says."""
+    """A user-defined dataset: random access or a stream, depending on its class."""
 
     name = "user_dataset"
     state_fields = ("state", "replay")
