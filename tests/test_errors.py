@@ -70,7 +70,7 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: STREAM.prefetch(), "`prefetch` needs a number"),
         (lambda: RANGE[:0].to_arrays(), "empty dataset"),
         (lambda: RANGE.filter(bool).batch(2), r"cannot follow `filter`.*to_iter_dataset\(\)"),
-        (lambda: RANGE.flat_map(lambda x: [x]), "give `max_fan_out`"),
+        (lambda: RANGE.flat_map(lambda x: [x]), "needs `max_fan_out`, the most children"),
         (lambda: RANGE.map(3), "needs a function, or an object with a `map` method; got int"),
         (lambda: RANGE.filter(None), "`filter` needs a function"),
         (lambda: RANGE.apply([3]), "takes transforms .*got int"),

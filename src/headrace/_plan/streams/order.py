@@ -1,4 +1,4 @@
-"""Streams of `_ops/order.py`: windows in an order of their own, epoch after epoch."""
+"""Streams of `_ops/order.py`: shuffled windows and repeated epochs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class RepeatStream(Stream):
         self._parent = open_stream(op.parent, inner, context)
         super().__init__((epoch, self._parent.position))
         self._epoch = epoch
-        self._gave = inner is not None  # an epoch that gave nothing from its start would go on for ever
+        self._gave = inner is not None  # repeating an epoch that gives nothing would never end
 
     def pull(self, n: int) -> Run | None:
         while (run := self._parent.pull(n)) is None:
@@ -44,7 +44,7 @@ def _(op: Repeat, position: Position, context: Context) -> Stream:
 
 
 class WindowShuffleStream(GroupStream):
-    """Windows of a stream, each in an order of its own."""
+    """Windows of a stream, each shuffled."""
 
     def __init__(self, op: WindowShuffle, *at: Any):
         super().__init__(*at)
