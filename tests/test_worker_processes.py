@@ -52,7 +52,10 @@ def test_a_frozen_program_starts_no_workers(monkeypatch):
 def test_a_program_that_embeds_python_starts_no_workers(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
     monkeypatch.delitem(sys.modules, "multiprocessing.spawn", raising=False)
-    with nothing_left(), pytest.raises(WorkerError, match="'/usr/bin/blender' is no Python interpreter"):
+    with (
+        nothing_left(),
+        pytest.raises(WorkerError, match="need a Python interpreter, and '/usr/bin/blender' is not one"),
+    ):
         list(stream(abs))
 
 
