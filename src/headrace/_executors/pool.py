@@ -130,7 +130,7 @@ class ProcessPool:
         with self.locked():
             self._check()
             if worker is None:
-                worker = min(self._processes, key=_load).index
+                worker = min(self._processes, key=lambda process: len(process.tasks)).index
             pending = self._new_task(make, describe)
             self._send(worker, pending)
             return pending
@@ -180,7 +180,13 @@ class ProcessPool:
     def result(self, pending: Pending) -> Any:
         """Takes the answer to a task that has one; raises it if it is an error."""
         with self.locked():
-            return self._take(pending)
+            answer, slot = pending.answer, pending.slot
+            if isinstance(answer, BaseException):
+                raise answer
+            assert answer is not None
+            assert slot is not None
+            pending.slot = None
+            return self.slots.read(slot, answer)
 
     def peek(self, pending: Pending) -> Any:
         """A copy of the answer to a task, without taking it; `None` if there is none."""
@@ -216,15 +222,6 @@ class ProcessPool:
         except Exception:
             self._drop(pending)
             raise
-
-    def _take(self, pending: Pending) -> Any:
-        answer, slot = pending.answer, pending.slot
-        if isinstance(answer, BaseException):
-            raise answer
-        assert answer is not None
-        assert slot is not None
-        pending.slot = None
-        return self.slots.read(slot, answer)
 
     def _drop(self, pending: Pending) -> None:
         if pending.slot is not None:
@@ -278,15 +275,11 @@ class ProcessPool:
         pending.took_s = took_s
         pending.answer = Extent(total, start)
         if kind == FAILURE:
-            pending.answer = self._failure(pending)
+            assert pending.slot is not None
+            slot, pending.slot = pending.slot, None
+            pending.answer = unpacked_error(self.slots.read_copy(slot, Extent(total, start)))
         if pending.cancelled or kind == SKIPPED:
             self._drop(pending)
-
-    def _failure(self, pending: Pending) -> BaseException:
-        assert pending.slot is not None
-        assert isinstance(pending.answer, Extent)
-        slot, pending.slot = pending.slot, None
-        return unpacked_error(self.slots.read_copy(slot, pending.answer))
 
     # ---- death
 
@@ -380,10 +373,6 @@ class ProcessPool:
     def __del__(self):
         if hasattr(self, "_given_back"):  # else an interrupt came at the start of `__init__`
             self.close(wait=False)
-
-
-def _load(process: Process) -> int:
-    return len(process.tasks)
 
 
 def _message(pending: Pending, task: Task) -> bytes:

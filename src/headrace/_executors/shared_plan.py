@@ -17,7 +17,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read, received_classes
+from headrace._executors.classes import received_classes
+from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read
 from headrace._ops.base import Op, describe, parents_first
 from headrace._utils import trees
 from headrace.errors import WorkerError

@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
+from headrace._executors.classes import ClassPickler
 from headrace._executors.memory import check_memory, too_little
 from headrace.errors import WorkerError
 
@@ -198,26 +198,6 @@ class Writer:
         return offset
 
 
-received_classes: dict[type, str] = {}
-"""In a worker: the classes that came with its plan, and the names that cloudpickle gave them in both processes."""
-
-
-class ClassPickler(cloudpickle.Pickler):
-    """Pickles functions and classes by value if other processes cannot import them, but received classes by name.
-
-    By value, the worker's copy of a class would overwrite the consumer's own.
-    """
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and obj in received_classes:
-            return _class_of_consumer, (received_classes[obj],)
-        return super().reducer_override(obj)
-
-
-def _class_of_consumer(name: str) -> type:
-    return cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[name]
-
-
 class Pickler(ClassPickler):
     """Pickles all but arrays, which it copies to a slot."""
 
@@ -274,7 +254,7 @@ class _Lease:
     """The base of all arrays that are views of a slot."""
 
     def __init__(self, slot: Slot, size: int):
-        self.number, self._whole = slot.number, slot.bytes(size)
+        self.number, self.size, self._whole = slot.number, size, slot.bytes(size)
         self.__array_interface__ = self._whole.__array_interface__
 
     def copy_out(self) -> None:
@@ -296,13 +276,13 @@ class _Lease:
 class _LeaseEnd(weakref.ref):
     """Adds itself to `ended` when a lease ends. That may be in any thread at any time: no lock, no Python code."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "size")
 
     def __new__(cls, lease: _Lease, ended: "deque[_LeaseEnd]"):
         return super().__new__(cls, lease, ended.append)
 
     def __init__(self, lease: _Lease, ended: "deque[_LeaseEnd]"):
-        self.number = lease.number
+        self.number, self.size = lease.number, lease.size
 
 
 MAP_FIXED = 0x10
@@ -320,7 +300,6 @@ class Slots:
         self._leases: dict[int, _LeaseEnd] = {}
         self._ended: deque[_LeaseEnd] = deque()
         self._high: dict[int, int] = {}  # by slot, the most bytes used since it was cleaned
-        self._in_use: dict[int, int] = {}
         self._typical_bytes = 0.0
         _all_slots.add(self)
 
@@ -350,7 +329,6 @@ class Slots:
         self._collect()
         if extent.total <= SMALL_BYTES or len(self._leases) >= self._max_leased:
             return self.read_copy(slot, extent)
-        self._in_use[slot.number] = extent.total
         lease = _Lease(slot, extent.total)
         self._leases[slot.number] = _LeaseEnd(lease, self._ended)
         return read(np.asarray(lease), extent)
@@ -366,24 +344,24 @@ class Slots:
         while self._ended:
             end = self._ended.popleft()
             if self._leases.get(end.number) is end:  # else it was copied out, and the slot has another use now
-                self._take_back(end.number)
+                self._take_back(end)
 
-    def _take_back(self, number: int) -> None:
-        del self._leases[number]
-        self.give_back(self._slots[number], self._in_use.pop(number))
+    def _take_back(self, end: _LeaseEnd) -> None:
+        del self._leases[end.number]
+        self.give_back(self._slots[end.number], end.size)
 
     def copy_out(self) -> None:
         """Before a fork: copies leased arrays out of their slots, and frees the slots.
 
         Otherwise the arrays in the fork would change when a worker writes to the slot again.
         """
-        for number, end in list(self._leases.items()):
+        for end in list(self._leases.values()):
             lease = end()
             if lease is not None:
                 lease.copy_out()
                 if self.fd >= 0:
-                    self._slots[number].unmap()  # its next use maps it again
-                    self._take_back(number)
+                    self._slots[end.number].unmap()  # its next use maps it again
+                    self._take_back(end)
 
     def close(self) -> None:
         """Releases the memory; leased arrays keep theirs until they die."""

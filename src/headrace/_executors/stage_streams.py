@@ -22,7 +22,6 @@ from headrace._plan.stages import (
     all_operations,
     base_position,
     depth,
-    later,
     portable,
     rebased,
     start_of,
@@ -213,9 +212,7 @@ class IndexStageStream(StageStream):
         if first >= self._length:
             return None
         self._next = stop = min(first + self._stage.inputs * self._chunk, self._length)
-        position = self._origin
-        if first > self._first:
-            position = later(self._stage, self._origin, first - self._first, first)
+        position = rebased(self._stage, self._origin, lambda _: first, inputs=first - self._first)
         task = IndexTask(self._place.path, portable(position), stop, self._stage.counts, self._single_step)
         return self._submit(lambda _: task, partial(self._describe, first, stop))
 
@@ -251,7 +248,7 @@ class BlockStageStream(StageStream):
         if run is None:
             return None
         stage, block, first = self._stage, run.block, self._inputs
-        position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
+        position = rebased(stage, self._origin, lambda _: 0, inputs=first)
         task = BlockTask(self._place.path, portable(position), depth(stage), block, self._single_step)
         self._inputs += len(block)
         self._runs.append(run)

@@ -179,10 +179,7 @@ class TaskRunner:
         empty = None if in_memory is None else in_memory.empty
         return Context(
             executor=self._executor,
-            ahead=lambda stream, _: stream,
-            processes=lambda op, position, context: open_stream(op.parent, position, context),
             watch=counts.watch,
-            close=lambda **_: None,
             fetch=lambda op: self._fetch(op, stacked, empty),
             memory=lambda op: empty if op is stacked else None,
             **settings,

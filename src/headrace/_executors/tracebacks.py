@@ -13,7 +13,7 @@ import sys
 from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
-from headrace._executors.slots import ClassPickler
+from headrace._executors.classes import ClassPickler
 from headrace._utils.signals import raised_by_signal
 from headrace.errors import FROM_WORKER, WorkerError, in_words, put_together, users_frames
 

@@ -337,25 +337,6 @@ def method_or_function(transform: Any, method: str, *, op: str) -> Callable[...,
     )
 
 
-def tells_spec(op: Any) -> bool:
-    """Whether the user's transform has an `output_spec`."""
-    return getattr(op.transform, "output_spec", None) is not None
-
-
-mapped = functools.partial(from_parents, when=tells_spec)
-
-
-def mapped_spec(transform: Any, label: str, parent: Op) -> Any:
-    """The spec after a user's transform, from its `output_spec`."""
-    output_spec = getattr(transform, "output_spec", None)
-    if output_spec is None:
-        raise SpecError(
-            f"The element spec after {label} cannot be known without reading data. "
-            "Give its transform a method `output_spec(input_spec)` that returns it (a function, as an attribute)."
-        )
-    return output_spec(parent.spec())
-
-
 def default_seed(parents: tuple[Op, ...]) -> int | None:
     """The seed that an operation on `parents` derives from the `seed` calls before it, or None.
 

@@ -56,7 +56,7 @@ class Batch(Unary):
         if self.is_stream:
             return "ordering point: stacks elements as they come"
         if self.batch_fn is not None:
-            return "one call a batch"
+            return "one call per batch"
         return "one gather a batch, indices of many batches at once" if self.parent.gathers_columns else "stacks rows"
 
     def bounds(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

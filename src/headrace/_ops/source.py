@@ -32,7 +32,7 @@ class Source(Op):
             return "ints"
         if self.gathers_columns:
             return "columns, gathered by index"
-        return "rows, asked for in blocks" if hasattr(self.source, "__getitems__") else "rows, one call an element"
+        return "rows, read in blocks" if hasattr(self.source, "__getitems__") else "rows, one call per element"
 
     def identity(self) -> dict[str, Any]:
         return {"length": self.length()}
@@ -69,7 +69,7 @@ class UserDataset(Op):
         return None, 0
 
     def how(self) -> str:
-        return getattr(type(self.dataset), "_how", "the user's own, one call an element")
+        return getattr(type(self.dataset), "_how", "user-defined, one call per element")
 
     def length(self) -> int:
         return len(self.dataset)

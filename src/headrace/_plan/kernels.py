@@ -14,19 +14,18 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.element import Filter, FlatMap, Map, Transformed
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
-from headrace._plan.reading import reader, user_reader
+from headrace._plan.reading import Fetch, reader, user_reader
 from headrace._utils import trees
 from headrace.errors import PipelineError
 from headrace.sources import ArrayDataSource
 
-Fetch = Callable[[Indices], Block]
 STACK_AT_ONCE = 32  # batches of this size or more are stacked one by one, while their rows are in the CPU's cache
 
 
@@ -147,11 +146,7 @@ class Chain:
 
 
 @fetcher.register(IndexOp)
-@fetcher.register(Map)
-@fetcher.register(MapWithIndex)
-@fetcher.register(RandomMap)
-@fetcher.register(Filter)
-@fetcher.register(FlatMap)
+@fetcher.register(Transformed)
 def _(op: Any) -> Fetch:
     layers = [Layer([], _same)]
     together = False  # whether some function takes many elements at once
@@ -169,7 +164,7 @@ def _(op: Any) -> Fetch:
             layers += [Layer([_flat_map_kernel(op)], partial(_families, op)), Layer([], _same)]
         elif isinstance(op, Filter):
             layers[-1].kernels.append(_filter_kernel(op))
-        elif isinstance(op, Map | MapWithIndex | RandomMap):
+        elif isinstance(op, Transformed):
             layers[-1].kernels.append(element_kernel(op))
             together = together or (isinstance(op, Map) and op.rows_fn is not None)
         else:

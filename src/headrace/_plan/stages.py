@@ -76,7 +76,7 @@ def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:
 
 
 class _ThenMap:
-    """Applies a map to a dataset."""
+    """A map of elements as a map of the datasets that contain them."""
 
     def __init__(self, op: Map):
         self._transform, self._batched, self._site = op.transform, op.batched, op.site
@@ -99,18 +99,14 @@ def ready_for_workers(op: Op, *, as_written: bool) -> Op:
     return _put_on(_several_ready(op, maps, as_written=False), chain[len(maps) :])
 
 
-def _several_ready(op: Op, maps: list[Op], *, as_written: bool) -> Op:
+def _several_ready(op: Op, maps: list[Any], *, as_written: bool) -> Op:
     """The operation that a chain begins with, with `maps` added to each of its parts, if it has parts."""
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        return dataclasses.replace(op, datasets=_put_on(op.datasets, map(_behind_datasets, maps)), kept=Kept())
+        datasets = _put_on(op.datasets, (Map(each.parent, _ThenMap(each)) for each in maps))
+        return dataclasses.replace(op, datasets=datasets, kept=Kept())
     if not op.is_stream or not op.parents or not op.parents[0].is_stream:
         return op
     return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
-
-
-def _behind_datasets(op: Any) -> Op:
-    """A map of elements as a map of the datasets that contain them."""
-    return Map(op.parent, _ThenMap(op))
 
 
 def _put_on(op: Op, chain: Iterable[Any]) -> Op:
@@ -196,12 +192,7 @@ class Stages:
         """Why the consumer computes an operation."""
         if not _may_be_in_a_stage(op):
             return "it needs its elements in order"
-        if (
-            len(op.parents) == 1
-            and op.parents[0].is_stream
-            and self.of(op.parents[0]) is None
-            and not op.is_elementwise
-        ):
+        if op.before is not None and self.of(op.before) is None and not op.is_elementwise:
             return "it needs its elements in order" if op.group_size is not None else "what it reads is the consumer's"
         if op.counts_elements or op.group_size is not None:
             return "it counts its elements, and how many come before one does not follow from its index"
@@ -374,18 +365,8 @@ def base_position(stage: Stage, position: Position) -> Position:
     return position
 
 
-def later(stage: Stage, position: Position, inputs: int, base: Position) -> Position:
-    """The position `inputs` inputs after another one, with `base` as the base's position."""
-    return _rebuilt(stage, position, lambda _: base, inputs=inputs)
-
-
-def rebased(stage: Stage, position: Position, at: Callable[[Any], Position]) -> Position:
-    """A position with `at(position of the base)` in place of the base's position."""
-    return _rebuilt(stage, position, at, inputs=0)
-
-
-def _rebuilt(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int) -> Position:
-    """A position with its numbers advanced by `inputs` inputs, and its base's position replaced."""
+def rebased(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0) -> Position:
+    """A position `inputs` inputs later, with `at(position of the base)` in place of the base's position."""
     chain, numbers = _chain(stage), []
     for op in chain:
         if op.state_fields is not None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from headrace.protocols import Executor
 
 Position = Any
 At = Callable[[int], Position]
+S = TypeVar("S")
 
 
 class Run(NamedTuple):
@@ -126,14 +127,15 @@ class Watch(Protocol):
 class Context:
     """What streams run on: executors, threads, workers, and who watches filters.
 
-    The caller that opened a stream closes the context after it; with `wait=False`, without waiting for threads to end.
+    By default nothing is computed ahead, and there are no workers. The caller that opened a stream closes the context
+    after it; with `wait=False`, without waiting for threads to end.
 
     Attributes:
         executor: Makes the executor that computes chunks of a random-access chain.
-        ahead: Makes a stream that a thread computes ahead.
-        head_start: Wraps the stream of a whole pipeline so that a thread computes its first outputs ahead.
-        processes: Opens the stream of an `mp_prefetch`.
         watch: Makes the `Watch` of a filter.
+        ahead: Makes a stream that a thread computes ahead.
+        processes: Opens the stream of an `mp_prefetch`.
+        head_start: Wraps the stream of a whole pipeline so that a thread computes its first outputs ahead.
         close: Releases what the streams share.
         interrupt: Tells threads to stop waiting for each other and end; called before the streams are closed.
         elsewhere: The stream of an operation that workers compute; `None` if they do not.
@@ -147,10 +149,12 @@ class Context:
     """
 
     executor: Callable[[ReadOptions | None], Executor]
-    ahead: Callable[[Stream, Prefetch], Stream]
-    processes: Callable[[MpPrefetch, Position, "Context"], Stream]
     watch: Callable[[Op], Watch]
-    close: Callable[..., None]
+    ahead: Callable[[Stream, Prefetch], Stream] = lambda stream, op: stream
+    processes: Callable[[MpPrefetch, Position, "Context"], Stream] = lambda op, position, context: open_stream(
+        op.parent, position, context
+    )
+    close: Callable[..., None] = lambda **_: None
     head_start: Callable[[Stream, Op], Stream] = lambda stream, op: stream
     interrupt: Callable[..., None] = lambda **_: None
     elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
@@ -183,6 +187,25 @@ def stream_of(op: Op, position: Position, context: Context) -> Stream:
 def start_at(op: Op, position: Position) -> tuple[Any, ...]:
     """The numbers of an operation at a position, and its parents' position; `None` is the start."""
     return position or (*op.first_numbers(), None)
+
+
+def computes(kind: type[Op]) -> Callable[[type[S]], type[S]]:
+    """Registers a stream class for an operation on one parent; it takes (op, *numbers, parent's stream)."""
+
+    def registered(stream: Any) -> Any:
+        def opened(op: Any, position: Position, context: Context) -> Stream:
+            *numbers, inner = start_at(op, position)
+            return stream(op, *numbers, open_stream(op.parent, inner, context))
+
+        stream_of.register(kind, opened)
+        return stream
+
+    return registered
+
+
+def stay(position: Position) -> At:
+    """The same position after any number of outputs."""
+    return lambda j: position
 
 
 class UnaryStream(Stream):

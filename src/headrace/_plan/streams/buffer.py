@@ -17,9 +17,9 @@ from headrace._plan.streams.base import (
     Run,
     Stream,
     UnaryStream,
+    computes,
     kept_places,
     open_stream,
-    start_at,
     stream_of,
 )
 
@@ -154,11 +154,10 @@ def _last_filter(op: Op) -> Filter | None:
     return None
 
 
-@stream_of.register
-def _(op: ToStream, position: Position, context: Context) -> Stream:
-    return IndexStream(op, position, context)
+stream_of.register(ToStream, IndexStream)
 
 
+@computes(Limit)
 class LimitStream(UnaryStream):
     """The first elements; position: (how many are taken, parent's)."""
 
@@ -176,12 +175,7 @@ class LimitStream(UnaryStream):
         return self._run(block.cut(0, left) if len(block) > left else block, lambda j: (taken + j, at(j)))
 
 
-@stream_of.register
-def _(op: Limit, position: Position, context: Context) -> Stream:
-    taken, inner = start_at(op, position)
-    return LimitStream(op, taken, open_stream(op.parent, inner, context))
-
-
+@computes(Skip)
 class SkipStream(UnaryStream):
     """All but the first elements; position: (whether they are skipped, parent's)."""
 
@@ -199,12 +193,6 @@ class SkipStream(UnaryStream):
             self._left -= drop
             if drop < len(block) or not len(block):
                 return self._run(block.cut(drop, len(block)) if drop else block, lambda j: (1, at(j + drop)))  # noqa: B023
-
-
-@stream_of.register
-def _(op: Skip, position: Position, context: Context) -> Stream:
-    skipped, inner = start_at(op, position)
-    return SkipStream(op, skipped, open_stream(op.parent, inner, context))
 
 
 class CachedRuns:
@@ -254,9 +242,7 @@ class CacheStream(Stream):
             self._parent.close(wait=wait)
 
 
-@stream_of.register
-def _(op: Cache, position: Position, context: Context) -> Stream:
-    return CacheStream(op, position, context)
+stream_of.register(Cache, CacheStream)
 
 
 @stream_of.register

@@ -1,7 +1,6 @@
 """Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
 
 import contextlib
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, ScheduledMix, Timetable
 from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
+from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stay, stream_of
 from headrace.errors import PipelineError, StateError
 
 
@@ -256,9 +255,7 @@ class InterleaveStream(Stream):
             feed.fill(1, single_step=single_step)
             if feed.size:
                 block = feed.take(1)
-                return self._run(
-                    block, partial(_fixed, (self._slot, self._next, tuple(map(_slot_position, self._slots))))
-                )
+                return self._run(block, stay((self._slot, self._next, tuple(map(_slot_position, self._slots)))))
             feed.stream.close()
             self._slots[here] = None
             idle = 0
@@ -275,10 +272,6 @@ class InterleaveStream(Stream):
                 slot[1].stream.close(wait=wait)
         for stream in self._ahead.values():
             stream.close(wait=wait)
-
-
-def _fixed(position: Position, j: int) -> Position:
-    return position
 
 
 def _slot_position(slot: tuple[int, Feed] | None) -> Position:
@@ -324,6 +317,4 @@ def _make_part(op: Interleave, datasets: Op, number: int) -> Op | None:
     return part
 
 
-@stream_of.register
-def _(op: Interleave, position: Position, context: Context) -> Stream:
-    return InterleaveStream(op, position, context)
+stream_of.register(Interleave, InterleaveStream)

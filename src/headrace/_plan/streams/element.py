@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace._ops.base import Op
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap
+from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap, Transformed
 from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows
 from headrace._plan.elements import blame, element_kernel
@@ -28,13 +28,13 @@ from headrace._plan.streams.base import (
     kept_places,
     open_stream,
     start_at,
+    stay,
     stream_of,
 )
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions
 
 COUNTED = MapWithIndex | RandomMap
-STEPS = Map | Filter | FlatMap | COUNTED
 
 
 class Level(NamedTuple):
@@ -226,7 +226,7 @@ class ChainStream(UnaryStream):
         if not self._waiting:
             run = self.parent.pull(0)
             if run is None or not len(run.block):
-                return run and Run(run.block, partial(_stay, self.position))
+                return run and Run(run.block, stay(self.position))
             self._waiting.append((0, run, 0))
         first, run, used = self._waiting.pop()
         block, trace = self._next_of(first, run, used)
@@ -252,15 +252,7 @@ class ChainStream(UnaryStream):
         return Run(block, lambda j: after(j) if j else before)
 
 
-def _stay(position: Position, j: int) -> Position:
-    return position
-
-
-@stream_of.register(Map)
-@stream_of.register(MapWithIndex)
-@stream_of.register(RandomMap)
-@stream_of.register(Filter)
-@stream_of.register(FlatMap)
+@stream_of.register(Transformed)
 @stream_of.register(Seed)
 @stream_of.register(Options)
 def _(op: Op, position: Position, context: Context) -> Stream:
@@ -272,7 +264,7 @@ def _(op: Op, position: Position, context: Context) -> Stream:
             number, position = start_at(op, position)
         chain.append((op, number))
         op = op.parents[0]
-        if isinstance(op, STEPS | Seed | Options):
+        if isinstance(op, Transformed | Seed | Options):
             parent = context.elsewhere(op, position, context)
         else:
             parent = open_stream(op, position, context)

@@ -21,8 +21,8 @@ from headrace._plan.streams.base import (
     Run,
     Stream,
     UnaryStream,
+    computes,
     open_stream,
-    start_at,
     stream_of,
 )
 from headrace._utils import trees
@@ -56,6 +56,7 @@ def _(op: Batch, position: Position, context: Context) -> Stream:
     return BatchStream(op, open_stream(op.parent, position, context), context)
 
 
+@computes(Rebatch)
 class RebatchStream(UnaryStream):
     """Batches cut to another size; position: (rows taken from the parent's next element, parent's)."""
 
@@ -126,12 +127,7 @@ def _leading_length(op: Op, element: Any) -> int:
     return lengths.pop()[0]
 
 
-@stream_of.register
-def _(op: Rebatch, position: Position, context: Context) -> Stream:
-    taken, inner = start_at(op, position)
-    return RebatchStream(op, taken, open_stream(op.parent, inner, context))
-
-
+@computes(BufferShuffle)
 class BufferShuffleStream(GroupStream):
     """Groups of a sliding-buffer shuffle: group `g` is made from the stretches `g - 1` and `g`.
 
@@ -168,12 +164,7 @@ class BufferShuffleStream(GroupStream):
         return block.take(here), landing[here], block.take(later), landing[later]
 
 
-@stream_of.register
-def _(op: BufferShuffle, position: Position, context: Context) -> Stream:
-    group, taken, inner = start_at(op, position)
-    return BufferShuffleStream(op, group, taken, open_stream(op.parent, inner, context))
-
-
+@computes(PaddedBatch)
 class PaddedBatchStream(GroupStream):
     """The padded batches of one window after another."""
 
@@ -193,9 +184,3 @@ class PaddedBatchStream(GroupStream):
             add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
             raise
         return Rows(batches, owned=True), self._feed.positions()(0)
-
-
-@stream_of.register
-def _(op: PaddedBatch, position: Position, context: Context) -> Stream:
-    window, taken, inner = start_at(op, position)
-    return PaddedBatchStream(op, window, taken, open_stream(op.parent, inner, context))

@@ -4,7 +4,17 @@ from typing import Any
 
 from headrace._ops.order import Repeat, WindowShuffle
 from headrace._plan.blocks import Block
-from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream, start_at, stream_of
+from headrace._plan.streams.base import (
+    Context,
+    GroupStream,
+    Position,
+    Run,
+    Stream,
+    computes,
+    open_stream,
+    start_at,
+    stream_of,
+)
 
 
 class RepeatStream(Stream):
@@ -38,11 +48,10 @@ class RepeatStream(Stream):
         self._parent.close(wait=wait)
 
 
-@stream_of.register
-def _(op: Repeat, position: Position, context: Context) -> Stream:
-    return RepeatStream(op, position, context)
+stream_of.register(Repeat, RepeatStream)
 
 
+@computes(WindowShuffle)
 class WindowShuffleStream(GroupStream):
     """Windows of a stream, each shuffled."""
 
@@ -56,9 +65,3 @@ class WindowShuffleStream(GroupStream):
         if not len(block):
             return None
         return block.take(self._op.window_order(ordinal, len(block))), self._feed.positions()(0)
-
-
-@stream_of.register
-def _(op: WindowShuffle, position: Position, context: Context) -> Stream:
-    window, taken, inner = start_at(op, position)
-    return WindowShuffleStream(op, window, taken, open_stream(op.parent, inner, context))
