@@ -48,7 +48,7 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: MapDataset.mix([RANGE, RANGE], [1]), "one weight for each dataset; got 1 for 2"),
         (lambda: MapDataset.mix([]), "`mix` needs at least one dataset"),
         (lambda: IterDataset.mix({}), "`mix` needs at least one dataset"),
-        (lambda: IterDataset.mix({"a": STREAM}, {"b": 1}), r"datasets \['a'\] and weights for \['b'\]"),
+        (lambda: IterDataset.mix({"a": STREAM}, {"b": 1}), r"datasets \['a'\] but weights for \['b'\]"),
         (lambda: IterDataset.mix([STREAM], {"b": 1}), "give both as mappings"),
         (lambda: IterDataset.mix({"b": STREAM}, [1]), "give both as mappings"),
         (lambda: MapDataset.mix([RANGE, STREAM]), "dataset 1 is IterDataset.*IterDataset.mix"),
@@ -83,7 +83,7 @@ STREAM = RANGE.to_iter_dataset()
             lambda: list(
                 MapDataset.source([{"ids": np.ones(2)}]).to_iter_dataset().padded_batch(2, pad_value={"id": 1})
             ),
-            r"values for \['id'\], and elements have the features \['ids'\]",
+            r"values for \['id'\], but elements have the features \['ids'\]",
         ),
         (lambda: MapDataset.source(3), "int lacks `__len__`"),
         (lambda: MapDataset.source({"a": np.ones(3), "b": np.ones(4)}), r"\['a'\]: 3, \['b'\]: 4"),

@@ -54,7 +54,7 @@ def test_a_program_that_embeds_python_starts_no_workers(monkeypatch):
     monkeypatch.delitem(sys.modules, "multiprocessing.spawn", raising=False)
     with (
         nothing_left(),
-        pytest.raises(WorkerError, match="need a Python interpreter, and '/usr/bin/blender' is not one"),
+        pytest.raises(WorkerError, match="need a Python interpreter, but '/usr/bin/blender' is not one"),
     ):
         list(stream(abs))
 

@@ -1,4 +1,4 @@
-"""Which of the main script's imports a worker imports too, for what modules register when they are imported.
+"""Which of the main script's imports a worker repeats, so that it has what those modules register on import.
 
 A worker does not run the main script. When it starts, it imports the user's own modules that the script imports. It
 imports those that need a framework, and third-party modules, only after a lookup in a function fails: they may take

@@ -29,7 +29,7 @@ def check_memory(size: int) -> None:
 def too_little(size: int, found: str) -> RingMemoryError:
     """The error for too little memory for blocks."""
     return RingMemoryError(
-        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, and {found}. Give fewer num_workers "
+        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, but {found}. Give fewer num_workers "
         "or a smaller per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
     )
 

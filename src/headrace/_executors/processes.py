@@ -170,7 +170,7 @@ def _python() -> str:
     is_frozen = getattr(sys, "frozen", False) and not is_named
     if is_frozen or not is_python:
         kind = "a frozen program" if is_frozen else "not one"
-        raise WorkerError(f"Worker processes need a Python interpreter, and {executable!r} is {kind}. {_ADVICE}")
+        raise WorkerError(f"Worker processes need a Python interpreter, but {executable!r} is {kind}. {_ADVICE}")
     return executable
 
 

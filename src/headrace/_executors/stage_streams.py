@@ -356,8 +356,8 @@ class PrefetchedStream(Stream):
         prefetching = self._prefetching(sparse)
         context = dataclasses.replace(
             self._outer,
-            ahead=lambda stream, _: stream,
-            processes=lambda op, position, context: open_stream(op.parent, position, context),
+            ahead=Context.ahead,
+            processes=Context.processes,
             elsewhere=prefetching.elsewhere,
             enter=prefetching.stages.enter,
             lookahead=0 if prefetching.single_step else prefetching.pool.num_workers,

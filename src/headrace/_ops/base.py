@@ -31,7 +31,7 @@ _MAX_REPR = 4096  # characters of a repr that `describe` reads
 
 
 class Kept:
-    """What the iterators in this process keep with an operation for the next iterator; it is never pickled.
+    """What the iterators in this process keep with an operation for the next iterator; pickling leaves it out.
 
     It is an attribute of the operation rather than an entry in a weak dictionary, so that Python's garbage collector
     sees cycles: a function in an idle pool kept here may refer to the dataset that the pool belongs to.

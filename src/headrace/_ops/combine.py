@@ -99,7 +99,7 @@ class Mix(RouteOp, Mixing):
         if not isinstance(weights, Mapping):
             return tuple(weights)
         if self.names is None or set(weights) != set(self.names):
-            raise PipelineError(f"`mix` has datasets {list(self.names or ())} and weights for {sorted(weights)}.")
+            raise PipelineError(f"`mix` has datasets {list(self.names or ())} but weights for {sorted(weights)}.")
         return tuple(weights[name] for name in self.names)
 
     def identity(self) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class PaddedBatch(Grouped):
         if not isinstance(element, dict) or not values.keys() <= element.keys():
             found = f"the features {sorted(map(str, element))}" if isinstance(element, dict) else type(element).__name__
             raise PipelineError(
-                f"pad_value has values for {sorted(map(str, values))}, and elements have {found}. "
+                f"pad_value has values for {sorted(map(str, values))}, but elements have {found}. "
                 "Name features that elements have, or give one value for all."
             )
         return {key: values.get(key, 0) for key in element}

@@ -89,7 +89,7 @@ class WeightSchedule:
             row = np.array([np.nan])
         parts = f"{names} parts" if isinstance(names, int) else f"the parts {list(names)}"
         if row.shape != (self._count(names),):
-            raise PipelineError(f"The schedule gives the weights {weights!r} at step {step}, and there are {parts}.")
+            raise PipelineError(f"The schedule gives the weights {weights!r} at step {step}, but there are {parts}.")
         if not (row >= 0).all() or not 0 < row.sum() < np.inf:
             raise PipelineError(
                 f"Weights must be 0 or more, and one of them positive; at step {step} the schedule gives {weights!r}."
