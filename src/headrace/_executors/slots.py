@@ -57,7 +57,7 @@ def _memory_file() -> Any:
 
 
 class Extent(NamedTuple):
-    """Where in a slot an object is: its bytes end at `total`, and the pickle in them begins at `start`."""
+    """Where in a slot an object is: its bytes end at `total`; a table of buffers and the pickle begin at `start`."""
 
     total: int
     start: int

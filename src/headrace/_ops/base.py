@@ -366,16 +366,15 @@ def _seeds_before(parents: tuple[Op, ...], *, hidden: bool) -> list[tuple[int, i
     return pairs
 
 
-def resolve_seed(seed: int | None, parents: tuple[Op, ...], *, op: str, bits: int | None = 32) -> int:
-    """The seed given, or the one derived from `ds.seed(...)`, checked."""
+def set_seed(op: Any, *, bits: int | None = 32) -> None:
+    """Checks an operation's seed, or sets the one that it derives from `ds.seed(...)`."""
+    seed = default_seed(op.parents) if op.seed is None else op.seed
     if seed is None:
-        seed = default_seed(parents)
-        if seed is None:
-            raise PipelineError(
-                f"`{op}` needs a seed. Give it one, `{op}(..., seed=42)`, or seed the dataset before it: "
-                f"`ds.seed(42).{op}(...)`."
-            )
-    return check_seed(seed, op=op, bits=bits)
+        raise PipelineError(
+            f"`{op.name}` needs a seed. Give it one, `{op.name}(..., seed=42)`, or seed the dataset before it: "
+            f"`ds.seed(42).{op.name}(...)`."
+        )
+    object.__setattr__(op, "seed", check_seed(seed, op=op.name, bits=bits))
 
 
 def check_seed(seed: Any, *, op: str, bits: int | None = 32) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from headrace._ops.base import ENDLESS, Unary, describe, from_parents, method_or_function, resolve_seed
+from headrace._ops.base import ENDLESS, Unary, describe, from_parents, method_or_function, set_seed
 from headrace.errors import PipelineError, SpecError
 
 
@@ -121,7 +121,7 @@ class RandomMap(Transformed):
 
     def __post_init__(self):
         super().__post_init__()
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="random_map", bits=None))
+        set_seed(self, bits=None)
 
     def how(self) -> str:
         counts = "; ordering point: counts elements" if self.is_stream else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Unary, from_parents, resolve_seed
+from headrace._ops.base import Unary, from_parents, set_seed
 from headrace._utils import trees
 from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
@@ -127,7 +127,7 @@ class BufferShuffle(Grouped):
 
     def __post_init__(self):
         check_counts(self, "buffer_size", least=1)
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle", bits=None))
+        set_seed(self, bits=None)
 
     def landing(self, stretch: int, count: int) -> np.ndarray:
         """Where each of the first `count` elements of a stretch lands, counted from the stretch's start."""

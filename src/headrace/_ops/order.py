@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Op, Unary, check_seed, from_parents, resolve_seed
+from headrace._ops.base import ENDLESS, Op, Unary, check_seed, from_parents, set_seed
 from headrace._utils.rng import permutation, shuffled_indices
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, check_counts
@@ -63,7 +63,7 @@ class Shuffle(IndexOp):
     seed: int | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle"))
+        set_seed(self)
 
     def epoch_seed(self, epoch: int) -> int:
         """The seed of one epoch's order."""
@@ -91,7 +91,7 @@ class WindowShuffle(IndexOp):
 
     def __post_init__(self):
         check_counts(self, "window_size", least=1)
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="window_shuffle"))
+        set_seed(self)
 
     def how(self) -> str:
         return "ordering point: one window at a time" if self.is_stream else super().how()
@@ -138,7 +138,7 @@ class GroupShuffle(IndexOp):
 
     def __post_init__(self):
         check_counts(self, "window_size", least=1)
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="group_shuffle"))
+        set_seed(self)
         object.__setattr__(self, "_planned", {})
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
