@@ -470,11 +470,11 @@ def test_explain_shows_what_is_done():
           .batch(2)                                                    | one gather a batch, indices of many batches at once
           .to_iter_dataset(ReadOptions)                                | in index order, 2 threads
         MapDataset.range(5, 9, 1)                                      | ints
-          .map(is_any at test_dataset.py:{line})                            | one call an element
+          .map(is_any at test_dataset.py:{line})                            | one call per element
           .to_iter_dataset()                                           | in index order; threads where a trial shows that they pay
-          .filter(is_any at test_dataset.py:{line})                         | one call an element, skips the others
+          .filter(is_any at test_dataset.py:{line})                         | one call per element, skips the others
           .window_shuffle(3, seed=1)                                   | ordering point: one window at a time
-      .random_map(is_any at test_dataset.py:{line}, seed=7)                 | one call an element, generator moved by counter; ordering point: counts elements
+      .random_map(is_any at test_dataset.py:{line}, seed=7)                 | one call per element, generator moved by counter; ordering point: counts elements
       .batch(4)                                                        | ordering point: stacks elements as they come
       .prefetch(2)                                                     | a thread works ahead, 2 elements
     """

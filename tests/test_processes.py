@@ -660,7 +660,7 @@ def test_no_worker_is_left_after_an_error_though_it_is_kept():
 def test_too_little_memory_says_what_was_needed_and_which_option_to_change():
     ds = MapDataset.range(3).map(lambda i: np.broadcast_to(np.float32(i), (10**12,)))
     with nothing_left(), iter(ds.to_iter_dataset().mp_prefetch(workers(2))) as iterator:
-        with pytest.raises(RingMemoryError, match=r"[\d,]+ MiB more, and [\d,]+ MiB are free.*per_worker_buffer_size"):
+        with pytest.raises(RingMemoryError, match=r"[\d,]+ MiB more, but [\d,]+ MiB are free.*per_worker_buffer_size"):
             next(iterator)
         iterator.close()
 

@@ -156,7 +156,7 @@ def test_counts_stay_within_one_element_for_very_long():
     [
         ("needs a function of the step, or a dict", [1, 2]),
         (r"must begin at step 0; got \[3\]", {3: [1, 2]}),
-        (r"gives the weights \[1\] at step 0, and there are 2 parts", {0: [1]}),
+        (r"gives the weights \[1\] at step 0, but there are 2 parts", {0: [1]}),
         (r"gives the weights \{'a': 1\} at step 5", {0: [1, 2], 5: {"a": 1}}),
         (r"0 or more.*at step 2 the schedule gives \[1, -1\]", {0: [1, 2], 2: [1, -1]}),
         (r"at step 0 the schedule gives \[0, 0\]", lambda step: [0, 0]),

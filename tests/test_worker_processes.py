@@ -52,7 +52,10 @@ def test_a_frozen_program_starts_no_workers(monkeypatch):
 def test_a_program_that_embeds_python_starts_no_workers(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
     monkeypatch.delitem(sys.modules, "multiprocessing.spawn", raising=False)
-    with nothing_left(), pytest.raises(WorkerError, match="'/usr/bin/blender' is no Python interpreter"):
+    with (
+        nothing_left(),
+        pytest.raises(WorkerError, match="need a Python interpreter, but '/usr/bin/blender' is not one"),
+    ):
         list(stream(abs))
 
 
@@ -153,7 +156,7 @@ def test_a_worker_that_ends_by_an_exception_of_its_own_says_so(capfd):
         def answer(self, message):
             raise RuntimeError("a mistake of the worker's own")
 
-        sys.modules["__main__"]._Worker.answer = answer
+        sys.modules["__main__"].Worker.answer = answer
 
     ds = MapDataset.range(9).to_iter_dataset().mp_prefetch(TWO, breaks_its_worker)
     with nothing_left(), pytest.raises(WorkerError, match=r"exit status 1\)"):

@@ -1,7 +1,7 @@
-"""Iterators over datasets: they hand over elements, and can say where they are and go back there.
+"""Iterators over datasets, with states to save and restore.
 
-Elements come in runs. A run is walked by a list iterator that `itertools.chain` steps through in C, so that
-handing over an element costs some 20 ns; only `get_state()` asks how far the walk has come.
+Elements come in runs. `itertools.chain` steps in C through a list iterator over each run, so handing over an
+element costs some 20 ns; only `get_state()` asks how far the iterator has come.
 """
 
 import abc
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Checkpointable(Generic[T]):
-    """What the iterators of datasets and of loaders share, whose states are of different types."""
+    """What the iterators of datasets and of loaders share; their states have different types."""
 
     def __iter__(self) -> Self:
         return self
@@ -34,13 +34,13 @@ class _Checkpointable(Generic[T]):
         raise NotImplementedError
 
     def start_prefetch(self) -> None:
-        """Begins to compute ahead, before the first element is asked for."""
+        """Starts computing ahead, before the first element is requested."""
 
     def close(self) -> None:
-        """Gives back threads, processes and memory; the iterator cannot be used any more."""
+        """Releases threads, processes and memory; the iterator cannot be used afterwards."""
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Writes the state of now to a folder, once it is there: what Orbax asks of a checkpointable object."""
+        """Writes the current state to a folder once that exists, as Orbax requires of a checkpointable object."""
         text = files.dump(self.get_state())
 
         async def write() -> None:
@@ -49,7 +49,7 @@ class _Checkpointable(Generic[T]):
         return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Goes to the state that `save` wrote to a folder."""
+        """Restores the state that `save` wrote to a folder."""
 
         async def read() -> None:
             files.restore(self, directory)
@@ -64,14 +64,14 @@ class _Checkpointable(Generic[T]):
 
 
 class DatasetIterator(_Checkpointable[T], abc.ABC):
-    """What iterating a dataset gives; subclass it for an iterator of your own.
+    """An iterator over a dataset; subclass it to write your own.
 
-    A subclass defines `__next__`, `get_state` and `set_state`. Its parents' iterators are in `self._parents`,
-    and the only one in `self._parent`.
+    A subclass defines `__next__`, `get_state` and `set_state`. `self._parents` holds its parents' iterators;
+    if there is one parent, `self._parent` is its iterator.
     """
 
     _parents: "tuple[DatasetIterator, ...]" = ()
-    _state_is_global: ClassVar[bool] = False  # whether all processes of a program have the same state
+    _state_is_global: ClassVar[bool] = False  # whether all processes of a training job have the same state
     _stats: ClassVar[NoStats] = NoStats()
     _closed = False
 
@@ -89,18 +89,18 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Where the iterator is, as small JSON."""
+        """The iterator's position, as small JSON."""
 
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where `get_state` was called."""
+        """Returns to the position at which `get_state` was called."""
 
     def get_next_index(self) -> int:
-        """How many outputs have come, where that says all about a position."""
+        """How many outputs have come, where that number alone determines the position."""
         raise StateError(f"{type(self).__name__} has no next index. Use `get_state()`.")
 
     def set_next_index(self, index: int) -> None:
-        """Goes on from an output by its number, where that says all about a position."""
+        """Goes to an output by its number, where that number alone determines the position."""
         raise StateError(f"{type(self).__name__} has no next index. Use `set_state()`.")
 
     def start_prefetch(self) -> None:
@@ -113,7 +113,7 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
             parent.close()
 
     def _assert_not_closed(self) -> None:
-        """For the `__next__` of iterators of your own."""
+        """Raises if the iterator is closed; for the `__next__` of subclasses."""
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
 
@@ -122,7 +122,7 @@ class PipelineIterator(_Checkpointable[T]):
     """An iterator over a pipeline.
 
     `__next__` is that of an `itertools.chain`, so no line of Python runs between taking an element out of a run and
-    handing it over: a signal that raises in such a line would lose the element.
+    handing it over: a signal handler that raises in such a line would lose the element.
     """
 
     __slots__ = ("__next__",)
@@ -134,22 +134,22 @@ class PipelineIterator(_Checkpointable[T]):
         self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
 
     def get_state(self) -> dict[str, Any]:
-        """Where the iterator is, as small JSON, with what tells whether it belongs to a pipeline."""
+        """The iterator's position, as small JSON, with a fingerprint of the pipeline that it belongs to."""
         return self._identity.added_to(self._position_state())
 
     def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
-        """The state as `size` bytes, for hosts that gather theirs; `set_state` takes it too.
+        """The state as `size` bytes, for hosts that gather their states; `set_state` takes it too.
 
-        Leaves of `get_state()` are ints, but how many there are may differ among hosts: of an interleave that has
-        fewer datasets open on one of them. Arrays are of one size.
+        The leaves of `get_state()` are ints, but hosts may have different numbers of them, for instance when an
+        interleave has fewer datasets open on one host. These arrays all have the same size.
         """
         state = self.get_state()
         return arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
-        """Goes to where `get_state` or `state_as_array` was called.
+        """Returns to the position at which `get_state` or `state_as_array` was called.
 
-        A state of a pipeline with another order is an error that says what differs; with `strict=False`, a warning.
+        A state from a pipeline with another order is an error that says what differs; with `strict=False`, a warning.
         """
         self._walk.go_to(positions.restore(self._walk.op, state, strict=strict))
 
@@ -163,10 +163,10 @@ class PipelineIterator(_Checkpointable[T]):
         self._walk.go_to(position_at(self._walk.op, index))
 
     def stats(self) -> dict[str, Any]:
-        """What has been computed so far, stage by stage: elements, bytes, and seconds at work and waited for.
+        """Statistics so far, for each stage: elements, bytes, and seconds spent working and waiting.
 
-        `seconds` is the time that this iterator's consumer waited for elements. It includes that of the stages that the
-        consumer computes itself.
+        `seconds` is the time that the consumer waited for elements, including the time of the stages that it computes
+        itself.
         """
         return self._walk.stats()
 
@@ -185,20 +185,20 @@ class PipelineIterator(_Checkpointable[T]):
 
 
 class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
-    """What iterating a dataset of this package gives."""
+    """An iterator over a dataset of this package."""
 
 
 def _connect(walk: Walk, reconnect: "_Reconnect") -> Callable[[], Any]:
-    """What hands over the elements of all runs.
+    """The function that hands over the elements of all runs.
 
-    A chain whose source raises is at its end from then on. Then `reconnect` makes another one.
+    A chain whose source raises is exhausted from then on, so `reconnect` makes another one.
     """
     runs = itertools.chain.from_iterable(walk)
     return itertools.chain(runs, map(next, reconnect)).__next__
 
 
 class _Reconnect(Iterator):
-    """Gives an iterator a new chain in place of one that an error has ended; closes the walk when nobody has it."""
+    """Gives an iterator a new chain after an error has ended the last one; closes the walk when it is dropped."""
 
     def __init__(self, walk: Walk, owner: PipelineIterator):
         self._walk, self._owner = walk, weakref.ref(owner)
@@ -210,5 +210,5 @@ class _Reconnect(Iterator):
         return itertools.chain.from_iterable(self._walk)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
-        if not is_finalizing():  # or all is closed already, and modules may be gone
+        if not is_finalizing():  # else everything is closed already, and modules may be gone
             self._walk.drop()

@@ -1,4 +1,4 @@
-"""The knobs: none of them changes a value that comes out."""
+"""Options for speed and memory; apart from filter thresholds, none changes what a pipeline returns."""
 
 import enum
 import operator
@@ -20,13 +20,13 @@ class _Autotune(enum.Enum):
 
 
 AUTOTUNE = _Autotune.AUTOTUNE
-"""Leaves a number to Headrace, which measures and chooses."""
+"""Lets Headrace measure and choose a number."""
 
 AutotuneParameter = _Autotune
 
 
 def check_count(name: str, value: Any, *, least: int, autotune: bool = False) -> Any:
-    """A count as an int of at least `least` (or AUTOTUNE, where that is allowed); raises for anything else."""
+    """A count as an int of at least `least` (or AUTOTUNE, if allowed); raises for anything else."""
     if autotune and value is AUTOTUNE:
         return value
     try:
@@ -41,7 +41,7 @@ def check_count(name: str, value: Any, *, least: int, autotune: bool = False) ->
 
 
 def check_counts(thing: Any, *names: str, least: int, autotune: bool = False) -> None:
-    """Makes ints of counts among the fields of a frozen dataclass."""
+    """Checks counts among the fields of a frozen dataclass, and makes them ints."""
     for name in names:
         object.__setattr__(thing, name, check_count(name, getattr(thing, name), least=least, autotune=autotune))
 
@@ -52,8 +52,8 @@ class ReadOptions:
 
     Args:
         num_threads: Threads that read ahead; 0 reads in the consumer's own thread.
-        prefetch_buffer_size: How many elements may be ready or under way; 0 reads in the consumer's own thread.
-        prefetch_buffer_bytes: How many bytes may be.
+        prefetch_buffer_size: The most elements ready or under way; 0 reads in the consumer's own thread.
+        prefetch_buffer_bytes: The most bytes ready or under way.
     """
 
     num_threads: int | AutotuneParameter = 16
@@ -66,7 +66,7 @@ class ReadOptions:
 
 
 def num_threads(options: ReadOptions | None, *, in_worker: bool = False) -> Any:
-    """How many threads read a random-access chain; `AUTOTUNE` where a trial decides, as none does in workers."""
+    """How many threads read a random-access chain; `AUTOTUNE` where a trial decides, but never in workers."""
     given = AUTOTUNE if options is None else options.num_threads
     if in_worker:
         return 0 if given is AUTOTUNE else given
@@ -75,13 +75,13 @@ def num_threads(options: ReadOptions | None, *, in_worker: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class MultiprocessingOptions:
-    """How worker processes are used.
+    """How to use worker processes.
 
     Args:
         num_workers: Worker processes; 0 computes in the consumer's own process.
         per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time.
-        enable_profiling: Kept for compatibility.
-        buffer_bytes: How many bytes may be ready or under way in all.
+        enable_profiling: Accepted as in Grain, without effect.
+        buffer_bytes: The most bytes ready or under way, in all workers together.
     """
 
     num_workers: int = 0
@@ -95,13 +95,13 @@ class MultiprocessingOptions:
         most = max(MOST_WORKERS, MOST_WORKERS_PER_CORE * (os.cpu_count() or 1))
         if self.num_workers > most:
             raise PipelineError(
-                f"num_workers={self.num_workers} is more than the {most} that are allowed on a machine of "
-                f"{os.cpu_count()} cores. Start with one worker a core."
+                f"num_workers={self.num_workers} is more than the {most} that are allowed on a machine with "
+                f"{os.cpu_count()} cores. Start with one worker per core."
             )
 
 
 class ExecutionTrackingMode(enum.Enum):
-    """How closely an iterator's execution is recorded."""
+    """How closely Grain records an iterator's execution."""
 
     DISABLED = enum.auto()
     STAGE_TIMING = enum.auto()
@@ -112,13 +112,13 @@ _UNSET: Any = object()
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DatasetOptions:
-    """Options of a whole pipeline; where several are given, the one nearest the consumer counts.
+    """Options of a whole pipeline; where several set the same option, the one nearest the consumer wins.
 
     Args:
-        filter_warn_threshold_ratio: The share of dropped elements from which a filter warns; `None` never.
-        filter_raise_threshold_ratio: The share from which it raises; `None` never.
-        execution_tracking_mode: Taken as Grain takes it; nothing is recorded.
-        min_shm_size: Taken as Grain takes it; all arrays of workers travel in shared memory.
+        filter_warn_threshold_ratio: The share of dropped elements from which a filter warns; `None` for never.
+        filter_raise_threshold_ratio: The share from which it raises; `None` for never.
+        execution_tracking_mode: Accepted as in Grain, without effect.
+        min_shm_size: Accepted as in Grain, without effect. Arrays from workers always travel in shared memory.
     """
 
     filter_warn_threshold_ratio: float | None = _UNSET
@@ -144,7 +144,7 @@ class DatasetOptions:
         return f"DatasetOptions({given})"
 
     def merge(self, other: "DatasetOptions | None") -> "DatasetOptions":
-        """These options, with what `other` gives where these do not."""
+        """These options, with those of `other` where these are not set."""
         given = {} if other is None else {name: getattr(other, name) for name in other._given}
         given |= {name: getattr(self, name) for name in self._given}
         return DatasetOptions(**given)

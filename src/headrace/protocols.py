@@ -1,4 +1,4 @@
-"""What Headrace asks of the objects that it is given."""
+"""The protocols that objects passed to Headrace follow."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ class RandomAccessDataSource(Protocol[T_co]):
     - `__getitems__(indices)`: the items at a list of indices, as a list.
     - `__getcolumns__(indices)`: the items at an int64 array of indices, each in `0..len - 1`, as columns: a tree like
       one item, whose leaves are NumPy arrays in which row `j` is from item `indices[j]`, bit for bit. The arrays must
-      be new, since rows and batches of them are handed out. Headrace prefers it to the others.
+      be new, since users receive rows and batches of them. Headrace prefers this method to the others.
     - `element_spec`: the tree of shapes and dtypes of an item.
     """
 
@@ -29,7 +29,7 @@ class RandomAccessDataSource(Protocol[T_co]):
 
 @runtime_checkable
 class CheckpointableIterator(Protocol[T_co]):
-    """An iterator that can say where it is and go back there."""
+    """An iterator that can save its position and return to it."""
 
     def __next__(self) -> T_co: ...
 
@@ -41,26 +41,26 @@ class CheckpointableIterator(Protocol[T_co]):
 
 
 class Executor(Protocol):
-    """Computes tasks and hands their results back in the order they were submitted.
+    """Computes tasks and returns their results in the order of submission.
 
-    An executor never changes a value. After an error it is closed, and nothing more is asked of it.
+    An executor never changes a value. After an error, the caller closes it and does not use it again.
     """
 
     @property
     def inline(self) -> bool:
-        """Whether nothing is gained by submitting: the task may as well be called."""
+        """Whether submitting gains nothing, so that the caller may as well call the task itself."""
         ...
 
     def wants(self, n: int) -> int:
-        """How many elements the next task should have, if about `n` are needed; 0: none now."""
+        """How many elements the next task should have if about `n` are needed; 0 for no task now."""
         ...
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
-        """Takes a task that makes a block of about `size` elements."""
+        """Accepts a task that makes a block of about `size` elements."""
         ...
 
     def ready(self) -> bool:
-        """Whether the next result need not be waited for; what is computed when it is asked for is ready."""
+        """Whether the next result is there; results computed on demand always count as there."""
         ...
 
     def next(self) -> Any:
@@ -68,19 +68,19 @@ class Executor(Protocol):
         ...
 
     def close(self, *, wait: bool = True) -> None:
-        """Gives back threads, processes and memory."""
+        """Releases threads, processes and memory."""
         ...
 
 
 @dataclass(frozen=True)
 class ChunkLimits:
-    """How much a task of a pool should hold: little enough to come soon, enough to be worth sending.
+    """How large a pool's tasks should be: small enough to arrive soon, large enough to be worth sending.
 
     Attributes:
         seconds: Chunks grow while they take less than this; one that takes four times as long halves them.
         num_bytes: Chunks grow while they have less than this.
-        elements: No chunk has more.
-        under_way: No worker has more chunks to compute.
+        elements: The most elements in a chunk.
+        under_way: The most chunks that one worker has queued.
     """
 
     seconds: float = 0.004
@@ -91,11 +91,11 @@ class ChunkLimits:
 
 @dataclass
 class PoolLoad:
-    """What the streams that share a pool know of each other.
+    """What the streams that share a pool tell each other.
 
     Attributes:
-        num_streams: Streams that share the workers now.
-        expected_bytes: Of all tasks under way, as far as results so far tell.
+        num_streams: How many streams share the workers now.
+        expected_bytes: The size of all results under way, estimated from results so far.
         chunks: By kind of stage, the size of a chunk, and the bytes of a chunk of one.
     """
 
@@ -105,33 +105,33 @@ class PoolLoad:
 
 
 class PendingTask(Protocol):
-    """A task that a pool was given."""
+    """A task submitted to a pool."""
 
     @property
     def took_s(self) -> float:
-        """How long a worker took to compute it; 0 until the answer is there."""
+        """How long a worker took to compute it; 0 until the answer arrives."""
         ...
 
     @property
     def num_bytes(self) -> int | None:
-        """How large the result is; `None` until it is there."""
+        """The size of the result; `None` until it arrives."""
         ...
 
 
 class TaskPool(Protocol):
     """Workers that compute tasks: see `_executors/tasks.py` for the tasks and for what runs them.
 
-    A pool never changes a result. A worker that dies is replaced and its tasks are computed again; a task over which
-    workers die again is an error. A pool belongs to one iterator at a time. `MultiprocessingOptions` and its subclasses
-    pick it: a method `open_pool(plan, num_workers)` returns one, where `plan.pipelines` and `plan.init` are what
-    every worker needs.
+    A pool never changes a result. It replaces a worker that dies and computes its tasks again; a task over which
+    workers die repeatedly is an error. A pool belongs to one iterator at a time. To use another pool, subclass
+    `MultiprocessingOptions` with a method `open_pool(plan, num_workers)` that returns one; every worker needs
+    `plan.pipelines` and `plan.init`.
     """
 
     load: PoolLoad
 
     @property
     def plan(self) -> Any:
-        """What it was opened with."""
+        """The plan that it was opened with."""
         ...
 
     @property
@@ -153,15 +153,15 @@ class TaskPool(Protocol):
         ...
 
     def submit(self, make: Callable[[int], Any], describe: Callable[[], str], worker: int | None = None) -> PendingTask:
-        """Gives a task to a worker: to this one, or to whichever has least to do.
+        """Gives a task to `worker`, or to the worker with the fewest tasks.
 
-        `make(number)` makes the task when it is sent. The number is another one once a worker has been replaced, which
-        tells a stream to say again where it is. `describe()` names the elements, for an error.
+        The pool calls `make(number)` to make the task when it sends it. The number changes when the worker is replaced,
+        which tells a stream to send its position again. `describe()` names the elements for an error.
         """
         ...
 
     def wait(self, pending: Any) -> bool:
-        """Waits until any task is answered; returns whether this one is."""
+        """Waits until any task has an answer; returns whether this one has."""
         ...
 
     def ready(self, pending: Any) -> bool:
@@ -169,31 +169,31 @@ class TaskPool(Protocol):
         ...
 
     def result(self, pending: Any) -> Any:
-        """The result of a task that is answered, or its error."""
+        """Takes the result of a task that has an answer; raises where the answer is an error."""
         ...
 
     def peek(self, pending: Any) -> Any:
-        """The result of a task, if it is there, which stays where it is; `None` otherwise."""
+        """The result of a task without taking it; `None` if it is not there."""
         ...
 
     def cancel(self, pending: Iterable[Any]) -> None:
-        """Forgets tasks; those that have not begun need not be computed."""
+        """Drops tasks; workers may skip those that they have not begun."""
         ...
 
     def pick_worker(self) -> int:
-        """A worker for a whole stream."""
+        """Chooses a worker for a whole stream."""
         ...
 
     def forget_stream(self, worker: int, task: Any) -> None:
-        """Has a worker close a stream that it keeps open; does not wait for that."""
+        """Tells a worker to close a stream that it keeps open, without waiting for it."""
         ...
 
     def interrupt(self) -> None:
-        """Makes whoever waits stop, with a `ClosedError`, in whatever thread."""
+        """Makes every thread that waits for a result stop with a `ClosedError`."""
         ...
 
     def go_on(self) -> None:
-        """Lets results be waited for again."""
+        """Allows waiting for results again after `interrupt`."""
         ...
 
     def close(self, *, wait: bool = True) -> None:

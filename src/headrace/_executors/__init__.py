@@ -1,4 +1,4 @@
-"""Where plans run: in the consumer's thread, in threads, in processes. None of them changes a value."""
+"""Where plans run: in the consumer's thread, in other threads, in processes. None of them changes a value."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from headrace.protocols import Executor
 
 
 def context(plan: Plan, workers: Workers, recorder: Recorder, *, single_step: bool = False) -> Context:
-    """What a pipeline's streams run on; in single steps, nothing runs ahead of the consumer."""
+    """What a pipeline's streams run on; with `single_step`, nothing runs ahead of the consumer."""
     options = gather_options(plan.op)
     threads, aheads = Threads(), Aheads(recorder)
     return Context(
@@ -35,7 +35,7 @@ def context(plan: Plan, workers: Workers, recorder: Recorder, *, single_step: bo
 
 
 def _interrupt(aheads: Aheads, threads: Threads, *, wait: bool) -> None:
-    # Those that compute ahead may wait for those that read: all are told first, and then waited for together.
+    # Threads that compute ahead may wait for threads that read: tell all of them first, then wait for all.
     stopped = aheads.interrupt() + threads.interrupt()
     if wait:
         join_threads(stopped)
@@ -54,7 +54,7 @@ def _executor(threads: Threads, options: ReadOptions | None) -> Executor:
 
 
 def thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) -> ThreadExecutor:
-    """An executor on so many threads, with the buffers that the options ask for."""
+    """An executor on `num_threads` threads, with the buffer sizes from the options."""
     size: Any = options.prefetch_buffer_size
     if size is AUTOTUNE:
         size = _DEFAULTS.prefetch_buffer_size

@@ -1,9 +1,8 @@
-"""Decides by trial whether threads pay, and computes by what was chosen.
+"""Decides by a trial whether threads pay, and then uses the faster way.
 
-Cheap chains stay inline and pay nothing. Where an element costs enough to be worth it, some work is done
-inline, some in a few threads, and if those were faster some inline once more, since what is done first often costs
-more; the faster goes on. This sees reads that wait and functions that release the GIL alike. The choice changes only
-the time things take.
+Cheap chains stay inline and pay nothing. If elements cost enough, the trial computes some inline, some in a few
+threads, and, if those were faster, some inline again, since the first elements often cost more. It
+recognises both reads that wait and functions that release the GIL. The choice changes only how long things take.
 """
 
 import time
@@ -15,17 +14,17 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace.protocols import Executor
 
-ELEMENT_S = 200e-6  # an element that costs less is not worth a hand-over between threads
-TRIAL_S = 0.03  # how long each side is tried
+ELEMENT_S = 200e-6  # an element that costs less is not worth handing over between threads
+TRIAL_S = 0.03  # how long to try each side
 TRIAL_THREADS = 4
 TRIAL_BUFFER = 8
 GAIN = 1.25  # threads must be this much faster
 
 
 class AutotunedExecutor:
-    """Inline at first; then whatever a trial found faster.
+    """Inline at first; then whichever way a trial found faster.
 
-    Tasks come back in order whoever computes them: after a change, what the one before still has comes first.
+    Results come back in order of submission: after a change, those of the last executor come first.
     """
 
     def __init__(self, threads: Threads, make_threads: Callable[[], ThreadExecutor]):
@@ -38,10 +37,10 @@ class AutotunedExecutor:
         self.inline = False
         self._elements = 0
         self._spent_s = 0.0
-        self._rates: list[float] = []  # inline, in threads, inline once more
+        self._rates: list[float] = []  # inline, in threads, inline again
 
     def wants(self, n: int) -> int:
-        if self._rates and self._current is self._inline:  # on trial once more: not for longer than the first time
+        if self._rates and self._current is self._inline:  # second inline trial: no longer than the first
             n = min(n, max(1, int(self._rates[0] * TRIAL_S)))
         return self._current.wants(n)
 
@@ -84,7 +83,7 @@ class AutotunedExecutor:
         self._current = executor
 
     def _close_idle(self) -> None:
-        """Closes executors that were left and have nothing more to give."""
+        """Closes former executors that have no results left."""
         if self._left:
             busy = {id(executor) for executor, _ in self._tasks} | {id(self._current)}
             for executor in self._left:

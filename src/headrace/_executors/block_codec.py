@@ -1,4 +1,4 @@
-"""How a block travels from one process to another: rows of one kind go as columns, and come out as rows again."""
+"""How a block travels from one process to another: rows of one kind travel as columns and arrive as rows again."""
 
 from typing import Any, Protocol
 
@@ -7,25 +7,25 @@ import numpy as np
 from headrace._plan.blocks import Block, Rows
 from headrace._utils import trees
 
-STACKED_BYTES = 1 << 14  # larger arrays are laid out one by one, each aligned
-LONGEST_TUPLE = 16  # longer lists and tuples are not taken apart
+STACKED_BYTES = 1 << 14  # larger arrays are copied one by one, each to an aligned place
+LONGEST_TUPLE = 16  # longer lists and tuples are not split into columns
 _PLAIN = {int, float, bool, complex, str, bytes, type(None)}
 
 
 class Memory(Protocol):
-    """Where the arrays of a encoded block are made."""
+    """Makes the arrays of an encoded block."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array to be filled by the caller."""
+        """An array for the caller to fill."""
         ...
 
     def holds(self, array: np.ndarray) -> bool:
-        """Whether an array was made here."""
+        """Whether `empty` made this array."""
         ...
 
 
 class Heap:
-    """Memory of this process: for results that are pickled whole."""
+    """Memory of this process, for results that are pickled whole."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
@@ -35,12 +35,12 @@ class Heap:
 
 
 def encode(block: Block, memory: Memory) -> Any:
-    """A block as something to pickle; a block of rows is taken apart."""
+    """A block in a form to pickle; rows are split into columns where possible."""
     return _encode(block.items, memory, owned=block.owned) if isinstance(block, Rows) else block
 
 
 def decode(encoded: Any) -> Block:
-    """The block again, the caller's own."""
+    """The block again; only the caller refers to its elements."""
     return encoded if isinstance(encoded, Block) else Rows(_decode(encoded), owned=True)
 
 
@@ -67,7 +67,7 @@ def _encode(rows: list[Any], memory: Memory, *, owned: bool) -> tuple[Any, ...]:
 
 
 def _has_twice(columns: list[list[Any]]) -> bool:
-    """Whether a row has one object in two places: then it must come out as one, and is not taken apart."""
+    """Whether a row contains one object twice; it must arrive as one object, so the row is not split."""
     whole = [column for column in columns if type(column[0]) not in _PLAIN]
     return len(whole) > 1 and any(len(set(map(id, row))) < len(row) for row in zip(*whole, strict=True))
 
@@ -81,7 +81,7 @@ def _encode_arrays(rows: list[np.ndarray], memory: Memory, *, owned: bool) -> tu
         stacked = memory.empty((len(rows), *first.shape), first.dtype)
         np.concatenate(rows, out=stacked.reshape(-1, *first.shape[1:]))
         return np.ndarray, None, stacked
-    # A view is an object of its own: an array that is there twice comes out as two.
+    # A view is a new object: an array that occurs twice arrives as two.
     return None, None, [row if memory.holds(row) else row.view() for row in rows]
 
 

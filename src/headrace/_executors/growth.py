@@ -1,8 +1,8 @@
 """When runs and chunks may become longer.
 
-They are made whole before any of them is handed over, so a record that takes long keeps those before it in its run
-waiting. Runs double only after several of one length: no output waits for one that is further on than a share of the
-way so far.
+A run is complete before its first output is handed over, so a slow record delays those before it in its run. Runs
+double only after several of one length: then an output never waits for one further ahead than a fixed fraction of the
+number of outputs so far.
 """
 
 RUNS_ALIKE = 4
@@ -17,7 +17,7 @@ class Growth:
         self._alike = 0
 
     def may_double(self) -> bool:
-        """Notes a run that was cheap; whether the next may be twice as long."""
+        """Counts a cheap run; returns whether the next may be twice as long."""
         self._alike += 1
         if self._alike < RUNS_ALIKE:
             return False
@@ -25,5 +25,5 @@ class Growth:
         return True
 
     def restart(self) -> None:
-        """Notes a run that was not."""
+        """Starts counting again, after an expensive run."""
         self._alike = 0

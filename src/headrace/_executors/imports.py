@@ -1,8 +1,8 @@
-"""Which modules of the main script workers import, so that what these register when they are imported is there.
+"""Which of the main script's imports a worker repeats, so that it has what those modules register on import.
 
-A worker does not run the main script. It imports at once the user's own modules that the script imports; those that
-need a framework, and other people's, only when a function looks something up that is not there: they may take seconds
-and much memory, and few pipelines need them.
+A worker does not run the main script. When it starts, it imports the user's own modules that the script imports. It
+imports those that need a framework, and third-party modules, only after a lookup in a function fails: they may take
+seconds and much memory, and few pipelines need them.
 """
 
 import ast
@@ -25,7 +25,7 @@ _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")
 
 
 class Imports(NamedTuple):
-    """The names of modules that the main script imports: for the start of a worker, and for when one is missed."""
+    """The main script's imports: those for a worker's start, and those for after a failed lookup."""
 
     at_start: list[str]
     when_missed: list[str]
@@ -35,7 +35,7 @@ class Imports(NamedTuple):
 
 
 def of_main_script() -> Imports:
-    """What the main script of this process has imported, in the order of its lines."""
+    """What this process's main script has imported, in the order of its lines."""
     main = sys.modules.get("__main__")
     imports = Imports([], [])
     if main is None:
@@ -53,7 +53,7 @@ def of_main_script() -> Imports:
 
 @functools.cache
 def _named_in_source(file: str | None, package: str | None) -> list[str]:
-    """The modules that import statements of a script name, outside of functions."""
+    """The modules named by a script's import statements outside of functions."""
     try:
         with tokenize.open(str(file)) as f:
             return list(_named(ast.parse(f.read()), package))
@@ -93,7 +93,7 @@ def _is_own(module: ModuleType) -> bool:
 
 
 def _needs_framework(module: ModuleType, seen: set[str]) -> bool:
-    """Whether one of the user's modules has something of a framework's, or another of them that it imports does."""
+    """Whether a user's module, or another user's module that it imports, uses something from a framework."""
     seen.add(module.__name__)
     named = {module_of(value) for value in list(vars(module).values())} - seen
     if not FRAMEWORKS.isdisjoint(map(_top, named)):
@@ -106,7 +106,7 @@ def _needs_framework(module: ModuleType, seen: set[str]) -> bool:
 
 
 class Missing:
-    """What the main script imports and this process has not imported yet."""
+    """The main script's imports that this worker has not imported yet."""
 
     def __init__(self, imports: Imports):
         self._left = imports.when_missed
@@ -117,17 +117,17 @@ class Missing:
         for name in names:
             try:
                 importlib.import_module(name)
-            except BaseException as e:  # perhaps nothing needs it
+            except BaseException as e:  # the pipeline may not need it
                 self._failed[name] = e
 
     def import_rest(self) -> bool:
-        """Imports all that is left; whether there was anything."""
+        """Imports the rest; returns whether there was any."""
         names, self._left = self._left, []
         self._import(names)
         return bool(names)
 
     def explain(self, error: BaseException) -> None:
-        """Says on an error of a lookup what a worker may lack."""
+        """Adds notes to a `KeyError` about what a worker may lack."""
         if isinstance(error, KeyError):
             error.add_note(
                 "in a worker process, which does not run the main script: what the script itself puts into a registry "

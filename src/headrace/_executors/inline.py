@@ -1,4 +1,4 @@
-"""Computes a task when its result is asked for, in the thread that asks."""
+"""Computes a task in the thread that asks for its result, when it does."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""How much memory there is; and keeps the allocator from handing back what the next batch asks for again.
+"""How much memory is free; on import, it also keeps glibc from returning memory that the next batch needs again.
 
 glibc returns the top of its heap to the system once enough of it is free, and takes it back page by page: with
-batches of some hundred kB that made a run of four 5 times slower here. It raises its own thresholds when a
-large block is freed, so one such block is allocated, never touched, and freed.
+batches of some hundred kB, that made a run of four 5 times slower. It raises its own thresholds when a large block is
+freed, so this module allocates one, never touches it, and frees it.
 """
 
 import sys
@@ -11,14 +11,14 @@ import numpy as np
 
 from headrace.errors import RingMemoryError
 
-CHECKED_BYTES = 64 << 20  # for more than this, it is first seen whether there is so much memory
+CHECKED_BYTES = 64 << 20  # larger requests are checked against the free memory
 LARGE_BYTES = 24 << 20  # glibc does not learn from blocks over 32 MiB
 
 np.empty(LARGE_BYTES, np.uint8)
 
 
 def check_memory(size: int) -> None:
-    """Raises where so many bytes more are not to be had."""
+    """Raises if `size` bytes are not available."""
     if size <= CHECKED_BYTES:
         return
     available = available_bytes()
@@ -27,15 +27,15 @@ def check_memory(size: int) -> None:
 
 
 def too_little(size: int, found: str) -> RingMemoryError:
-    """The error where there is too little memory for blocks."""
+    """The error for too little memory for blocks."""
     return RingMemoryError(
-        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, and {found}. Give fewer num_workers "
+        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, but {found}. Give fewer num_workers "
         "or a smaller per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
     )
 
 
 def available_bytes() -> int | None:
-    """How much memory this process may still take: what the machine has, and what its control group allows."""
+    """How much more memory this process can use: what the machine has free, or less if its control group says so."""
     try:
         with open("/proc/meminfo") as f:
             fields = dict(line.split(":", 1) for line in f)

@@ -1,9 +1,9 @@
-"""The pool of worker processes: given tasks, waited for, replaced when they die.
+"""The pool of worker processes: sends them tasks, waits for answers, and replaces workers that die.
 
-A pool belongs to one iterator at a time. It has no thread of its own: messages are read when a result is waited for.
-A task goes to the worker that has the least to do, and whatever happens to that worker, its answer or its error
-comes: a dead worker is replaced and its tasks are computed again, since they are pure; one that has killed two
-workers is an error.
+A pool belongs to one iterator at a time. It has no thread: it reads messages while a caller waits for a result.
+A task goes to the worker with the fewest tasks, and it always gets an answer or an error, even if that worker dies:
+the pool replaces a dead worker and sends its tasks again, since they are pure. A task that has killed two workers gets
+an error.
 """
 
 import atexit
@@ -32,15 +32,15 @@ from headrace.errors import ClosedError, WorkerError
 from headrace.protocols import ChunkLimits, PoolLoad
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
-GRACE_DROPPED_S = 0.1  # the same, where nobody asked to wait
-BLIND_S = 0.2  # where the end of a process cannot be waited for, it is looked for so often
-FULL_S = 0.01  # where a worker has no room for a task, it is tried again so often
+GRACE_DROPPED_S = 0.1  # the same with `wait=False`
+BLIND_S = 0.2  # without pidfds, how often to check whether a process has ended
+FULL_S = 0.01  # how often to retry sending a task to a worker that has no room for it
 INLINE_BYTES = 1 << 14 if sys.platform == "linux" else 1 << 10  # a longer task travels in its slot
-LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one for each worker
+LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one per worker
 
 
 class Pending:
-    """A task under way; `make(process)` is the task for the process of that number, made when it is sent."""
+    """A task under way; `make(number)` makes the task when it is sent to the process of that number."""
 
     __slots__ = ("answer", "attempts", "cancelled", "describe", "make", "number", "slot", "took_s")
 
@@ -54,7 +54,7 @@ class Pending:
 
     @property
     def num_bytes(self) -> int | None:
-        """How large the result is, once it is there."""
+        """The size of the result, once it is there."""
         return self.answer.total if isinstance(self.answer, Extent) else None
 
 
@@ -71,7 +71,7 @@ class ProcessPool:
         self._lock = threading.RLock()
         self._next_number = 1
         self._bad_starts = 0
-        self._wake_fds: list[int] = []  # of a pipe: where to read and where to write
+        self._wake_fds: list[int] = []  # the two ends of a pipe: to read from, to write to
         self._processes: list[Process] = []
         self._closed = self._given_back = False
         try:
@@ -83,7 +83,7 @@ class ProcessPool:
     def _start(self) -> None:
         self.plan.users.add(id(self))
         self.slots = Slots(LEASED_SLOTS + self.num_workers)
-        self._control = self.slots.take()  # in front, the number below which tasks are cancelled
+        self._control = self.slots.take()  # its first 8 bytes: the number below which tasks are cancelled
         self._wake_fds += os.pipe()
         world = {
             "path": sys.path,
@@ -97,17 +97,17 @@ class ProcessPool:
         for index in range(self.num_workers):
             with ctrl_c_later():
                 self._processes.append(Process(index, self))
-        for process in self._processes:  # the plan is written while they start
+        for process in self._processes:  # they start up while this writes the plan
             process.set_up(self)
 
     @property
     def closed(self) -> bool:
-        """Whether it cannot be used any more; in a fork of its process, it never can."""
+        """Whether the pool cannot be used any more; in a fork of its process, it never can be."""
         return self._closed or os.getpid() != self._pid
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One thread at a time; Ctrl-C may come at any point, and then nothing is known any more: start afresh."""
+        """One thread at a time; Ctrl-C can leave the pool in any state, so the pool is closed then."""
         self._check(even_if_interrupted=True)
         try:
             with self._lock:
@@ -120,7 +120,7 @@ class ProcessPool:
 
     @property
     def num_open(self) -> int:
-        """How many tasks are under way."""
+        """The number of tasks under way."""
         return sum(len(process.tasks) for process in self._processes)
 
     # ---- tasks
@@ -130,7 +130,7 @@ class ProcessPool:
         with self.locked():
             self._check()
             if worker is None:
-                worker = min(self._processes, key=_load).index
+                worker = min(self._processes, key=lambda process: len(process.tasks)).index
             pending = self._new_task(make, describe)
             self._send(worker, pending)
             return pending
@@ -141,14 +141,14 @@ class ProcessPool:
         return pending
 
     def pick_worker(self) -> int:
-        """A worker for a whole stream."""
+        """Chooses a worker for a whole stream."""
         with self.locked():
             process = min(self._processes, key=lambda process: process.num_streams)
             process.num_streams += 1
             return process.index
 
     def forget_stream(self, worker: int, task: Task) -> None:
-        """Has a worker close a stream that it keeps open."""
+        """Tells a worker to close a stream that it keeps open."""
         if self.closed:
             return
         with self.locked():
@@ -159,7 +159,7 @@ class ProcessPool:
             pending.slot = self.slots.take()
             if process.send(_message(pending, task)):
                 process.tasks.append(pending)
-            else:  # nothing is waited for here: the worker keeps the stream until it ends
+            else:  # do not wait for room: the worker keeps the stream until it ends
                 self._drop(pending)
 
     def ready(self, pending: Pending) -> bool:
@@ -170,7 +170,7 @@ class ProcessPool:
             return pending.answer is not None
 
     def wait(self, pending: Pending) -> bool:
-        """Waits until there is an answer to some task; whether there is one to this."""
+        """Waits until any task has an answer; returns whether this one has."""
         with self.locked():
             if pending.answer is None:
                 self._check()
@@ -178,18 +178,24 @@ class ProcessPool:
             return pending.answer is not None
 
     def result(self, pending: Pending) -> Any:
-        """The answer to a task, which is there; the error, where it is one."""
+        """Takes the answer to a task that has one; raises it if it is an error."""
         with self.locked():
-            return self._take(pending)
+            answer, slot = pending.answer, pending.slot
+            if isinstance(answer, BaseException):
+                raise answer
+            assert answer is not None
+            assert slot is not None
+            pending.slot = None
+            return self.slots.read(slot, answer)
 
     def peek(self, pending: Pending) -> Any:
-        """The answer to a task, if there is one, which stays where it is."""
+        """A copy of the answer to a task, without taking it; `None` if there is none."""
         if not isinstance(pending.answer, Extent) or pending.slot is None:
             return None
         return read(pending.slot.bytes(pending.answer.total).copy(), pending.answer)
 
     def cancel(self, pending: Iterable[Pending]) -> None:
-        """Forgets tasks; those not begun are not computed if nothing else is under way."""
+        """Drops tasks; workers skip those that they have not begun, if nothing else is under way."""
         if self.closed:
             return
         with self.locked():
@@ -217,15 +223,6 @@ class ProcessPool:
             self._drop(pending)
             raise
 
-    def _take(self, pending: Pending) -> Any:
-        answer, slot = pending.answer, pending.slot
-        if isinstance(answer, BaseException):
-            raise answer
-        assert answer is not None
-        assert slot is not None
-        pending.slot = None
-        return self.slots.read(slot, answer)
-
     def _drop(self, pending: Pending) -> None:
         if pending.slot is not None:
             size = pending.answer.total if isinstance(pending.answer, Extent) else 0
@@ -239,7 +236,7 @@ class ProcessPool:
     # ---- answers
 
     def _read_answers(self, timeout_s: float | None) -> None:
-        """Waits until something comes, and takes in all that has."""
+        """Waits until a message arrives or a worker ends, and handles all that have."""
         poll = select.poll()
         poll.register(self._wake_fds[0], select.POLLIN)
         for process in self._processes:
@@ -251,7 +248,7 @@ class ProcessPool:
         found = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
         for process in list(self._processes):
             if process in self._processes and ({process.socket.fileno(), process.end_fd} & found or not HAS_PIDFD):
-                self._take_in(process)  # which may replace others
+                self._take_in(process)  # may replace others
 
     def _take_in(self, process: Process) -> None:
         messages = process.messages()
@@ -278,22 +275,18 @@ class ProcessPool:
         pending.took_s = took_s
         pending.answer = Extent(total, start)
         if kind == FAILURE:
-            pending.answer = self._failure(pending)
+            assert pending.slot is not None
+            slot, pending.slot = pending.slot, None
+            pending.answer = unpacked_error(self.slots.read_copy(slot, Extent(total, start)))
         if pending.cancelled or kind == SKIPPED:
             self._drop(pending)
-
-    def _failure(self, pending: Pending) -> BaseException:
-        assert pending.slot is not None
-        assert isinstance(pending.answer, Extent)
-        slot, pending.slot = pending.slot, None
-        return unpacked_error(self.slots.read_copy(slot, pending.answer))
 
     # ---- death
 
     def _replace(self, dead: Process) -> None:
-        """Starts another worker in place of one that died, and gives it what the dead one had left."""
+        """Starts another worker in place of a dead one, and sends it the dead one's remaining tasks."""
         dead.ask_to_end()
-        status = dead.end(time.monotonic() + GRACE_S)  # one that ends by itself says why
+        status = dead.end(time.monotonic() + GRACE_S)  # wait: a process that ends by itself has a telling status
         if not dead.ready:
             self._bad_starts += 1
             if self._bad_starts > 2:
@@ -324,7 +317,7 @@ class ProcessPool:
                 pending.answer = e
 
     def _blame(self, pending: Pending, status: int) -> None:
-        """Notes that a worker died over a task; the second time, that is the answer to it."""
+        """Counts a worker's death against a task; the second one becomes the task's answer."""
         pending.attempts += 1
         if pending.attempts > 1:
             pending.answer = WorkerError(
@@ -336,22 +329,22 @@ class ProcessPool:
     # ---- the end
 
     def interrupt(self) -> None:
-        """Makes whoever waits for a result stop, in whatever thread."""
+        """Makes every thread that waits for a result stop."""
         if not self.closed and self._wake_fds:
             self.interrupted = True
             os.write(self._wake_fds[1], b"x")
 
     def go_on(self) -> None:
-        """Lets results be waited for again."""
+        """Allows waiting for results again after `interrupt`."""
         with self.locked():
             if self.interrupted:
                 self.interrupted = False
                 os.read(self._wake_fds[0], 4096)
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends the workers and gives back their memory, but for what somebody still looks at.
+        """Ends the workers and releases their memory, apart from arrays still in use.
 
-        If an exception of a signal handler comes, the next call goes on with what is left.
+        If a signal handler raises meanwhile, the next call continues with the rest.
         """
         if self._given_back or os.getpid() != self._pid:
             return
@@ -365,9 +358,9 @@ class ProcessPool:
             deadline = time.monotonic() + (GRACE_S if wait else GRACE_DROPPED_S)
             while self._processes:
                 process = self._processes[-1]
-                process.end(deadline if process.ready else 0.0)  # before that, it has nothing to put away
+                process.end(deadline if process.ready else 0.0)  # one that is not ready has nothing to clean up
                 self._processes.pop()
-            if hasattr(self, "slots"):  # or it did not come so far
+            if hasattr(self, "slots"):  # else `_start` failed before this
                 self.slots.close()
             if hasattr(self, "_control"):
                 self._control.unmap()
@@ -378,16 +371,12 @@ class ProcessPool:
             self._given_back = True
 
     def __del__(self):
-        if hasattr(self, "_given_back"):  # or an interrupt came before anything was there
+        if hasattr(self, "_given_back"):  # else an interrupt came at the start of `__init__`
             self.close(wait=False)
 
 
-def _load(process: Process) -> int:
-    return len(process.tasks)
-
-
 def _message(pending: Pending, task: Task) -> bytes:
-    """A task as it is sent; one with a block, or a long one, is put into its slot."""
+    """The message that sends a task; a task that is long or has a block goes into its slot."""
     assert pending.slot is not None
     if not isinstance(task, BlockTask):
         pickled = pickle.dumps(task)

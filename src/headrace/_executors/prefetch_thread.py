@@ -1,6 +1,6 @@
-"""Streams that a thread of their own computes ahead of their consumer: always, or only at the start.
+"""Streams that a thread computes ahead of the consumer: always, or only at the start.
 
-The thread holds no reference to the stream that is handed out, so dropping that stream ends the thread.
+The thread holds no reference to the stream that the consumer has, so dropping that stream ends the thread.
 """
 
 import os
@@ -27,21 +27,22 @@ AUTOTUNED_SIZE = 512
 
 
 class _Buffer:
-    """Runs that are ready, bounded in elements and bytes; one run is always allowed."""
+    """Runs that are ready, with limits on elements and bytes; one run is always allowed."""
 
     def __init__(self, max_elements: int):
         self.max_elements = max_elements
-        # Entered by its lock: a signal that raises in `Condition.__enter__`, which is Python, would leave it held.
+        # Acquire the lock itself: a signal handler that raises in `Condition.__enter__`, which is Python code, would
+        # leave it held.
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.ready: deque[tuple[Run, int]] = deque()
         self.elements = 0
         self.num_bytes = 0
-        self.end: BaseException | str | None = None  # "end", or what ended it
+        self.end: BaseException | str | None = None  # "end", or the error that ended it
         self.closed = False
 
     def room(self) -> int:
-        """How many elements may still be made; waits until there is room, 0 when closed."""
+        """Waits until there is room; returns for how many elements, or 0 when closed."""
         with self._lock:
             self.changed.wait_for(lambda: self.closed or self._has_room())
             return 0 if self.closed else max(1, self.max_elements - self.elements)
@@ -69,7 +70,7 @@ class _Buffer:
                 if isinstance(self.end, BaseException):
                     raise self.end
                 if self.closed:
-                    raise ClosedError("This iterator was closed while it was waited for.")
+                    raise ClosedError("This iterator was closed while a thread waited for it.")
                 return None
             run, size = self.ready.popleft()
             self.elements -= len(run.block)
@@ -85,7 +86,7 @@ class _Buffer:
 
 
 class _FilledOnce(_Buffer):
-    """A buffer that takes in so many elements, and then no more, whatever was taken out."""
+    """A buffer that accepts `max_elements` elements in all, however many are taken out."""
 
     def __init__(self, max_elements: int):
         super().__init__(max_elements)
@@ -101,7 +102,7 @@ class _FilledOnce(_Buffer):
 
 
 def _work(stream: Stream, buffer: _Buffer, record: StageRecord) -> None:
-    """Pulls until the end, or until there is no room; runs become longer as they do for a consumer."""
+    """Pulls until the end, or until there is no room; runs grow as they do for a consumer."""
     n, growth = 1, Growth()
     try:
         while room := buffer.room():
@@ -120,14 +121,14 @@ def _work(stream: Stream, buffer: _Buffer, record: StageRecord) -> None:
 
 
 class Aheads:
-    """The streams of one pipeline that threads compute."""
+    """The streams of one pipeline that threads compute ahead."""
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
         self._streams: weakref.WeakSet[AheadStream] = weakref.WeakSet()
 
     def open(self, parent: Stream, op: Prefetch) -> Stream:
-        """A stream that is computed ahead in a thread."""
+        """A stream that a thread computes ahead."""
         record = self._recorder.of(op, "thread")
         if op.buffer_size == 0:
             return parent
@@ -135,7 +136,7 @@ class Aheads:
         return self._added(AheadStream(parent, _Buffer(size), record))
 
     def give_head_start(self, stream: Stream, op: Op) -> Stream:
-        """The same stream, its first elements computed in a thread from now on, where that is asked for."""
+        """The same stream, with a thread that computes its first elements from now on, if the pipeline allows it."""
         size = _head_start(op)
         if isinstance(stream, HeadStart):
             if not stream.is_used_up:
@@ -152,7 +153,7 @@ class Aheads:
         return stream
 
     def interrupt(self) -> list[threading.Thread]:
-        """All are about to be closed: threads that wait for each other's buffers give up. Returns them."""
+        """Before closing the streams: makes threads that wait for each other's buffers stop, and returns them."""
         streams = [stream for stream in list(self._streams) if stream.is_here]
         for stream in streams:
             stream.buffer.close()
@@ -172,12 +173,12 @@ class AheadStream(UnaryStream):
 
     @property
     def is_here(self) -> bool:
-        """Whether this process has the thread: in a fork there is none, and its locks stay as they were."""
+        """Whether this process has the thread: a fork does not, and its locks stay as they were."""
         return os.getpid() == self._pid
 
     def pull(self, n: int) -> Run | None:
         if not self.is_here:
-            raise ClosedError("The thread that computes this stream is the parent process's.")
+            raise ClosedError("The thread that computes this stream is in the parent process.")
         self.start()
         begin = time.perf_counter()
         run = self.buffer.get()
@@ -201,18 +202,18 @@ class AheadStream(UnaryStream):
             if self.thread is not None and wait:
                 join_threads([self.thread])
             if self.thread is not None and self.thread.is_alive():
-                return  # it is in the parent, which ends with it
+                return  # it still uses the parent, so leave that open
         self.parent.close(wait=wait)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
         if is_finalizing() or os.getpid() != self._pid:  # it is closed, and modules may be gone
             return
-        if hasattr(self, "buffer"):  # or an interrupt came while it was made
+        if hasattr(self, "buffer"):  # else an interrupt came in `__init__`
             self.buffer.close()
 
 
 class HeadStart(AheadStream):
-    """A stream whose first elements a thread makes; then the consumer does, as before."""
+    """A stream whose first elements a thread makes, and the consumer the rest."""
 
     is_used_up = False
 
@@ -229,7 +230,7 @@ class HeadStart(AheadStream):
 
 
 def _head_start(op: Op) -> int:
-    """How many outputs `start_prefetch` has computed; 0 where something works ahead anyway, or no thread may."""
+    """How many outputs `start_prefetch` computes ahead; 0 if something computes ahead anyway, or no thread may."""
     size, batched = AUTOTUNED_SIZE, 1
     for each in parents_first(op, lambda _: True):
         if (isinstance(each, UserDataset) and each.is_stream) or each.stays_here or _works_ahead(each):
@@ -241,7 +242,7 @@ def _head_start(op: Op) -> int:
             size = AUTOTUNED_SIZE if options.prefetch_buffer_size is AUTOTUNE else options.prefetch_buffer_size
         if each.is_stream:
             batched *= each.group_size or 1
-    return max(2, size // 4 // batched)  # the threads below have their own buffer, which these fill
+    return max(2, size // 4 // batched)  # few, since the threads below fill a buffer of their own
 
 
 def _works_ahead(op: Op) -> bool:

@@ -1,4 +1,4 @@
-"""One worker process: how it is started, spoken to and ended."""
+"""One worker process, as the consumer sees it: starting it, exchanging messages, ending it."""
 
 import contextlib
 import fcntl
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _has_pidfd() -> bool:
-    """Whether the end of a process can be waited for: some kernels and containers refuse it."""
+    """Whether one can wait for the end of a process with a pidfd: some kernels and containers refuse it."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -42,14 +42,14 @@ ONE_THREAD = (
     "VECLIB_MAXIMUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-KEPT_MEMORY = {  # large arrays are made in memory that is at hand, not page by page: half the time of making one
+KEPT_MEMORY = {  # glibc reuses freed memory for large arrays: mapping new pages takes half the time of making one
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
 }
 
 
 class Process:
-    """One worker process, and the tasks it has to answer, oldest first; no other process ever has its number."""
+    """One worker process, and its unanswered tasks, oldest first; its `number` is unique."""
 
     _numbers = itertools.count()
 
@@ -73,7 +73,7 @@ class Process:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [_python(), *flags, "-P", "-m", WORKER]
         in_main_thread = threading.current_thread() is threading.main_thread()
-        their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # none of those that Popen replaces
+        their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # not 0, 1 or 2, which Popen replaces
         try:
             fds = (their_fd, pool.slots.fd, pool.plan.fd)
             command += map(str, (*fds, int(in_main_thread), os.getpid()))
@@ -86,21 +86,21 @@ class Process:
             os.close(their_fd)
 
     def set_up(self, pool: "ProcessPool") -> None:
-        """Tells the process what it needs to know before its first task."""
+        """Sends the process what it needs before its first task."""
         self.send(pickle.dumps((self.index, pool.num_workers, pool.plan.extent, pool.world)))
 
     def send(self, message: bytes) -> bool:
-        """Sends a message; whether there was room for it."""
+        """Sends a message; returns whether there was room for it."""
         try:
             self.socket.send(message, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except ConnectionError:
-            pass  # it is dead: that is seen to where answers are read
+            pass  # it is dead: `ProcessPool._take_in` handles that
         return True
 
     def messages(self) -> list[bytes]:
-        """What has come so far; an empty message is the end."""
+        """The messages that have arrived; an empty one is the end."""
         found = []
         try:
             while True:
@@ -114,12 +114,12 @@ class Process:
         return found
 
     def is_dead(self) -> bool:
-        """Whether the process has ended; its number stays its own until `end`."""
+        """Whether the process has ended; it keeps its process ID until `end`."""
         if self.process is None or self.process.returncode is not None:
             return True
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        return True  # somebody else has waited for it
+        return True  # other code in this process has waited for it
 
     def ask_to_end(self) -> None:
         try:
@@ -129,12 +129,12 @@ class Process:
                 raise
 
     def end(self, deadline: float) -> int:
-        """Waits for the process to end, and kills it and all that it has started when it is time; its exit status."""
+        """Waits for the process until the deadline, kills it and all that it started; returns its exit status."""
         status = 0
         if self.process is not None:
             while not self.is_dead() and (left_s := deadline - time.monotonic()) > 0:
                 self._wait(left_s)
-            if self.process.returncode is None:  # its number, and so its group's, is still its own
+            if self.process.returncode is None:  # not reaped, so no other process group has its ID
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             status = self.process.wait()
@@ -145,7 +145,7 @@ class Process:
         return status
 
     def _wait(self, seconds: float) -> None:
-        """Waits until the process has ended, or for a while."""
+        """Waits until the process has ended, or for at most `seconds`."""
         if self.end_fd < 0:
             time.sleep(min(seconds, 0.01))
             return
@@ -158,10 +158,10 @@ _MESSAGES = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DG
 
 
 def _python() -> str:
-    """The interpreter that workers run in; an error where there is none, rather than a program that starts itself."""
+    """The interpreter for workers; raises if there is none, so that a program does not start itself over and over."""
     spawn = sys.modules.get("multiprocessing.spawn")  # where `multiprocessing.set_executable` says which
     executable = os.fsdecode((spawn.get_executable() if spawn else sys.executable) or "")
-    is_named = executable != sys.executable  # by the user, who knows
+    is_named = executable != sys.executable  # by the user, whom we trust
     is_python = is_named or os.path.basename(executable).lower().startswith(("python", "pypy", "graalpy"))
     if STARTED_AS_WORKER in os.environ:
         raise WorkerError(
@@ -169,8 +169,8 @@ def _python() -> str:
         )
     is_frozen = getattr(sys, "frozen", False) and not is_named
     if is_frozen or not is_python:
-        kind = "a frozen program" if is_frozen else "no Python interpreter"
-        raise WorkerError(f"Worker processes need a Python interpreter, and {executable!r} is {kind}. {_ADVICE}")
+        kind = "a frozen program" if is_frozen else "not one"
+        raise WorkerError(f"Worker processes need a Python interpreter, but {executable!r} is {kind}. {_ADVICE}")
     return executable
 
 
@@ -181,7 +181,7 @@ _ADVICE = (
 
 
 def _environment() -> dict[str, str]:
-    """What a worker finds in its environment: JAX leaves the accelerator alone, libraries use one thread."""
+    """A worker's environment: JAX leaves the accelerator alone, and libraries use one thread."""
     paths = os.pathsep.join(path for path in sys.path if path)
     return (
         dict.fromkeys(ONE_THREAD, "1")
@@ -197,7 +197,7 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def ctrl_c_later() -> Iterator[None]:
-    """Lets what is half done be finished: Ctrl-C comes at the end of it."""
+    """Delays Ctrl-C until the end of the `with` block."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -217,5 +217,5 @@ def ending(status: int) -> str:
         return f"exit status {status}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-status).name
-        return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+        return f"killed by {name}" + (", perhaps because memory ran out" if name == "SIGKILL" else "")
     return f"killed by signal {-status}"

@@ -1,7 +1,7 @@
-"""What workers are told once: the plan, in shared memory, its arrays there once for all of them.
+"""The plan in shared memory: all workers of all pools read the same copy, arrays included.
 
-Workers map it privately, so what one of them writes is its own. An array that is a memory map of a file travels as
-the path to it.
+Workers map it privately, so none sees what another writes. An array that is a memory map of a file travels as
+the path to the file.
 """
 
 import contextlib
@@ -17,30 +17,31 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read, received_classes
+from headrace._executors.classes import received_classes
+from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read
 from headrace._ops.base import Op, describe, parents_first
 from headrace._utils import trees
 from headrace.errors import WorkerError
 
 
 class SharedPlan:
-    """A plan in shared memory, for as long as any pool uses it: operations, and a function that workers begin with."""
+    """A plan in shared memory, while any pool uses it: pipelines, and the function that workers begin with."""
 
     def __init__(self, pipelines: list[Op], init: Callable[[int, int], None] | None):
         self.pipelines, self.init = pipelines, init
         self.closed = False
-        self._classes: set[type] = set()  # workers name them by what this process knows them by: they must stay
+        self._classes: set[type] = set()  # keep them alive: workers refer to them by cloudpickle's names for them
         self.users: set[int] = set()
 
     @functools.cached_property
     def fd(self) -> int:
-        """The file that the plan is in."""
+        """The file descriptor of the plan."""
         fd = anonymous_file(1)
         self._close = weakref.finalize(self, os.close, fd)
         return fd
 
     def give_up(self, user: int) -> None:
-        """One pool less uses it."""
+        """Removes a pool from the users; closes the plan after the last one."""
         self.users.discard(user)
         if not self.users:
             self.closed = True
@@ -49,7 +50,7 @@ class SharedPlan:
 
     @functools.cached_property
     def extent(self) -> Extent:
-        """Where the plan is in the file; it is written when this is first asked for."""
+        """Where the plan is in the file; first use writes it."""
         value = (self.pipelines, self.init)
         try:
             return Writer(Slot(self.fd)).dump((*value, _Nodes()), partial(_PlanPickler, self._classes))
@@ -60,7 +61,7 @@ class SharedPlan:
 
 
 def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None]:
-    """What is in a shared_plan, in a worker."""
+    """Reads a shared plan in a worker."""
     pipelines, init, nodes = read(Slot(fd, private=True).bytes(extent.total), extent)
     trees.adopt_nodes(nodes)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
@@ -68,11 +69,11 @@ def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, 
 
 
 class _Nodes:
-    """Stands for the node types of JAX's among the classes that were pickled before it."""
+    """A placeholder for JAX's node types among the classes pickled before it."""
 
 
 class _PlanPickler(Pickler):
-    """Pickles memory maps as their paths, and what JAX knows of the classes in a plan."""
+    """Pickles memory maps as their paths, and JAX's registrations of the classes in a plan."""
 
     def __init__(self, classes: set[type], writer: Writer, stream: io.BytesIO):
         super().__init__(writer, stream)
@@ -83,7 +84,7 @@ class _PlanPickler(Pickler):
             self._classes.add(obj)
         if isinstance(obj, _Nodes):
             return list, (trees.jax_nodes(self._classes),)
-        if hasattr(type(obj), "reduce_by_value"):  # its name is enough: this process keeps the memory
+        if hasattr(type(obj), "reduce_by_value"):  # the name of its memory is enough: this process keeps it alive
             return obj.__reduce__()
         if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
             place = _place_in_file(obj)
@@ -93,7 +94,7 @@ class _PlanPickler(Pickler):
 
 
 def _place_in_file(array: np.ndarray) -> tuple[Any, ...] | None:
-    """The file, offset, dtype, shape and order of an array that is part of a memory map, if it can be found there."""
+    """The arguments of `_open_file` for an array that is part of a memory map; `None` if it cannot be found in one."""
     mapped: Any = array
     while isinstance(mapped, np.ndarray) and not (
         isinstance(mapped, np.memmap) and not isinstance(mapped.base, np.ndarray)
@@ -112,7 +113,7 @@ def _place_in_file(array: np.ndarray) -> tuple[Any, ...] | None:
 
 
 def _is_mapped_from(path: str, address: int) -> bool:
-    """Whether the file of this name is still the one that was mapped here, and not another in its place."""
+    """Whether the file at this path is still the one mapped at this address."""
     try:
         inode = os.stat(path).st_ino
         with open("/proc/self/maps") as f:
@@ -121,13 +122,13 @@ def _is_mapped_from(path: str, address: int) -> bool:
                 start, end = (int(part, 16) for part in span.split("-"))
                 if start <= address < end:
                     return int(mapped_inode) == inode
-    except OSError:  # no such file, or no Linux
+    except OSError:  # no such file, or not Linux
         return os.path.exists(path)
     return False
 
 
 def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) -> np.ndarray:
-    # What a worker writes is its own.
+    # Copy on write: a worker must not change the file.
     array = np.memmap(path, dtype, "r" if mode == "r" else "c", *place)
     return np.asarray(array) if plain else array
 
@@ -145,7 +146,7 @@ def _cannot_be_sent(pipelines: list[Op], init: Any, error: Exception) -> WorkerE
 
 
 def find_culprit(named: Iterable[tuple[str, Any]]) -> tuple[str, Any]:
-    """The innermost object that cannot be pickled, and the path to it from what is named."""
+    """The innermost object that cannot be pickled, and the path to it from one of the named objects."""
     return next((found for name, value in named if (found := _culprit(value, name, set(), 0))), ("", None))
 
 
@@ -170,7 +171,7 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """The objects that an object is made from, with how they are reached."""
+    """The objects that an object contains, each with its part of the path."""
     if isinstance(value, Op):
         for op in parents_first(value, lambda _: True):
             where = f"{op.label()} (pipeline at {op.site})"
@@ -195,7 +196,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 def _held_by_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # a variable that has not been given a value yet
+        with contextlib.suppress(ValueError):  # a variable without a value yet
             yield f", its variable `{name}`", cell.cell_contents
     for name in code.co_names:
         if name in function.__globals__:

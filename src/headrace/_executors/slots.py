@@ -1,9 +1,9 @@
-"""Shared memory without a name: slots that one process writes and another reads, and objects laid out in them.
+"""Anonymous shared memory: slots that one process writes and another reads, and the layout of objects in them.
 
-All slots of a pool lie in one anonymous file, so far apart that none ever reaches the next: a slot grows where it
-is. An object is pickled, but for its arrays, which are copied once, to aligned places in front of the pickle;
-whoever reads gets views of them. A `_Lease` is the base of all views of a slot: when the last one dies, so does the
-lease, and the slot is free. Before a fork, what is leased is copied out of its slot to where it stands.
+All slots of a pool lie in one anonymous file, so far apart that a slot can grow in place without reaching the next. An
+object is pickled except for its arrays, which are copied once, to aligned places in front of the pickle; the
+reader gets views of them. A `_Lease` is the base of all views of a slot: when the last view dies, so does the
+lease, and the slot is free. Before a fork, leased memory is replaced by private copies at the same addresses.
 """
 
 import ctypes
@@ -22,29 +22,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
+from headrace._executors.classes import ClassPickler
 from headrace._executors.memory import check_memory, too_little
 from headrace.errors import WorkerError
 
 ALIGNMENT = 64
-STRIDE = 1 << 38  # bytes of the file that belong to one slot; what is not written takes no memory
+STRIDE = 1 << 38  # bytes of the file for each slot; those never written take no memory
 NUM_SLOTS = 1 << 16
-SLACK = 1 / 8  # a slot is made larger than the block it is needed for, since the next may be a little larger
-CLEANED_BYTES = 32 << 20  # a slot this large that was needed once gives its memory back
-_NO_DESCRIPTOR: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # before, a mapping holds one
-SMALL_BYTES = 4096  # what is smaller is copied out at once
+SLACK = 1 / 8  # how much larger to make a slot than its block, since the next block may be a little larger
+CLEANED_BYTES = 32 << 20  # a slot larger than this returns its memory if most blocks are much smaller
+_NO_DESCRIPTOR: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # before 3.13, a mapping holds one
+SMALL_BYTES = 4096  # smaller objects are copied out at once
 
 
 def anonymous_file(num_slots: int) -> int:
-    """A file in memory that no name leads to; its descriptor is none of the three that a program starts with."""
+    """The descriptor of a file in memory without a name; never 0, 1 or 2."""
     with _memory_file() as file:
         try:
             os.ftruncate(file.fileno(), STRIDE * num_slots)
         except OSError as e:
             raise WorkerError(
-                f"Shared memory for workers could not be set up: {e}. Where the size of files is limited "
+                f"Shared memory for workers could not be set up: {e}. If the size of files is limited "
                 "(`ulimit -f`), lift the limit."
             ) from e
         return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -57,7 +57,7 @@ def _memory_file() -> Any:
 
 
 class Extent(NamedTuple):
-    """Where in a slot an object is: how far its bytes go, and the pickle at their end."""
+    """Where in a slot an object is: its bytes end at `total`; a table of buffers and the pickle begin at `start`."""
 
     total: int
     start: int
@@ -85,13 +85,13 @@ class Slot:
         self.whole = np.empty(0, np.uint8)
 
     def bytes(self, size: int) -> np.ndarray:
-        """The first bytes, which have been written."""
+        """The first `size` bytes, which must have been written."""
         if size > len(self.whole):
             self._map(size)
         return self.whole[:size]
 
     def reserve(self, size: int) -> None:
-        """Makes room for so many bytes."""
+        """Makes room for `size` bytes."""
         if size > self._reserved:
             size = _whole_pages(size + int(size * SLACK))
             check_memory(size - self._reserved)
@@ -107,16 +107,16 @@ class Slot:
 
     def _map(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE if self._private else mmap.MAP_SHARED
-        # An object of C's, whose end runs no line of Python: Ctrl-C in one would leave the memory mapped.
+        # A C object, whose destructor runs no Python: Ctrl-C in a Python destructor would leave the memory mapped.
         mapped = mmap.mmap(self._fd, _whole_pages(size), flags=flags, offset=self.number * STRIDE, **_NO_DESCRIPTOR)
         self.whole = np.frombuffer(mapped, np.uint8)
 
     def unmap(self) -> None:
-        """Lets go of the memory."""
+        """Drops the mapping."""
         self.whole = np.empty(0, np.uint8)
 
     def clean(self) -> None:
-        """Gives the memory back; the slot can be used again."""
+        """Returns the memory to the system; the slot can be used again."""
         if len(self.whole) and hasattr(mmap, "MADV_REMOVE"):
             _libc().madvise(self.whole.ctypes.data, len(self.whole), mmap.MADV_REMOVE)
 
@@ -138,12 +138,12 @@ class Writer:
     def __init__(self, slot: Slot, start: int = 0):
         self._slot = slot
         self._used = start
-        self._mine: dict[int, tuple[np.ndarray, int]] = {}  # arrays that are in the slot already
+        self._mine: dict[int, tuple[np.ndarray, int]] = {}  # arrays made in the slot, and their offsets
         self._to_copy: list[tuple[int, Any]] = []
         self._buffers: list[int] = []  # start and length of each
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array in the slot, to be filled by the caller."""
+        """An array in the slot, for the caller to fill."""
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return np.empty(shape, dtype)
@@ -154,11 +154,11 @@ class Writer:
         return array
 
     def holds(self, array: np.ndarray) -> bool:
-        """Whether an array is one of the slot's."""
+        """Whether an array was made in the slot."""
         return id(array) in self._mine
 
     def dump(self, value: Any, pickler: "Callable[[Writer, io.BytesIO], Pickler] | None" = None) -> Extent:
-        """Puts an object into the slot."""
+        """Writes an object to the slot."""
         stream = io.BytesIO()
         (pickler or Pickler)(self, stream).dump(value)
         pickled = np.frombuffer(stream.getbuffer(), np.uint8)
@@ -176,7 +176,7 @@ class Writer:
         return Extent(end, start)
 
     def place(self, array: np.ndarray) -> int:
-        """Where an array is going to be."""
+        """The offset of an array in the slot."""
         if id(array) in self._mine:
             return self._mine[id(array)][1]
         offset = self._take(array.nbytes)
@@ -185,7 +185,7 @@ class Writer:
         return offset
 
     def place_buffer(self, buffer: pickle.PickleBuffer) -> None:
-        """Takes the buffer of an object that is no array, such as Arrow's."""
+        """Adds the buffer of an object that is not an array, such as an Arrow table."""
         data = buffer.raw()
         offset = self._take(len(data))
         self._buffers += (offset, len(data))
@@ -198,28 +198,8 @@ class Writer:
         return offset
 
 
-received_classes: dict[type, str] = {}
-"""In a worker: the classes that came with its plan, by the names that cloudpickle has given them in both processes."""
-
-
-class ClassPickler(cloudpickle.Pickler):
-    """Pickles functions and classes that only this process knows by value, but a class that was received by its name.
-
-    By value, the consumer's own class would be overwritten with the worker's copy of it.
-    """
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and obj in received_classes:
-            return _class_of_consumer, (received_classes[obj],)
-        return super().reducer_override(obj)
-
-
-def _class_of_consumer(name: str) -> type:
-    return cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[name]
-
-
 class Pickler(ClassPickler):
-    """Pickles all but arrays, which are put into a slot."""
+    """Pickles all but arrays, which it copies to a slot."""
 
     def __init__(self, writer: Writer, stream: io.BytesIO):
         super().__init__(stream, protocol=5, buffer_callback=writer.place_buffer)
@@ -246,7 +226,7 @@ _reading = threading.local()
 
 
 def read(memory: np.ndarray, extent: Extent) -> Any:
-    """An object, its arrays being views of the memory that it was laid out in."""
+    """Reads an object; its arrays are views of `memory`."""
     _reading.memory = memory
     head = memory[extent.start : extent.total]
     end = 8 + 16 * int(head[:8].view(np.int64)[0])
@@ -271,38 +251,38 @@ def _array(memory: np.ndarray, offset: int, dtype: np.dtype, shape: tuple[int, .
 
 
 class _Lease:
-    """Is kept by all that looks at a slot."""
+    """The base of all arrays that are views of a slot."""
 
     def __init__(self, slot: Slot, size: int):
-        self.number, self._whole = slot.number, slot.bytes(size)
+        self.number, self.size, self._whole = slot.number, size, slot.bytes(size)
         self.__array_interface__ = self._whole.__array_interface__
 
     def copy_out(self) -> None:
-        """Puts memory of this process's own in the place of the slot's, with the same bytes at the same address."""
+        """Replaces the slot's memory with private memory, with the same bytes at the same address."""
         address, size = self._whole.ctypes.data, _whole_pages(len(self._whole))
         access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        if not hasattr(_libc(), "mremap"):  # not Linux: nobody may look at it meanwhile
+        if not hasattr(_libc(), "mremap"):  # not Linux: no thread may read it meanwhile
             copied = self._whole.copy()
             _libc().mmap(address, size, access, flags | MAP_FIXED, -1, 0)
             self._whole[:] = copied
             return
         elsewhere = _libc().mmap(None, size, access, flags, -1, 0)
         ctypes.memmove(elsewhere, address, len(self._whole))
-        # In one step: other threads, and computations under way, may be reading it.
+        # In one atomic step: other threads may be reading it.
         if _libc().mremap(elsewhere, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address:
             raise OSError(ctypes.get_errno(), "mremap")
 
 
 class _LeaseEnd(weakref.ref):
-    """Tells when a lease ends: at any moment and in any thread, so no lock is taken and no line of Python run."""
+    """Adds itself to `ended` when a lease ends. That may be in any thread at any time: no lock, no Python code."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "size")
 
     def __new__(cls, lease: _Lease, ended: "deque[_LeaseEnd]"):
         return super().__new__(cls, lease, ended.append)
 
     def __init__(self, lease: _Lease, ended: "deque[_LeaseEnd]"):
-        self.number = lease.number
+        self.number, self.size = lease.number, lease.size
 
 
 MAP_FIXED = 0x10
@@ -310,7 +290,7 @@ MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2
 
 
 class Slots:
-    """The slots of a pool, as the consumer sees them: which are free, and which somebody looks at."""
+    """The slots of a pool, as the consumer sees them: free, in use, or leased to arrays."""
 
     def __init__(self, max_leased: int):
         self.fd = anonymous_file(NUM_SLOTS)
@@ -319,13 +299,12 @@ class Slots:
         self._free: list[Slot] = []
         self._leases: dict[int, _LeaseEnd] = {}
         self._ended: deque[_LeaseEnd] = deque()
-        self._high: dict[int, int] = {}  # by slot, the most bytes that were in use since it was cleaned
-        self._in_use: dict[int, int] = {}
+        self._high: dict[int, int] = {}  # by slot, the most bytes used since it was cleaned
         self._typical_bytes = 0.0
         _all_slots.add(self)
 
     def take(self) -> Slot:
-        """A free slot; the one used last, whose memory is likely to be at hand."""
+        """A free slot: the one used last, whose memory is likely still in the cache."""
         self._collect()
         if self._free:
             return self._free.pop()
@@ -333,7 +312,7 @@ class Slots:
         return self._slots[-1]
 
     def give_back(self, slot: Slot, size: int = 0) -> None:
-        """A slot is free; `size` bytes of it have been in use."""
+        """Marks a slot as free, of which `size` bytes were used."""
         if self.fd < 0:
             return
         high = max(self._high.get(slot.number, 0), size)
@@ -346,47 +325,46 @@ class Slots:
         self._free.append(slot)
 
     def read(self, slot: Slot, extent: Extent) -> Any:
-        """What is in a slot; its arrays keep the slot, or are copies where too many slots are kept already."""
+        """Reads a slot; the arrays lease it, or are copies if too many slots are leased already."""
         self._collect()
         if extent.total <= SMALL_BYTES or len(self._leases) >= self._max_leased:
             return self.read_copy(slot, extent)
-        self._in_use[slot.number] = extent.total
         lease = _Lease(slot, extent.total)
         self._leases[slot.number] = _LeaseEnd(lease, self._ended)
         return read(np.asarray(lease), extent)
 
     def read_copy(self, slot: Slot, extent: Extent) -> Any:
-        """What is in a slot, in memory of its own; the slot is free."""
+        """Reads a copy of a slot, and frees the slot."""
         memory = slot.bytes(extent.total).copy()
         self.give_back(slot, extent.total)
         return read(memory, extent)
 
     def _collect(self) -> None:
-        """Takes back the slots that nobody looks at any more."""
+        """Frees the slots whose leases have ended."""
         while self._ended:
             end = self._ended.popleft()
-            if self._leases.get(end.number) is end:  # or it was copied out, and the slot is somebody else's now
-                self._take_back(end.number)
+            if self._leases.get(end.number) is end:  # else it was copied out, and the slot has another use now
+                self._take_back(end)
 
-    def _take_back(self, number: int) -> None:
-        del self._leases[number]
-        self.give_back(self._slots[number], self._in_use.pop(number))
+    def _take_back(self, end: _LeaseEnd) -> None:
+        del self._leases[end.number]
+        self.give_back(self._slots[end.number], end.size)
 
     def copy_out(self) -> None:
-        """Before a fork: copies what is looked at out of its slots, which are free then.
+        """Before a fork: copies leased arrays out of their slots, and frees the slots.
 
-        In a fork it would change with its slot, whenever a worker writes there again.
+        Otherwise the arrays in the fork would change when a worker writes to the slot again.
         """
-        for number, end in list(self._leases.items()):
+        for end in list(self._leases.values()):
             lease = end()
             if lease is not None:
                 lease.copy_out()
                 if self.fd >= 0:
-                    self._slots[number].unmap()  # it is mapped anew when it is used again
-                    self._take_back(number)
+                    self._slots[end.number].unmap()  # its next use maps it again
+                    self._take_back(end)
 
     def close(self) -> None:
-        """Lets go of the memory; what is still looked at stays until it is not."""
+        """Releases the memory; leased arrays keep theirs until they die."""
         for slot in self._slots:
             slot.unmap()
         self._slots.clear()

@@ -1,4 +1,4 @@
-"""Streams that workers compute: tasks go out in order, ahead of what is asked for, and results come back in order."""
+"""Streams that workers compute: they send tasks ahead of demand, and return results in the order of the tasks."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,6 @@ from headrace._plan.stages import (
     all_operations,
     base_position,
     depth,
-    later,
     portable,
     rebased,
     start_of,
@@ -34,7 +33,7 @@ from headrace.protocols import PendingTask, TaskPool
 
 @dataclasses.dataclass(frozen=True)
 class Prefetching:
-    """One `mp_prefetch` at work: its stages, the pool that computes them, and how."""
+    """One `mp_prefetch` at work: its stages, the pool that computes them, and the options."""
 
     stages: Stages
     pool: TaskPool
@@ -42,14 +41,14 @@ class Prefetching:
     single_step: bool
 
     def elsewhere(self, op: Op, position: Position, context: Context) -> Stream | None:
-        """The stream of an operation that is a stage."""
+        """The stream of an operation that ends a stage; `None` for others."""
         stage = self.stages.of(op)
         return None if stage is None else _STREAMS[type(stage)](stage, position, self, context)
 
 
 @dataclasses.dataclass(slots=True)
 class _Sent:
-    """A task under way: how much its chunk holds, and how many bytes its result is expected to have."""
+    """A task under way, the size of its chunk, and the expected bytes of its result."""
 
     pending: PendingTask
     chunk: int
@@ -66,7 +65,7 @@ class StageStream(Stream):
         self._load, self._context = self._pool.load, context
         self._record = context.record(stage.top, "workers")
         self._tasks: deque[_Sent] = deque()
-        # How much a chunk should hold, and how large a chunk of one is: as others like it found.
+        # The size of a chunk, and the bytes of a chunk of one, as other streams of this kind found.
         known = None if self._single_step else self._load.chunks.get(self._place.family)
         self._chunk, self._unit_bytes = known or (1, 0.0)
         self._ended = self._closed = False
@@ -103,11 +102,11 @@ class StageStream(Stream):
 
     def start(self) -> None:
         with self._pool.locked():
-            if self._pool.num_open < 2 * self._pool.num_workers:  # or the first that is asked for would have to wait
+            if self._pool.num_open < 2 * self._pool.num_workers:  # with more, the first output needed would wait
                 self._work_ahead()
 
     def _work_ahead(self) -> None:
-        """Gives out tasks as long as there is room."""
+        """Submits tasks while there is room."""
         while not self._ended and self._has_room():
             sent = self._next_task()
             if sent is None:
@@ -125,16 +124,16 @@ class StageStream(Stream):
             return False
         options, workers = self._options, self._pool.num_workers
         if not self._unit_bytes and under_way >= 2 * workers:
-            return False  # until it is known how large they are
+            return False  # until a result tells how large they are
         ready = -(-options.per_worker_buffer_size * self._place.weight // self._chunk)
         most = workers * (1 + min(ready, self._pool.chunk_limits.under_way))
-        # Two at least, or nothing would be under way while a result is used.
+        # At least two, or nothing would be under way while the consumer uses a result.
         if under_way >= max(2, most // max(1, self._load.num_streams)):
             return False
         return self._load.expected_bytes + self._unit_bytes * self._chunk <= options.buffer_bytes
 
     def _learn_size(self) -> None:
-        """While the next result is waited for: how large results are, if others tell."""
+        """While the next result is not there: learns the size of results from others."""
         if not self._unit_bytes:
             sizes = [(sent.pending.num_bytes or 0) / sent.chunk for sent in self._tasks]
             self._unit_bytes = max(sizes, default=0.0)
@@ -143,11 +142,11 @@ class StageStream(Stream):
         raise NotImplementedError
 
     def _finish(self, result: Result) -> Run | None:
-        """The run that a result is; `None` where it says that there is no more."""
+        """A result as a run; `None` at the end of the stream."""
         raise NotImplementedError
 
     def _adapt(self, sent: _Sent, block: Block) -> None:
-        """Chunks grow while they are cheap, and as long as was asked; one that is late halves them."""
+        """Doubles the chunk size after a cheap chunk of full size; halves it after a slow one."""
         if self._single_step:
             return
         limits, took_s = self._pool.chunk_limits, sent.pending.took_s
@@ -160,7 +159,7 @@ class StageStream(Stream):
         self._load.chunks[self._place.family] = self._chunk, self._unit_bytes
 
     def _size(self, sent: _Sent, block: Block) -> int:
-        """How much a chunk held."""
+        """The actual size of a chunk."""
         return sent.chunk
 
     def _submit(
@@ -180,13 +179,13 @@ class StageStream(Stream):
             self._tasks.clear()
 
     def _opened(self, result: Result) -> Block:
-        """The outputs of a result; the next pull raises an error that came after them."""
+        """The outputs of a result; if an error came after them, the next pull raises it."""
         self._watch(result.counts)
         self._error = None if result.error is None else unpacked_error(result.error)
         return result.block()
 
     def _watch(self, counts: Any) -> None:
-        """Tells whoever watches filters what they saw and kept."""
+        """Reports what filters saw and kept."""
         for number, seen, kept in counts:
             if number not in self._watches:
                 self._watches[number] = self._context.watch(all_operations(self._stage.top)[number])
@@ -213,9 +212,7 @@ class IndexStageStream(StageStream):
         if first >= self._length:
             return None
         self._next = stop = min(first + self._stage.inputs * self._chunk, self._length)
-        position = self._origin
-        if first > self._first:
-            position = later(self._stage, self._origin, first - self._first, first)
+        position = rebased(self._stage, self._origin, lambda _: first, inputs=first - self._first)
         task = IndexTask(self._place.path, portable(position), stop, self._stage.counts, self._single_step)
         return self._submit(lambda _: task, partial(self._describe, first, stop))
 
@@ -224,24 +221,24 @@ class IndexStageStream(StageStream):
         return f"{show_elements(self._stage.top, first, stop)}; source indices {indices})"
 
     def _finish(self, result: Result) -> Run | None:
-        positions = result.positions  # alone: a position must not keep the outputs
+        positions = result.positions  # not `result` in the lambda: a position must not keep the outputs alive
         return self._run(self._opened(result), lambda j: positions[j - 1])
 
 
 class BlockStageStream(StageStream):
-    """A stage on an ordering point: tasks are blocks that the consumer has."""
+    """A stage on an ordering point: tasks are blocks that the consumer has computed."""
 
     _is_source = False
 
     def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
         super().__init__(stage, position, prefetching, context)
-        # The start stays `None`: a cache is only filled, and only used, from there.
+        # Keep `None` for the start: a cache is filled, and used, only from there.
         self._parent = open_stream(stage.base, None if position is None else base_position(stage, position), context)
         self._origin, self._inputs = self.position, 0
-        self._runs: deque[Run] = deque()  # what the tasks under way were given
+        self._runs: deque[Run] = deque()  # the inputs of the tasks under way
 
     def _has_room(self) -> bool:
-        # Making a task may mean waiting for its elements, and a result that is there should not wait for that.
+        # Making a task may mean waiting for its elements; a result that is there should not wait for that.
         return super()._has_room() and not (len(self._tasks) > 1 and self._pool.ready(self._tasks[0].pending))
 
     def _next_task(self) -> _Sent | None:
@@ -251,7 +248,7 @@ class BlockStageStream(StageStream):
         if run is None:
             return None
         stage, block, first = self._stage, run.block, self._inputs
-        position = later(stage, self._origin, first, 0) if first else rebased(stage, self._origin, lambda _: 0)
+        position = rebased(stage, self._origin, lambda _: 0, inputs=first)
         task = BlockTask(self._place.path, portable(position), depth(stage), block, self._single_step)
         self._inputs += len(block)
         self._runs.append(run)
@@ -262,7 +259,7 @@ class BlockStageStream(StageStream):
         begin, end = (index_in(self._stage.base, run.at(j)) for j in (0, len(run.block)))
         if begin is None or end is None:
             return f"{text} after position {run.at(0)}"
-        # The elements of one window, or the last few of it, are anywhere in it.
+        # Within one window the position does not move, so the elements may come from anywhere in the window.
         (base, first), (_, stop) = begin, end
         return f"{text} (from source indices {show_source_indices(base, first, max(stop, first + 1))})"
 
@@ -288,7 +285,7 @@ class WholeStream(StageStream):
         self._known = position  # the last position to go on from; `None` is the start
         self._key = next(WholeStream._keys)
         self._worker = self._pool.pick_worker()
-        self._process: int | None = None  # that has the stream open
+        self._process: int | None = None  # the process that has the stream open
         self._asked = self._answered = 0
 
     def _next_task(self) -> _Sent | None:
@@ -296,7 +293,7 @@ class WholeStream(StageStream):
         self._asked += 1
 
         def make(process: int) -> Task:
-            # A process that has the stream open goes on with it; another one has to be told where.
+            # A process that has the stream open continues it; another one needs the position.
             is_new, self._process = process != self._process, process
             return StreamTask(self._place.path, self._key, number, self._position_before(number) if is_new else None, n)
 
@@ -306,7 +303,7 @@ class WholeStream(StageStream):
         return f"the outputs of {self._stage.top.label()} after position {self.position}"
 
     def _position_before(self, number: int) -> tuple[Position]:
-        """The last position known before a task, all before it having been answered."""
+        """The last position known before a task; all tasks before it have answers."""
         before = [self._pool.peek(self._tasks[i].pending) for i in range(number - self._answered)]
         found = next(
             (result.positions[-1:] for result in reversed(before) if result and result.positions), [self._known]
@@ -338,10 +335,10 @@ _STREAMS = {IndexStage: IndexStageStream, BlockStage: BlockStageStream, StreamSt
 
 
 class PrefetchedStream(Stream):
-    """What comes before an `mp_prefetch`, computed by workers.
+    """The stream of an `mp_prefetch`, computed by workers.
 
-    An index that turns out to have no element, though nothing said so, upsets the counts that stages rely on; then
-    all is opened again where it is, and no stage relies on them.
+    If an index unexpectedly has no element, the counts that stages rely on are wrong. The stream then opens everything
+    again at its position, with stages that do not rely on counts.
     """
 
     def __init__(
@@ -359,8 +356,8 @@ class PrefetchedStream(Stream):
         prefetching = self._prefetching(sparse)
         context = dataclasses.replace(
             self._outer,
-            ahead=lambda stream, _: stream,
-            processes=lambda op, position, context: open_stream(op.parent, position, context),
+            ahead=Context.ahead,
+            processes=Context.processes,
             elsewhere=prefetching.elsewhere,
             enter=prefetching.stages.enter,
             lookahead=0 if prefetching.single_step else prefetching.pool.num_workers,

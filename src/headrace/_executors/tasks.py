@@ -1,7 +1,7 @@
-"""Tasks that workers compute, and `TaskRunner`, which computes them: in a process, a thread, or on another machine.
+"""Tasks for workers, and `TaskRunner`, which computes them: in a process, a thread, or on another machine.
 
 A task names an operation by its path in the pipelines that all workers have. Its result is a block, the position after
-each output, and what filters saw; so one task after the other gives the stream, whoever computes which.
+each output, and what filters saw; so the results in order are the stream, whichever workers compute them.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ from headrace.errors import WorkerError
 from headrace.options import ReadOptions, num_threads
 
 FAR = 1 << 30  # more elements than any chunk has
-MOST_FOUND = 1000  # operations that are remembered by their paths
+MOST_FOUND = 1000  # the most operations to remember by path
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a task has made.
+    """The result of a task.
 
     Attributes:
         encoded: The outputs: see `block_codec`.
-        positions: The position after each.
+        positions: The position after each output.
         counts: For each filter, its number among all operations, how many elements it saw, and how many it kept.
         error: An error that came after these outputs.
-        ended: Whether a stream has no more.
+        ended: Whether a stream has ended.
     """
 
     encoded: Any = None
@@ -52,7 +52,7 @@ class Result:
 
 
 class Task(Protocol):
-    """Something for a worker to compute, with the operation at `path`."""
+    """Work for a worker, on the operation at `path`."""
 
     @property
     def path(self) -> Path: ...
@@ -64,9 +64,9 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IndexTask:
-    """All outputs of a range of indices: from a position of the operation to index `stop`.
+    """All outputs for a range of indices: from a position of the operation up to index `stop`.
 
-    `dense`: whether an index without an element is an error.
+    With `dense`, an index without an element is an error.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class IndexTask:
 
 @dataclass(frozen=True, slots=True)
 class BlockTask:
-    """All outputs of a block of inputs, which the operation `depth` before this one has made."""
+    """All outputs for a block of inputs, which come from the operation `depth` steps before this one."""
 
     path: Path
     position: Position
@@ -93,7 +93,7 @@ class BlockTask:
     single_step: bool
 
     def encoded(self, memory: Memory) -> "BlockTask":
-        """The task with its block as something to pickle."""
+        """The task with its block in a form to pickle."""
         return replace(self, block=encode(self.block, memory))
 
     def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
@@ -108,9 +108,9 @@ class BlockTask:
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """About `n` more outputs of a stream that a worker keeps open, its request number `number`.
+    """About `n` more outputs of a stream that a worker keeps open, as request number `number` on it.
 
-    `position` says where to open it, where the worker does not have it open: a tuple of one, or `None`.
+    `position` is where to open the stream, in a tuple; `None` if the worker has it open.
     """
 
     path: Path
@@ -123,7 +123,7 @@ class StreamTask:
         stream, counts, expected = runner.streams.pop(self.key, (None, Counts(), -1))
         if stream is None or expected != self.number:
             if self.position is None:
-                raise WorkerError("A stream that failed was asked for more.")
+                raise WorkerError("A stream was asked for more outputs after it had failed.")
             stream = open_stream(op, self.position[0], runner.context(counts))
         run = stream.pull(self.n)
         runner.streams[self.key] = stream, counts, self.number + 1
@@ -134,7 +134,7 @@ class StreamTask:
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
-    """Closes a stream that nobody asks for any more."""
+    """Closes a stream that the consumer no longer needs."""
 
     path: Path
     key: int
@@ -149,7 +149,7 @@ class TaskRunner:
     """Computes tasks of some pipelines, one after the other."""
 
     def __init__(self, pipelines: list[Op], explain: Callable[[BaseException], None] = lambda error: None):
-        self.explain = explain  # adds to an error what is known of it
+        self.explain = explain  # adds notes to an error
         self.streams: dict[int, tuple[Stream, Counts, int]] = {}
         self._pipelines = pipelines
         self._found: dict[Path, Op] = {}
@@ -157,7 +157,7 @@ class TaskRunner:
         self._threads = Threads()
 
     def run(self, task: Task, memory: Memory) -> Result | None:
-        """What a task makes."""
+        """Computes a task."""
         return in_pipeline(task.run, self, self.find(task.path), memory)
 
     def find(self, path: Path) -> Op:
@@ -172,24 +172,21 @@ class TaskRunner:
     def context(
         self, counts: "Counts", *, stacked: Op | None = None, in_memory: Memory | None = None, **settings: Any
     ) -> Context:
-        """What the streams of a task run on: nothing works ahead of it, and there are no workers.
+        """What the streams of a task run on: nothing is computed ahead, and there are no workers.
 
-        The batches of the operation `stacked` are stacked `in_memory`.
+        The batches of the operation `stacked` are stacked in the memory `in_memory`.
         """
         empty = None if in_memory is None else in_memory.empty
         return Context(
             executor=self._executor,
-            ahead=lambda stream, _: stream,
-            processes=lambda op, position, context: open_stream(op.parent, position, context),
             watch=counts.watch,
-            close=lambda **_: None,
             fetch=lambda op: self._fetch(op, stacked, empty),
             memory=lambda op: empty if op is stacked else None,
             **settings,
         )
 
     def everything(self, stream: Stream, op: Op, counts: "Counts", memory: Memory, *, single_step: bool) -> Result:
-        """All that a stream has; in single steps, an error too, after what came before it."""
+        """All outputs of a stream; in single steps, an error comes with the outputs before it."""
         blocks: list[Block] = []
         positions: Any = None
         error = None
@@ -210,7 +207,7 @@ class TaskRunner:
         return Result(encode(block, memory), positions or [], counts.by_number(op), error)
 
     def _fetch(self, op: Op, stacked: Op | None, empty: Empty | None) -> Any:
-        """One fetcher for all chunks: it keeps what it has planned."""
+        """One fetcher for all chunks, since it caches its index blocks."""
         batch = last_batch(op)
         if id(op) not in self._fetchers:
             self._fetchers[id(op)] = op, fetcher(batch or op)
@@ -226,7 +223,7 @@ class TaskRunner:
 
 
 class Counts:
-    """What filters saw and kept, for the consumer to judge."""
+    """What filters saw and kept, to report to the consumer."""
 
     def __init__(self):
         self._counts: list[_Count] = []
@@ -236,7 +233,7 @@ class Counts:
         return self._counts[-1]
 
     def by_number(self, top: Op) -> list[tuple[int, int, int]]:
-        """For each filter: its number among all operations, seen, kept since this was last asked."""
+        """For each filter, its number among all operations, and the counts seen and kept since the last call."""
         if not any(count.seen for count in self._counts):
             return []
         numbers = {op: i for i, op in enumerate(all_operations(top))}
@@ -258,7 +255,7 @@ class _Count:
 
 
 class _Given(Stream):
-    """A block that is there; positions are counts of its elements."""
+    """A stream of one given block; positions are counts of its elements."""
 
     def __init__(self, block: Block):
         super().__init__(0)

@@ -1,8 +1,8 @@
-"""Computes tasks ahead in threads, and hands results back in the order of submission.
+"""Computes tasks ahead in threads, and returns results in the order of submission.
 
-What is ready or under way is bounded: in elements by `buffer_size`, and in bytes by `buffer_bytes`, as far as
-the results seen so far tell how large the next ones will be (before the first, one task a thread). One task is
-always allowed. The parts of a pipeline share their threads, and the bytes that they may hold.
+Two limits bound what is ready or under way: `buffer_size` in elements, and `buffer_bytes` in bytes, estimated from
+the results so far (before the first, one task per thread). One task is always allowed. The parts of a pipeline share
+threads and the limit on bytes.
 """
 
 import time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from threading import Thread
 
-CHUNK_S = 0.002  # a chunk is worth about this much work: less and handing over costs, more and it is late
+CHUNK_S = 0.002  # the work in a chunk: with less, handing over costs too much; with more, results come late
 
 
 @dataclass(slots=True)
@@ -29,14 +29,14 @@ class _Done:
 
 
 class Threads:
-    """The threads of one iterator, by how many a part asks for; started when they are first needed."""
+    """The thread pools of one iterator, by number of threads; started when first needed."""
 
     def __init__(self):
         self._pools: dict[int, ThreadPool] = {}
         self.num_users = 0
 
     def pool(self, num_threads: int) -> ThreadPool:
-        """The pool of so many threads."""
+        """The pool with `num_threads` threads."""
         if num_threads not in self._pools:
             self._pools[num_threads] = ThreadPool(num_threads, "headrace-read-ahead")
         return self._pools[num_threads]
@@ -57,7 +57,7 @@ class Threads:
 
 
 class ThreadExecutor:
-    """Tasks in order, on threads that others may use as well."""
+    """Computes tasks in order, on threads that it shares with other executors."""
 
     inline = False
 
@@ -75,7 +75,7 @@ class ThreadExecutor:
         if not self._pending:
             return max(1, min(self._chunk, self._buffer_size))
         size = min(self._chunk, self._buffer_size - self._elements)
-        # A full chunk or nothing: crumbs at the buffer's edge would cost more than they bring.
+        # A full chunk or nothing: small chunks that fill up the buffer would cost more than they gain.
         if size < min(self._chunk, max(1, self._buffer_size // self._num_threads)):
             return 0
         if self._element_bytes is None:
@@ -100,7 +100,7 @@ class ThreadExecutor:
         return done.block
 
     def _adapt(self, took_s: float, size: int) -> None:
-        """Chunks grow while they are cheap, up to a fair share of the buffer for each thread."""
+        """Chunks grow while they are cheap, up to each thread's share of the buffer."""
         largest = max(1, self._buffer_size // (2 * self._num_threads))
         if took_s < CHUNK_S and size >= self._chunk:
             if self._growth.may_double():
@@ -110,8 +110,8 @@ class ThreadExecutor:
             self._growth.restart()
 
     def close(self, *, wait: bool = True) -> None:
-        """Gives up what is not under way yet; the threads are the iterator's, and end with it."""
-        for future, _ in list(self._pending):  # whoever computes ahead may still submit
+        """Cancels tasks that have not begun; the threads belong to the iterator and end with it."""
+        for future, _ in list(self._pending):  # a copy: a thread that computes ahead may still submit
             future.cancel()
         self._pending.clear()
         if not self._closed:

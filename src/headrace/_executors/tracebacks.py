@@ -1,8 +1,8 @@
-"""Errors on their way from a worker to the consumer, with their tracebacks.
+"""Sends errors from a worker to the consumer, with their tracebacks.
 
-A traceback cannot be pickled, so a worker sends the places that it passes through, and the consumer builds frames that
-stand there: with the file, the function's name and the line, but without variables. Debuggers and pytest then show the
-user's own lines. Causes, contexts and the parts of groups travel in the same way.
+A traceback cannot be pickled, so a worker sends the places of its frames, and the consumer builds frames with the same
+file, function name and line, but without variables. Debuggers and pytest then show the user's own lines. Causes,
+contexts and the parts of groups travel in the same way.
 """
 
 import ast
@@ -13,11 +13,11 @@ import sys
 from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
-from headrace._executors.slots import ClassPickler
+from headrace._executors.classes import ClassPickler
 from headrace._utils.signals import raised_by_signal
 from headrace.errors import FROM_WORKER, WorkerError, in_words, put_together, users_frames
 
-MOST_FRAMES = 100  # of one traceback: the first and the last of them
+MOST_FRAMES = 100  # in one traceback; of a longer one, the first and last are sent
 LONGEST_CHAIN = 10  # of causes and contexts
 SHORT_TEXT = 1000
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Told(NamedTuple):
-    """An error as it is sent; of a group, instead of the error, its class, message and attributes."""
+    """An error in the form that is sent; for a group, `error` is its class, message and attributes."""
 
     error: Any
     places: list[Place]
@@ -48,7 +48,7 @@ class Told(NamedTuple):
 
 
 def packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
-    """An error and its traceback, to be sent; where it is too long, what it says."""
+    """An error and its traceback as bytes; if these are too many, only its text and last frames."""
     packed = _dumps(_tell(error))
     if len(packed) <= most_bytes:
         return packed
@@ -65,7 +65,7 @@ def unpacked_error(packed: bytes) -> BaseException:
 
 def _tell(error: BaseException, depth: int = 0) -> Told:
     places = _places(users_frames(error))
-    if not isinstance(error, Exception):  # sys.exit() and the like: must not end the consumer
+    if not isinstance(error, Exception):  # such as SystemExit, which must not end the consumer
         said = WorkerError(f"A function raised {type(error).__name__}({error}) in a worker.")
         error = _like(said, error)
     if depth == LONGEST_CHAIN:
@@ -99,7 +99,7 @@ def _places(traceback: TracebackType | None) -> list[Place]:
 
 
 def _sendable(error: Exception) -> Any:
-    """What arrives as the error, or at least as an error that says the same."""
+    """An object that unpickles as the error, or at least as one with the same text."""
     for sent in (error, _TakenApart(error)):
         if _arrives(sent, BaseException):
             return sent
@@ -111,7 +111,7 @@ def _plain(error: BaseException) -> WorkerError:
 
 
 def _like(new: WorkerError, error: BaseException) -> WorkerError:
-    """An error in place of another, with its notes and from where it came."""
+    """Gives a new error the notes, cause and context of another."""
     for note in getattr(error, "__notes__", ()):
         new.add_note(str(note)[:SHORT_TEXT])
     new.__cause__, new.__context__ = error.__cause__, error.__context__
@@ -120,7 +120,7 @@ def _like(new: WorkerError, error: BaseException) -> WorkerError:
 
 
 class _TakenApart:
-    """An error that its class does not make again from its arguments, or that holds what cannot be sent."""
+    """An error that its class cannot rebuild from its arguments, or that holds something that cannot be pickled."""
 
     def __init__(self, error: BaseException):
         args = tuple(arg if _arrives(arg) else repr(arg) for arg in error.args)
@@ -162,7 +162,7 @@ def _group(told: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseExcep
     kind, message, state = told
     try:
         return put_together(kind, (message, parts), state)
-    except Exception as e:  # its class is made in another way
+    except Exception as e:  # its class takes other arguments
         if raised_by_signal(e):
             raise
     group = ExceptionGroup(message, parts)
@@ -175,14 +175,14 @@ def _traceback(places: list[Place]) -> TracebackType | None:
     for place in reversed(places):
         try:
             traceback = _at(place, traceback)
-        except (ValueError, TypeError) as e:  # a place that no code can be at
+        except (ValueError, TypeError) as e:  # a place that no code can have
             if raised_by_signal(e):
                 raise
     return traceback
 
 
 def _at(place: Place, rest: TracebackType | None) -> TracebackType:
-    """A traceback that begins with a frame at a place: that of a function that fails there."""
+    """A traceback that begins with a frame at a place: it compiles a function that fails there, and calls it."""
     tree: Any = ast.parse("lambda: fail", mode="eval")
     function, name = tree.body, tree.body.body
     name.lineno, name.end_lineno = place.line, place.end_line

@@ -1,4 +1,4 @@
-"""Walks a stream: hands over runs of outputs, knows the position at any moment, and goes on after an error."""
+"""Walks a stream: hands over runs of outputs, knows its position at any moment, and recovers after an error."""
 
 import operator
 import time
@@ -20,16 +20,16 @@ from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError, FilterError, users_frames
 
 LONGEST_RUN = 1 << 13
-SINGLE_STEPS = 64  # made one at a time after an error, at least
+SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
 RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
 
 
 class Handover:
-    """A run that is being handed over, and the position to go on from once it has been emptied.
+    """The run being handed over, and `rest`, the position once the run has been emptied.
 
     A signal handler or another thread may ask for the position at any moment. So each change is one assignment, or
-    one call that empties the list: `position()` never sees half of it.
+    one call that empties the list: `position()` never sees a partial change.
     """
 
     __slots__ = ("_at", "_length", "_rows", "iterator", "rest")
@@ -39,7 +39,7 @@ class Handover:
         self.iterator = iter(rows)
 
     def position(self) -> Any:
-        """The position after the last element that was taken."""
+        """The position after the last element taken."""
         left = operator.length_hint(self.iterator)  # first: another thread may empty the run meanwhile
         return self._at(self._length - left) if self._rows and self._at is not None else self.rest
 
@@ -50,11 +50,11 @@ class Handover:
 
 
 class Walk:
-    """Makes runs, one after the other, for a chain to hand over.
+    """Makes one run after another, for a chain to hand over.
 
-    After an error the stream is opened again at the last position and walked one input at a time, so that what came
-    before the failing element still comes, and then the error, again and again. An exception that a signal handler
-    raised is none of the pipeline's: it goes straight to the user, and the next call goes on.
+    After an error, it opens the stream again at the last position and walks it one input at a time: the outputs before
+    the failing element still come, and from then on every call raises the error. An exception from a signal handler is
+    not the pipeline's: it goes straight to the user, and the next call continues.
     """
 
     def __init__(self, op: Op):
@@ -68,17 +68,17 @@ class Walk:
         self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
         self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
-        self._first_error: BaseException | None = None  # why outputs are made one at a time
-        self._error: tuple[BaseException, Any] | None = None  # that every call raises, and its traceback
+        self._first_error: BaseException | None = None  # the reason for single steps
+        self._error: tuple[BaseException, Any] | None = None  # the error that every call raises, and its traceback
         self._handlers: frozenset[Any] = frozenset()
         self._stream_is_single_step = False
-        self._in_step = False  # whether what was pulled from the stream has been put in place
+        self._in_step = False  # whether `_run` has everything pulled from the stream
         self._ended = self._closed = False
 
     def __iter__(self) -> "Walk":
         return self
 
-    # ---- where it is
+    # ---- its position
 
     def position(self) -> Any:
         """The position after the last element handed over."""
@@ -96,14 +96,14 @@ class Walk:
         }
 
     def go_to(self, position: Any) -> None:
-        """Goes on from a position."""
+        """Continues from a position."""
         self._discard_stream()
         self._n, self._single_steps_left, self._caution = 1, 0, 0
         self._first_error = self._error = None
         self._ended = False
         self._run.empty(position)
 
-    # ---- how it goes on
+    # ---- making runs
 
     def __next__(self) -> Iterator[Any]:
         while True:
@@ -127,13 +127,13 @@ class Walk:
             raise StopIteration
 
     def _next_run(self) -> Iterator[Any] | None:
-        """Puts the next outputs in place to be handed over; `None` where there are none now."""
+        """Prepares the next outputs for handing over; `None` if there are none now."""
         if operator.length_hint(self._run.iterator):
-            return self._run.iterator  # a new chain goes on with the run of the last one
+            return self._run.iterator  # a new chain continues the run of the last one
         if self._closed or self._ended or self._error is not None:
             return None
         if not self._in_step:
-            self._discard_stream()  # an interrupt came to it, and perhaps another one while that was handled
+            self._discard_stream()  # an interrupt hit it, and perhaps a second one hit its handling
         elif self._stream is not None:
             self._run.empty(self._stream.position)
             if self._stream_is_single_step and not self._single_steps_left:
@@ -171,16 +171,16 @@ class Walk:
             self._n = max(1, min(self._n, len(block)) // 2)
             self._growth.restart()
         elif took_s < RUN_S and self._n < self._longest and self._growth.may_double():
-            # By what was asked for: threads may give less, and the next run all of it.
+            # Count what was asked for: threads may return less now, and all of it in the next run.
             if 2 * self._n * block.num_bytes() <= RUN_BYTES * max(1, len(block)):
                 self._n *= 2
             else:
                 self._longest = self._n
 
-    # ---- how it goes on after an error
+    # ---- recovering after an error
 
     def _handle(self, error: BaseException) -> BaseException | None:
-        """Prepares to raise an error from now on, or to walk to its place with care; returns what a signal raised."""
+        """Prepares to walk to an error in single steps, or to raise it from now on; returns what a signal raised."""
         by_signal = raised_by_signal(error, self._handlers)
         if by_signal:
             self._workers.close(wait=False)  # a message may have been half read
@@ -188,10 +188,10 @@ class Walk:
         if by_signal:
             self._n = 1
             return by_signal
-        if self._closed:  # by another thread, which is why
+        if self._closed:  # by another thread, which caused the error
             return None
         if isinstance(error, FilterError) or self._single_steps_left:
-            # Whoever keeps the error keeps this iterator, by its traceback: not its workers as well.
+            # The error's traceback keeps this iterator alive; do not let it keep the workers too.
             self._workers.close(wait=False)
             self._first_error = None
             self._error = _no_stop(error), users_frames(error)
@@ -200,15 +200,15 @@ class Walk:
         return None
 
     def _go_in_single_steps(self, error: BaseException) -> None:
-        # The next time longer: what fails may be far on in a window that is read again each time.
+        # Longer each time: the failing element may be far into a window that is read again each time.
         self._caution = max(self._n, 4 * self._caution, SINGLE_STEPS)
         self._single_steps_left = self._caution
         self._first_error = error
 
     def _stop_single_steps(self) -> None:
-        """The error did not come again: goes on as usual."""
+        """Returns to normal runs, because the error did not come again."""
         if self._first_error is not None and not isinstance(self._first_error, ClosedError):
-            import logging  # takes a while, and is hardly ever needed
+            import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
                 "An error of %s did not come again when its elements were made once more, one at a time: going on.",
@@ -220,7 +220,7 @@ class Walk:
         self._n = 1
 
     def _stay_here(self, *, wait: bool = True) -> None:
-        """Drops the stream; it is opened again at the last position."""
+        """Drops the stream, which `_open` opens again at the last position."""
         self._run.empty(self._run.position())
         self._discard_stream(wait=wait)
 
@@ -255,7 +255,7 @@ class Walk:
         if stream is not None:
             stream.close(wait=wait)
         context.close(wait=wait)
-        self._context = None  # not before: an interrupt above leaves it to the next call
+        self._context = None  # last: after an interrupt above, the next call closes it
 
     # ---- the end
 
@@ -266,7 +266,7 @@ class Walk:
         self._workers.close()
 
     def drop(self) -> None:
-        """Nobody has the iterator any more: gives all back without waiting for it."""
+        """Releases everything without waiting, when the iterator is garbage."""
         try:
             self._discard_stream(wait=False)
         finally:

@@ -1,7 +1,7 @@
-"""A worker process: `python -m headrace._executors.worker`, started by `processes.py` and by nobody else.
+"""A worker process: `python -m headrace._executors.worker`; only `processes.py` starts it.
 
-It gets its plan once, then tasks one after the other, and answers each with a block in a slot of shared memory. It
-ends when the consumer closes the connection, and when the consumer is gone, whoever still holds the pipes.
+It reads its plan once, then receives one task after another, and answers each with a block in a slot of shared memory.
+It ends when the consumer closes the connection or is gone, even if a fork of the consumer still holds the socket.
 """
 
 import atexit
@@ -46,8 +46,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the consumer's business
-    os.environ.pop(STARTED_AS_WORKER, None)  # or programs that functions start would have it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the consumer handles Ctrl-C
+    os.environ.pop(STARTED_AS_WORKER, None)  # programs that functions start must not inherit it
     connection_fd, slots_fd, plan_fd, kill_with_parent, parent = map(int, sys.argv[1:])
     _end_with(parent, by_signal=bool(kill_with_parent))
     connection = socket.socket(fileno=connection_fd)
@@ -87,9 +87,9 @@ def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
 
 
 def _enter(world: dict[str, Any]) -> None:
-    """Makes the process see what its consumer sees."""
+    """Gives the process the consumer's paths, arguments and settings."""
     sys.path[:], sys.argv[:] = world["path"], world["argv"]
-    importlib.invalidate_caches()  # or a namespace package stays as it was found while the process started
+    importlib.invalidate_caches()  # else namespace packages stay as they were found at startup
     os.environ.pop("PYTHONPATH", None)
     if world["pythonpath"] is not None:
         os.environ["PYTHONPATH"] = world["pythonpath"]
@@ -97,7 +97,7 @@ def _enter(world: dict[str, Any]) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """The next message; nothing where the consumer has closed the connection."""
+    """The next message; empty if the consumer has closed the connection."""
     try:
         return connection.recv(MESSAGE_BYTES)
     except ConnectionError:
@@ -105,12 +105,12 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _send(connection: socket.socket, message: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # closed: the next receive will tell
+    with contextlib.suppress(ConnectionError):  # closed: the next receive will notice
         connection.send(message)
 
 
 def _leave() -> NoReturn:
-    """Ends the process: what the user registered for this is done, and nothing waits for threads."""
+    """Ends the process: runs the user's `atexit` functions, but does not wait for threads."""
     atexit._run_exitfuncs()
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -119,10 +119,10 @@ def _leave() -> NoReturn:
 
 
 def _end_with(parent: int, *, by_signal: bool) -> None:
-    """Sees to it that the process ends when its parent is gone.
+    """Makes the process end when its parent is gone.
 
-    A signal from the kernel comes even while a function holds the interpreter's lock, but it comes as well when only
-    the parent's thread that started this process ends.
+    A signal from the kernel arrives even while a function holds the GIL, but also when only the parent's thread that
+    started this process ends: `by_signal` says whether that is the main thread. A thread here watches in any case.
     """
     if by_signal and sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -140,13 +140,13 @@ def _watch(parent: int) -> None:
             time.sleep(0.5)
         else:
             select.select([parents_end], [], [])
-    if os.getpgrp() == os.getpid():  # with whatever functions have started
+    if os.getpgrp() == os.getpid():  # also kill what functions have started
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 class Worker:
-    """Answers messages: tasks and results are in slots of shared memory, and a `TaskRunner` does the rest."""
+    """Answers messages: reads tasks from slots, computes them with a `TaskRunner`, and writes results to slots."""
 
     def __init__(self, pipelines: list[Op], slots_fd: int, missing: Missing):
         self._runner = TaskRunner(pipelines, missing.explain)
@@ -161,7 +161,7 @@ class Worker:
         begin = time.perf_counter()
         kind, writer = RESULT, Writer(slot)
         try:
-            # What came in the slot is copied out: the answer will be written over it.
+            # Copy a task out of its slot: the answer overwrites it.
             inline = start < 0
             task: Task = (
                 pickle.loads(message[TASK.size :]) if inline else read(slot.bytes(total).copy(), Extent(total, start))
@@ -190,14 +190,14 @@ class Worker:
         try:
             return self._runner.run(task, writer)
         except LookupError:
-            # A stream that failed is opened again by the consumer, who knows where.
+            # Do not run it again on a stream that failed: the consumer opens that again at the right position.
             if not self._missing.import_rest() or isinstance(task, StreamTask):
                 raise
         return self._runner.run(task, writer)
 
 
 def _cannot_be_sent(op: Op, result: Any, error: Exception) -> WorkerError:
-    """What is wrong with outputs that cannot be pickled."""
+    """The error for outputs that cannot be pickled."""
     last = last_own(op)
     path, what = find_culprit([("", row) for row in result.block().rows()])
     found = f"{f'its {path}, ' if path else ''}{type(what).__name__},"

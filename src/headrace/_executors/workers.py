@@ -1,8 +1,8 @@
-"""The worker processes of one iterator: taken when they are first needed, kept for the next epoch at its end.
+"""The worker pools of one iterator: opened when first needed, and kept for the next epoch at the end.
 
-All the `mp_prefetch` of a pipeline share one pool, whatever parts of it they are in. Between epochs the pool waits in
-what the operation has `kept`, so that it ends with the dataset. Iterators at the same time have a pool each, and share
-one plan.
+The `mp_prefetch` operations of a pipeline share one pool if they have the same kind of options and the same
+`worker_init_fn`. Between epochs, the first operation keeps the pool in `kept`, so it ends with the dataset. Iterators
+that run at the same time have a pool each, and share one plan.
 """
 
 import sys
@@ -22,7 +22,7 @@ Key = tuple["weakref.ref[MpPrefetch]", ...]
 
 
 class PoolCache:
-    """Where pools wait between two epochs, and what they were told."""
+    """Idle pools between two epochs, and shared plans."""
 
     def __init__(self):
         self.idle: dict[Key, TaskPool] = {}
@@ -30,7 +30,7 @@ class PoolCache:
 
 
 class Workers:
-    """The pools of workers of an iterator, for the `mp_prefetch` operations in its plan."""
+    """An iterator's pools, for the `mp_prefetch` operations in its plan."""
 
     def __init__(self, plan: Plan):
         self._plan = plan
@@ -47,7 +47,7 @@ class Workers:
         from headrace._executors.stage_streams import PrefetchedStream, Prefetching
 
         if self._interrupted:
-            raise ClosedError("The iterator was closed while a thread of it opened a dataset.")
+            raise ClosedError("The iterator was closed while one of its threads opened a dataset.")
         group = self._plan.sharing_workers(op)
         pool = self._pool(group)
         number = 2 * group.index(op) + single_step
@@ -56,7 +56,7 @@ class Workers:
         def start(sparse: bool) -> Prefetching:
             return Prefetching(Stages(root, (number,), sparse=sparse), pool, op.options, single_step)
 
-        # In a dataset that an interleave has made, workers end with it: there may be very many.
+        # The workers of a dataset that an interleave has made end with it: there may be very many such datasets.
         end = None if op in self._plan.prefetches else lambda: self._end(_key(group))
         return PrefetchedStream(start, position, context, end)
 
@@ -80,20 +80,20 @@ class Workers:
         return pool
 
     def interrupt(self) -> None:
-        """Makes whoever waits for a worker stop, and nobody start any."""
+        """Makes threads that wait for a worker stop, and prevents new streams."""
         self._interrupted = True
         for pool in list(self._pools.values()):
             pool.interrupt()
 
     def go_on(self) -> None:
-        """Lets workers be used again."""
+        """Allows the use of workers again after `interrupt`."""
         self._interrupted = False
         for pool in list(self._pools.values()):
             if not pool.closed:
                 pool.go_on()
 
     def rest(self) -> None:
-        """At the end of an epoch: leaves the pools to whoever iterates next."""
+        """At the end of an epoch: leaves the pools to the next iterator."""
         for key, pool in self._pools.items():
             idle = self._caches[key].idle
             if key in idle:
@@ -103,13 +103,13 @@ class Workers:
         self._pools.clear()
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends the processes, also those left for the next epoch, unless somebody else has taken them since."""
+        """Ends the processes, and those left for the next epoch unless another iterator has taken them."""
         for key, pool_cache in list(self._caches.items()):
             for pools in (self._pools, pool_cache.idle):
                 pool = pools.get(key)
                 if pool is not None:
                     pool.close(wait=wait)
-                    pools.pop(key, None)  # not before: an exception above leaves it to the next call
+                    pools.pop(key, None)  # last: after an exception above, the next call closes it
         self._caches.clear()
 
 
@@ -118,7 +118,7 @@ def _key(group: list[MpPrefetch]) -> Key:
 
 
 def _shared_plan(cache: PoolCache, key: Key, group: list[MpPrefetch]) -> Any:
-    """The plan of some `mp_prefetch`, each rewritten for speed and as it was written; made once for all iterators."""
+    """The plan for some `mp_prefetch`, each rewritten for speed and as written; made once for all iterators."""
     from headrace._executors.shared_plan import SharedPlan
 
     shared_plan = cache.shared_plans.get(key)
@@ -131,7 +131,7 @@ def _shared_plan(cache: PoolCache, key: Key, group: list[MpPrefetch]) -> Any:
 
 
 def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
-    """A pool of the kind that the options ask for, with as many workers as any of them asks for."""
+    """A pool of the kind that the options ask for, with the most workers that any of them asks for."""
     num_workers, options = max(op.options.num_workers for op in group), group[0].options
     if hasattr(options, "open_pool"):
         return options.open_pool(shared_plan, num_workers)  # pyright: ignore[reportAttributeAccessIssue]

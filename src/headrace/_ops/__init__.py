@@ -1,1 +1,1 @@
-"""What each operation means: its length, which parent indices it needs, what it does to elements, its spec."""
+"""What each operation means: its length, the parent indices it needs, what it does to elements, its spec."""

@@ -3,11 +3,11 @@
 An operation is a frozen dataclass that points at its parents. It belongs to a random-access chain (it has a
 length, and an output index says which parent indices it needs) until a `ToStream`, and to a stream after it.
 
-A stream operation's *position* is what is needed to go on from an output: its own numbers, named in
+A stream operation's *position* is all that it needs to go on from an output: its own numbers, named in
 `state_fields`, and its parents' positions. Where `state_fields` is `None`, its position is its parent's.
 `state_params` names the arguments that a position's numbers depend on.
 
-What the planner needs to know of an operation stands in its class: see `Op`.
+The class attributes of an operation tell the planner what it needs to know: see `Op`.
 """
 
 import dataclasses
@@ -28,21 +28,21 @@ from headrace.errors import PipelineError, SpecError
 
 T = TypeVar("T")
 ENDLESS = sys.maxsize
-_LOOKED_AT = 4096  # characters of a repr
+_MAX_REPR = 4096  # characters of a repr that `describe` reads
 
 
 class Kept:
-    """What iterators of this process keep for an operation, from one to the next; never sent anywhere.
+    """What the iterators in this process keep with an operation for the next iterator; pickling leaves it out.
 
-    It hangs on the operation, and not in a weak dictionary, so that Python's collector sees it: a function in a pool
-    that waits here may refer to the dataset that it belongs to.
+    It is an attribute of the operation rather than an entry in a weak dictionary, so that Python's garbage collector
+    sees cycles: a function in an idle pool kept here may refer to the dataset that the pool belongs to.
     """
 
     def __init__(self):
         self._values: dict[type, Any] = {}
 
     def of(self, kind: type[T]) -> T:
-        """What is kept of a kind; the first to ask makes it."""
+        """The kept object of this type; the first call creates it."""
         return self._values[kind] if kind in self._values else self._values.setdefault(kind, kind())
 
     def __reduce__(self):
@@ -64,14 +64,14 @@ def parents_first(
 ) -> "list[Op]":
     """An operation and those before it as far as `follow` says, each once and after its parents.
 
-    A loop, here and wherever a pipeline is walked: a chain may be longer than Python can recurse.
+    Like all code that walks a pipeline, it loops: a chain may be longer than Python can recurse.
     """
     found: list[Op] = []
     seen: set[Op] = set()
     ahead: list[tuple[Op, bool]] = [(op, False)]
     while ahead:
-        each, parents_are_there = ahead.pop()
-        if parents_are_there:
+        each, parents_are_found = ahead.pop()
+        if parents_are_found:
             found.append(each)
         elif each not in seen and follow(each):
             seen.add(each)
@@ -84,9 +84,9 @@ _KNOWN = "_known_"
 
 
 def from_parents(method: Callable[[Any], Any], when: Callable[[Any], bool] | None = None) -> Callable[[Any], Any]:
-    """Makes of a method that asks the parents the same a fact that is worked out once, parents first.
+    """Caches a method that calls the same method of the parents, and computes it parents first, without recursion.
 
-    With `when`, the method asks them only then, and else it does not get that far.
+    With `when`, only operations for which `when(op)` is true call their parents' method; others are not cached.
     """
     name, key = method.__name__, _KNOWN + method.__name__
 
@@ -105,7 +105,7 @@ def from_parents(method: Callable[[Any], Any], when: Callable[[Any], bool] | Non
 
 
 def _work_out(op: "Op", name: str) -> Any:
-    """The method that works a fact out from the parents' own; none where it does not follow from theirs."""
+    """The uncached method that computes a fact from the parents' facts; `None` where it does not depend on them."""
     found = getattr(type(op), name)
     found = found.fget if isinstance(found, property) else found
     when = getattr(found, "when", None)
@@ -117,23 +117,23 @@ class Op:
     """One operation on elements.
 
     Attributes:
-        name: What people call it.
-        state_fields: The names of the numbers in a position that are its own.
+        name: The name that users see.
+        state_fields: The names of its own numbers in a position.
         state_params: The arguments that these numbers depend on.
         state_limits: The arguments that limit these numbers, by the number's name.
         group_fields: The numbers that are not 0 while a group of outputs is open, whose inputs a restored stream reads
             again. `None`: all of them, but none of an elementwise operation.
         parts_field: The field of a state that has the states of its parts, where it joins several.
         optional_fields: Fields that a state may lack.
-        order_params: `state_params` where they are not all, see `identity`.
-        is_elementwise: Whether an output of a stream is made from one element, whatever came before it. Any worker
-            computes it; all other operations on streams belong to the consumer.
+        order_params: Replaces `state_params` where the order depends on other arguments: see `identity`.
+        is_elementwise: Whether each output of a stream depends on one element only. Any worker can compute such an
+            operation; the consumer computes all other operations on streams.
         counts_elements: Whether an elementwise operation needs to know how many elements came before.
         keeps_count: Whether there is one output for each element, or each group.
         is_transparent: Whether elements and positions are those of its parent.
-        only_reorders: Whether each output is an element as it came, so that a map may as well run before it.
-        maps_move_into_parts: Whether a map of its outputs is the same as one of each part.
-        hides_seeds: Whether seeds before it are not for what follows.
+        only_reorders: Whether it passes elements on unchanged, so that a map after it may run before it instead.
+        maps_move_into_parts: Whether mapping its outputs is the same as mapping each part.
+        hides_seeds: Whether operations after it ignore the seeds before it.
         is_seed_step: Whether it counts in the distance to a seed.
         stays_here: Whether only the consumer's own process can compute it.
         site: The file and line of the user's code that built it.
@@ -164,12 +164,12 @@ class Op:
 
     @property
     def before(self) -> "Op | None":
-        """The operation before it on the same stream; none where the stream begins, or parts come together."""
+        """The operation before it on the same stream; `None` where a stream begins or several are combined."""
         return None
 
     @property
     def group_size(self) -> int | None:
-        """How many consecutive elements make one output, where it is always so many."""
+        """How many consecutive elements make one output, where that number is fixed."""
         return None
 
     def first_numbers(self) -> tuple[Any, ...]:
@@ -177,11 +177,11 @@ class Op:
         return (0,) * len(self.state_fields or ())
 
     def first_position(self, parts: "tuple[Any, ...]") -> Any:
-        """The position before the first output where the stream begins with this operation, from those of its parts."""
+        """The position before the first output of a stream that begins with this operation, given its parts'."""
         return (*self.first_numbers(), parts)
 
     def advanced(self, numbers: tuple[Any, ...], inputs: int) -> tuple[Any, ...]:
-        """Its own numbers so many inputs later; only for an elementwise operation that has some."""
+        """Its own numbers after `inputs` more inputs; only for elementwise operations that have numbers."""
         return (numbers[0] + inputs,)
 
     def has_open_group(self, numbers: tuple[Any, ...]) -> bool:
@@ -216,7 +216,7 @@ class Op:
         return dict(zip(self.named_parts() or (), positions, strict=True))
 
     def with_parts(self, parts: "tuple[Op, ...]") -> "Op":
-        """The same operation on other parts, where it joins several."""
+        """The same operation on other parts, if it combines several."""
         return self
 
     @property
@@ -225,23 +225,23 @@ class Op:
         return any(parent.is_stream for parent in self.parents)
 
     def length(self) -> int:
-        """How many elements one epoch has; random access only."""
+        """The number of elements in one epoch; random access only."""
         raise TypeError(f"{self.name} has no length.")
 
     @property
     @from_parents
     def endless(self) -> bool:
-        """Whether it is known to go on for ever."""
+        """Whether it is known never to end."""
         return any(parent.endless for parent in self.parents)
 
     @property
     @from_parents
     def is_sparse(self) -> bool:
-        """Whether an index may be known to have no element."""
+        """Whether some indices may have no element, as after a filter."""
         return any(parent.is_sparse for parent in self.parents)
 
     def identity(self) -> dict[str, Any] | None:
-        """The arguments that decide which elements come when; `None` where none do, as for a map."""
+        """The arguments that decide the order of elements; `None` where none do, as for a map."""
         params = self.order_params
         if params is None:
             params = None if self.state_fields is None else self.state_params
@@ -249,7 +249,7 @@ class Op:
 
     @property
     def gathers_columns(self) -> bool:
-        """Whether elements at any indices are gathered from columns at once; random access only."""
+        """Whether one call gathers elements at any indices from columns; random access only."""
         return False
 
     def spec(self) -> Any:
@@ -260,7 +260,7 @@ class Op:
         return _from_flat, (_flat(self),)
 
     def arguments(self) -> Iterator[tuple[str, Any]]:
-        """The operation's arguments, for people."""
+        """The operation's arguments, for display."""
         for f in dataclasses.fields(self):
             if f.name not in ("parent", "parts", "site") and f.repr:
                 value = getattr(self, f.name)
@@ -268,11 +268,11 @@ class Op:
                     yield f.name, value
 
     def how(self) -> str:
-        """How it is computed, in a few words for people."""
+        """How it is computed, in a few words, for display."""
         return "stream" if self.is_stream else "rows"
 
     def label(self) -> str:
-        """The operation with its arguments, as it is shown to people."""
+        """The operation with its arguments, for display."""
         shown = []
         for i, (name, value) in enumerate(self.arguments()):
             text = describe(value)
@@ -282,7 +282,7 @@ class Op:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unary(Op):
-    """An operation on one parent, as long as that parent unless it says otherwise."""
+    """An operation on one parent, with the parent's length and spec by default."""
 
     parent: Op
 
@@ -309,11 +309,11 @@ _HOLD_PARENTS = ("parent", "parts", "datasets")
 
 
 def _flat(op: Op) -> list[tuple[type[Op], dict[str, Any]]]:
-    """An operation and all that it holds, with numbers in the place of parents: pickling would recurse."""
+    """An operation and all before it as a list, with numbers in place of parents: pickling them would recurse."""
     numbers: dict[Op, int] = {}
     flat = []
     for each in parents_first(op, lambda _: True, _held):
-        if type(each).__reduce__ is not Op.__reduce__:  # it has its reasons
+        if type(each).__reduce__ is not Op.__reduce__:  # it may refuse to be pickled, with an error
             each.__reduce__()
         held = {name: each.__dict__[name] for name in _HOLD_PARENTS if name in each.__dict__}
         places = {
@@ -327,7 +327,7 @@ def _flat(op: Op) -> list[tuple[type[Op], dict[str, Any]]]:
 
 
 def _held(op: Op) -> tuple[Op, ...]:
-    """The parents that an operation has as arguments: those of a user's own dataset are that dataset's."""
+    """The parents among an operation's arguments; those of a user-defined dataset belong to the dataset instead."""
     values = [op.__dict__[name] for name in _HOLD_PARENTS if name in op.__dict__]
     return tuple(each for value in values for each in ((value,) if isinstance(value, Op) else value))
 
@@ -345,11 +345,11 @@ def _from_flat(flat: list[tuple[type[Op], dict[str, Any]]]) -> Op:
     return ops[-1]
 
 
-# ------------------------------------------------------------------------------------------ for people
+# ------------------------------------------------------------------------------------------ for display
 
 
 def describe(value: Any) -> str:
-    """An argument as it is shown to people: functions with their file and line, arrays by shape."""
+    """An argument for display: functions with their file and line, arrays by shape."""
     code = getattr(value, "__code__", None)
     if code is not None:
         return f"{value.__qualname__.rsplit('.', 1)[-1]} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
@@ -362,8 +362,8 @@ def describe(value: Any) -> str:
     text = repr(value)
     if text.startswith("<") and " at 0x" in text:
         return type(value).__name__
-    shown = redacted(text[:_LOOKED_AT])  # before it is cut, or half an address would pass for a text
-    return shown if len(shown) <= 80 and len(text) <= _LOOKED_AT else f"{shown[:77]}..."
+    shown = redacted(text[:_MAX_REPR])  # before cutting, or half an address would pass for plain text
+    return shown if len(shown) <= 80 and len(text) <= _MAX_REPR else f"{shown[:77]}..."
 
 
 def method_or_function(transform: Any, method: str, *, op: str) -> Callable[..., Any]:
@@ -378,29 +378,10 @@ def method_or_function(transform: Any, method: str, *, op: str) -> Callable[...,
     )
 
 
-def tells_spec(op: Any) -> bool:
-    """Whether the user's transform tells the spec after it."""
-    return getattr(op.transform, "output_spec", None) is not None
-
-
-mapped = functools.partial(from_parents, when=tells_spec)
-
-
-def mapped_spec(transform: Any, label: str, parent: Op) -> Any:
-    """The spec after a user's transform, which only the transform can tell."""
-    output_spec = getattr(transform, "output_spec", None)
-    if output_spec is None:
-        raise SpecError(
-            f"The element spec after {label} cannot be known without reading data. "
-            "Give its transform a method `output_spec(input_spec)` that returns it (a function, as an attribute)."
-        )
-    return output_spec(parent.spec())
-
-
 def default_seed(parents: tuple[Op, ...]) -> int | None:
     """The seed that an operation on `parents` derives from the `seed` calls before it, or None.
 
-    Those behind an `interleave` count only where there are no others: Grain does not see them.
+    Seeds before an `interleave`, which Grain ignores, count only if there are no others.
     """
     pairs = _seeds_before(parents, hidden=False) or _seeds_before(parents, hidden=True)
     return derive_seed(pairs) if pairs else None
@@ -426,16 +407,15 @@ def _seeds_before(parents: tuple[Op, ...], *, hidden: bool) -> list[tuple[int, i
     return pairs
 
 
-def resolve_seed(seed: int | None, parents: tuple[Op, ...], *, op: str, bits: int | None = 32) -> int:
-    """The seed given, or the one derived from `ds.seed(...)`, checked."""
+def set_seed(op: Any, *, bits: int | None = 32) -> None:
+    """Checks an operation's seed, or sets the one that it derives from `ds.seed(...)`."""
+    seed = default_seed(op.parents) if op.seed is None else op.seed
     if seed is None:
-        seed = default_seed(parents)
-        if seed is None:
-            raise PipelineError(
-                f"`{op}` needs a seed. Give it one, `{op}(..., seed=42)`, or seed the dataset before it: "
-                f"`ds.seed(42).{op}(...)`."
-            )
-    return check_seed(seed, op=op, bits=bits)
+        raise PipelineError(
+            f"`{op.name}` needs a seed. Give it one, `{op.name}(..., seed=42)`, or seed the dataset before it: "
+            f"`ds.seed(42).{op.name}(...)`."
+        )
+    object.__setattr__(op, "seed", check_seed(seed, op=op.name, bits=bits))
 
 
 def check_seed(seed: Any, *, op: str, bits: int | None = 32) -> int:

@@ -1,4 +1,4 @@
-"""Operations on the stream as such: where it starts and ends, what is kept of it, what runs ahead."""
+"""Operations on a stream as a whole: its start and end, caches, and what is computed ahead."""
 
 import inspect
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToStream(Unary):
-    """The elements of a random-access chain in order; missing ones are skipped unless they are wanted."""
+    """The elements of a random-access chain in order; missing ones are skipped unless `allow_nones`."""
 
     name = "to_iter_dataset"
     order_params = ("allow_nones",)
@@ -96,7 +96,7 @@ class MpPrefetch(Unary):
 
     name = "mp_prefetch"
     is_transparent = only_reorders = True
-    is_seed_step = False  # as Grain without workers: seeds must not depend on their number
+    is_seed_step = False  # as in Grain without workers: seeds must not depend on the number of workers
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
     kept: Kept = field(default_factory=Kept, repr=False)
@@ -106,7 +106,7 @@ class MpPrefetch(Unary):
             raise PipelineError(f"`mp_prefetch` takes MultiprocessingOptions; got {self.options!r}.")
         if self.worker_init_fn is not None and not _takes_two(self.worker_init_fn):
             raise PipelineError(
-                f"worker_init_fn must be a function of a worker's index and their number; got "
+                f"worker_init_fn must take two arguments, the worker's index and the number of workers; got "
                 f"{describe(self.worker_init_fn)}."
             )
 
@@ -119,7 +119,7 @@ class MpPrefetch(Unary):
 
 
 def _takes_two(function: Any) -> bool:
-    """Whether something can be called with two arguments, as far as can be told."""
+    """Whether a function takes two arguments, or does not say."""
     if not callable(function):
         return False
     try:
@@ -127,7 +127,7 @@ def _takes_two(function: Any) -> bool:
     except TypeError:
         return False
     except ValueError:
-        pass  # a built-in that does not tell
+        pass  # a built-in without a signature
     return True
 
 
@@ -141,7 +141,7 @@ class Cache(IndexOp):
 
     def __post_init__(self):
         if self.parent.endless:
-            raise PipelineError("`cache` of an endless dataset never fits: put it before `repeat`.")
+            raise PipelineError("`cache` cannot hold an endless dataset: put it before `repeat`.")
 
     @property
     def gathers_columns(self) -> bool:

@@ -1,6 +1,6 @@
 """Operations on several parents.
 
-`route(idx)` says for each output index which part gives the element and at which of the part's indices.
+`route(idx)` says for each output index which part the element comes from, and its index there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class Nary(Op):
 
 
 class RouteOp(Nary):
-    """An operation whose every element is an element of one part."""
+    """An operation each of whose elements is an element of one part."""
 
     keeps_part_order = True  # consecutive outputs take consecutive elements of each part
 
@@ -61,7 +61,7 @@ class RouteOp(Nary):
 
 
 class Mixing(Nary):
-    """Elements of several parts in proportion to weights; a stream of it ends where a part that is due has."""
+    """Elements of several parts in proportion to weights; as a stream, it ends when the part due next has ended."""
 
     maps_move_into_parts = True
     names: tuple[str, ...] | None
@@ -117,7 +117,7 @@ class Mix(RouteOp, Mixing):
             if not weight > 0 or weight == float("inf"):
                 raise PipelineError(
                     f"Weights of a `mix` must be positive; weight {i} is {weight!r}. Leave out a dataset that "
-                    "is not wanted."
+                    "you do not want."
                 )
         self._check_parts()
 
@@ -131,13 +131,13 @@ class Mix(RouteOp, Mixing):
             )
 
     def _in_order(self, weights: Sequence[float] | Mapping[str, float] | None) -> tuple[float, ...]:
-        """The weights of the parts, in their order."""
+        """The weights in the order of the parts."""
         if weights is None:
             return (1,) * len(self.parts)
         if not isinstance(weights, Mapping):
             return tuple(weights)
         if self.names is None or set(weights) != set(self.names):
-            raise PipelineError(f"`mix` has datasets {list(self.names or ())} and weights for {sorted(weights)}.")
+            raise PipelineError(f"`mix` has datasets {list(self.names or ())} but weights for {sorted(weights)}.")
         return tuple(weights[name] for name in self.names)
 
     def identity(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Mix(RouteOp, Mixing):
 
     @cached_property
     def shares(self) -> Shares:
-        """Which output is of which part."""
+        """Which part each output comes from."""
         return Shares(self.proportions)
 
     @from_parents
@@ -194,7 +194,7 @@ class Concatenate(RouteOp):
         """Where each part ends in the whole."""
         lengths = [part.length() for part in self.parts]
         if sum(lengths) > ENDLESS:
-            raise PipelineError("`concatenate` of an endless dataset: what comes after it is never reached.")
+            raise PipelineError("`concatenate` got an endless dataset: those after it would never be reached.")
         return np.cumsum(lengths)
 
     @cached_property
@@ -235,7 +235,7 @@ class Select(RouteOp):
         return np.array([part for part, _ in pairs], np.intp), np.array([index for _, index in pairs], np.int64)
 
     def _select(self, i: int) -> tuple[int, int]:
-        """What the map chooses; one that knows only its first epoch is asked for that, an epoch of each part on."""
+        """The map's choice. If the map covers only one epoch, later epochs repeat it, an epoch further in each part."""
         epoch, place = divmod(i, self.length())
         try:
             part, index = self.selection_map[i]
@@ -296,7 +296,7 @@ NOT_OPEN = {"dataset": -1}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interleave(Op):
-    """Elements of `cycle_length` datasets in turn; one that ends is replaced by the next not begun.
+    """Elements of `cycle_length` datasets in turn; when one ends, the next that has not begun takes its place.
 
     `datasets` is a sequence of operations, or one random-access operation whose elements are datasets.
     """

@@ -1,87 +1,93 @@
-"""Operations that turn one element into one element, or decide whether it stays.
+"""Operations on single elements: maps, filters and flat maps.
 
 Maps leave `None` as it is, whether it stands for a missing element or is an element of a stream.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from headrace._ops.base import (
-    ENDLESS,
-    Unary,
-    describe,
-    from_parents,
-    mapped,
-    mapped_spec,
-    method_or_function,
-    resolve_seed,
-)
-from headrace.errors import PipelineError
+from headrace._ops.base import ENDLESS, Unary, describe, from_parents, method_or_function, set_seed
+from headrace.errors import PipelineError, SpecError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Map(Unary):
-    """`transform(element)`; with `batched`, a function of columns that works row by row."""
+class Transformed(Unary):
+    """An operation that calls a user's transform on each element: a function, or an object with this `method`."""
 
-    name = "map"
     is_elementwise = True
-    skips_none: ClassVar[bool] = True
+    method: ClassVar[str]
     transform: Any
+
+    def __post_init__(self):
+        method_or_function(self.transform, self.method, op=self.method)
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        return method_or_function(self.transform, self.method, op=self.method)
+
+    def how(self) -> str:
+        return "one call per element"
+
+    @partial(from_parents, when=lambda op: getattr(op.transform, "output_spec", None) is not None)
+    def spec(self) -> Any:
+        output_spec = getattr(self.transform, "output_spec", None)
+        if output_spec is None:
+            raise SpecError(
+                f"The element spec after {self.label()} cannot be known without reading data. "
+                "Give its transform a method `output_spec(input_spec)` that returns it (a function, as an attribute)."
+            )
+        return output_spec(self.parent.spec())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Map(Transformed):
+    """`transform(element)`; with `batched`, a function of columns that treats each row on its own."""
+
+    name = method = "map"
+    skips_none: ClassVar[bool] = True
     batched: bool = False
 
     def __post_init__(self):
-        method_or_function(self.transform, "map_batch" if self.batched else "map", op="map")
-
-    @property
-    def fn(self) -> Callable[[Any], Any]:
-        return method_or_function(self.transform, "map", op="map")
+        method_or_function(self.transform, "map_batch" if self.batched else self.method, op=self.method)
 
     @property
     def batch_fn(self) -> Callable[[Any], Any] | None:
-        """The function of columns, where there is one."""
+        """The function of columns, if there is one."""
         if self.batched:
             return method_or_function(self.transform, "map_batch", op="map")
         return getattr(self.transform, "map_batch", None)
 
     @property
     def rows_fn(self) -> Callable[[list[Any]], list[Any]] | None:
-        """The function of a list of elements, where there is one beside that of an element."""
+        """The function of a list of elements, if there is one besides the function of one element."""
         rows_fn = None if self.batched else getattr(self.transform, "map_rows", None)
         return rows_fn if rows_fn is not None and self.fn == getattr(self.transform, "map", None) else None
 
     def how(self) -> str:
         if self.batched:
-            return "columns, one call a block"
+            return "columns, one call per block"
         if self.batch_fn is not None:
-            return "one call a block of columns, or an element"
-        return "one call an element" if self.rows_fn is None else "one call a block"
-
-    @mapped
-    def spec(self) -> Any:
-        return mapped_spec(self.transform, self.label(), self.parent)
+            return "one call per block of columns, or per element"
+        return super().how() if self.rows_fn is None else "one call per block"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordMap(Map):
-    """A `DataLoader`'s map: a record whose data is `None` is a record like others."""
+    """A `DataLoader`'s map: it also maps records whose data is `None`."""
 
     skips_none = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlacedMap(RecordMap):
-    """`transform(place, element)` in a stream, the place being the index in the random-access chain it comes from.
+    """`transform(place, element)` in a stream; the place is the element's index in the random-access chain below.
 
-    Only maps and filters may stand between the two: what a filter drops does not change the places of the rest.
+    Only maps and filters may stand in between: what a filter drops does not change the places of the rest.
     """
 
-    def __post_init__(self):
-        method_or_function(self.transform, "map_with_index", op="map_with_index")
-
-    @property
-    def fn(self) -> Callable[..., Any]:
-        return method_or_function(self.transform, "map_with_index", op="map_with_index")
+    method = "map_with_index"
 
     @property
     def batch_fn(self) -> None:
@@ -92,74 +98,43 @@ class PlacedMap(RecordMap):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MapWithIndex(Unary):
-    """`transform(index, element)`: the index in a random-access chain, the count so far in a stream."""
+class MapWithIndex(Transformed):
+    """`transform(index, element)`, with the index in a random-access chain, or the count so far in a stream."""
 
-    name = "map_with_index"
+    name = method = "map_with_index"
     state_fields = ("count",)
-    is_elementwise = counts_elements = True
-    transform: Any
-
-    def __post_init__(self):
-        method_or_function(self.transform, "map_with_index", op="map_with_index")
-
-    @property
-    def fn(self) -> Callable[[int, Any], Any]:
-        return method_or_function(self.transform, "map_with_index", op="map_with_index")
+    counts_elements = True
 
     def identity(self) -> None:
         return None
 
-    def how(self) -> str:
-        return "one call an element"
-
-    @mapped
-    def spec(self) -> Any:
-        return mapped_spec(self.transform, self.label(), self.parent)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RandomMap(Unary):
-    """`transform(element, rng)`, with a generator that is a function of the seed and the index or count."""
+class RandomMap(Transformed):
+    """`transform(element, rng)`, with a generator that depends on the seed and the index or count only."""
 
-    name = "random_map"
+    name = method = "random_map"
     state_fields = ("count",)
-    is_elementwise = counts_elements = True
+    counts_elements = True
     state_params = ("seed",)
-    transform: Any
     seed: int | None = None
 
     def __post_init__(self):
-        method_or_function(self.transform, "random_map", op="random_map")
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="random_map", bits=None))
-
-    @property
-    def fn(self) -> Callable[[Any, Any], Any]:
-        return method_or_function(self.transform, "random_map", op="random_map")
+        super().__post_init__()
+        set_seed(self, bits=None)
 
     def how(self) -> str:
         counts = "; ordering point: counts elements" if self.is_stream else ""
-        return f"one call an element, generator moved by counter{counts}"
-
-    @mapped
-    def spec(self) -> Any:
-        return mapped_spec(self.transform, self.label(), self.parent)
+        return f"one call per element, generator moved by counter{counts}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Filter(Unary):
+class Filter(Transformed):
     """Elements for which `transform(element)` is true; the others are missing, and a stream skips them."""
 
-    name = "filter"
-    is_elementwise, keeps_count = True, False
-    transform: Any
-
-    def __post_init__(self):
-        method_or_function(self.transform, "filter", op="filter")
-
-    @property
-    def fn(self) -> Callable[[Any], bool]:
-        return method_or_function(self.transform, "filter", op="filter")
+    name = method = "filter"
+    keeps_count = False
+    spec = Unary.spec
 
     def identity(self) -> dict[str, Any] | None:
         return {} if self.is_stream else None  # with random access, elements keep their indices
@@ -169,23 +144,22 @@ class Filter(Unary):
         return True
 
     def how(self) -> str:
-        return f"one call an element, {'skips' if self.is_stream else 'leaves None for'} the others"
+        return f"one call per element, {'skips' if self.is_stream else 'leaves None for'} the others"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FlatMap(Unary):
+class FlatMap(Transformed):
     """The children that `transform(element)` returns; in a random-access chain, at most `max_fan_out`."""
 
-    name = "flat_map"
+    name = method = "flat_map"
     state_fields = group_fields = ("taken_of_group",)
-    is_elementwise = counts_elements = True  # among an element's children, the position is the one before the element
+    counts_elements = True  # among an element's children, the parent's position is before the element
     keeps_count = False
     order_params = ("max_fan_out",)
-    transform: Any
     max_fan_out: int | None = None
 
     def __post_init__(self):
-        method_or_function(self.transform, "flat_map", op="flat_map")
+        super().__post_init__()
         fan_out = self.max_fan_out
         if fan_out is None:
             fan_out = getattr(self.transform, "max_fan_out", None)
@@ -194,13 +168,9 @@ class FlatMap(Unary):
             return
         if not isinstance(fan_out, int) or fan_out < 1:
             raise PipelineError(
-                "`flat_map` on a MapDataset needs to know how many children an element has at most: give "
-                f"`max_fan_out`, a positive int; got {fan_out!r}. On an IterDataset it is not needed."
+                "`flat_map` on a MapDataset needs `max_fan_out`, the most children that an element can have, as a "
+                f"positive int; got {fan_out!r}. An IterDataset does not need it."
             )
-
-    @property
-    def fn(self) -> Callable[[Any], Any]:
-        return method_or_function(self.transform, "flat_map", op="flat_map")
 
     @from_parents
     def length(self) -> int:
@@ -211,18 +181,11 @@ class FlatMap(Unary):
     def is_sparse(self) -> bool:
         return True
 
-    @mapped
-    def spec(self) -> Any:
-        return mapped_spec(self.transform, self.label(), self.parent)
-
     def advanced(self, numbers: tuple[Any, ...], inputs: int) -> tuple[Any, ...]:
         return (0,)
 
-    def how(self) -> str:
-        return "one call an element"
-
     def children(self, element: Any) -> list[Any]:
-        """What an element is split into, checked against the fan-out."""
+        """An element's children, checked against the fan-out."""
         children = list(self.fn(element))
         if not self.is_stream and self.max_fan_out is not None and len(children) > self.max_fan_out:
             raise PipelineError(

@@ -1,4 +1,4 @@
-"""Operations that make an output from several elements, or hand a group of them out in another order."""
+"""Operations that combine several elements into one, or reorder a group of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Unary, from_parents, resolve_seed
+from headrace._ops.base import Unary, from_parents, set_seed
 from headrace._utils import trees
 from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError
@@ -56,7 +56,7 @@ class Batch(Unary):
         if self.is_stream:
             return "ordering point: stacks elements as they come"
         if self.batch_fn is not None:
-            return "one call a batch"
+            return "one call per batch"
         return "one gather a batch, indices of many batches at once" if self.parent.gathers_columns else "stacks rows"
 
     def bounds(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +64,7 @@ class Batch(Unary):
         n = self.parent.length()
         epochs, within = np.divmod(idx, self.length())
         start = within * self.batch_size + epochs * n
-        # Of an endless parent there is one epoch, so `n` itself is the bound and nothing overflows.
+        # An endless parent has one epoch, so the bound is `n` itself and nothing overflows.
         return start, np.minimum(start + self.batch_size, (epochs + 1) * n)
 
     @partial(from_parents, when=lambda op: op.batch_fn is None or hasattr(op.batch_fn, "output_spec"))
@@ -92,7 +92,7 @@ class Grouped(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rebatch(Grouped):
-    """Batches cut anew along their leading axis."""
+    """Batches cut to another size along their leading axis."""
 
     name = "rebatch"
     state_fields = ("rows_taken",)
@@ -113,9 +113,9 @@ class Rebatch(Grouped):
 class BufferShuffle(Grouped):
     """A shuffle through a sliding buffer: every element moves by less than `buffer_size`.
 
-    Element `i` comes out in the order of `i + buffer_size * u(i)`, with `u(i)` in [0, 1) drawn by counter
+    Elements come out sorted by `i + buffer_size * u(i)`, where a counter-based generator draws `u(i)` in [0, 1)
     from the seed. So outputs fall into groups: group `g` holds what lands in the `g`-th stretch of
-    `buffer_size`, which comes from the stretches `g - 1` and `g` of the input.
+    `buffer_size`, and comes from the stretches `g - 1` and `g` of the input.
     """
 
     name = "shuffle"
@@ -127,7 +127,7 @@ class BufferShuffle(Grouped):
 
     def __post_init__(self):
         check_counts(self, "buffer_size", least=1)
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle", bits=None))
+        set_seed(self, bits=None)
 
     def landing(self, stretch: int, count: int) -> np.ndarray:
         """Where each of the first `count` elements of a stretch lands, counted from the stretch's start."""
@@ -138,9 +138,9 @@ class BufferShuffle(Grouped):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PaddedBatch(Grouped):
-    """Batches of elements of different lengths, padded; elements of like length together.
+    """Padded batches of elements of different lengths, with similar lengths in one batch.
 
-    Elements are sorted into buckets by length within a window of the stream. A bucket that is full becomes a
+    Within each window of the stream, elements go into buckets by length. A full bucket becomes a
     batch; what is left at the window's end becomes smaller batches, shortest bucket first.
     """
 
@@ -168,7 +168,7 @@ class PaddedBatch(Grouped):
         check_counts(self, "window_size", least=self.batch_size)
 
     def groups(self, elements: Sequence[Any]) -> list[tuple[list[int], int | None]]:
-        """The batches of one window: which of its elements each holds, and the length to pad to, if fixed."""
+        """The batches of one window: the elements in each, and the length to pad to, if fixed."""
         buckets: list[list[int]] = [[] for _ in range(len(self.boundaries) + 1)]
         full: list[tuple[list[int], int | None]] = []
         for i, element in enumerate(elements):
@@ -201,14 +201,14 @@ class PaddedBatch(Grouped):
         return spec.unflatten([_pad_leaf(column, value, length) for column, value in zip(columns, values, strict=True)])
 
     def _pad_values(self, element: Any) -> Any:
-        """The padding as a tree that the element's starts with; features that it does not name get 0."""
+        """The padding as a prefix of the element's tree; features without a value get 0."""
         values = self.pad_value
         if not isinstance(values, dict):
             return values
         if not isinstance(element, dict) or not values.keys() <= element.keys():
             found = f"the features {sorted(map(str, element))}" if isinstance(element, dict) else type(element).__name__
             raise PipelineError(
-                f"pad_value has values for {sorted(map(str, values))}, and elements have {found}. "
+                f"pad_value has values for {sorted(map(str, values))}, but elements have {found}. "
                 "Name features that elements have, or give one value for all."
             )
         return {key: values.get(key, 0) for key in element}
@@ -223,7 +223,7 @@ class PaddedBatch(Grouped):
 
 
 def _pad_leaf(column: Sequence[Any], value: Any, length: int | None) -> np.ndarray:
-    """Arrays of one rank, each padded at the end of every axis to the longest (the first to `length`)."""
+    """Arrays of one rank, each padded at the end of every axis to the longest (the first axis to `length`)."""
     arrays = [np.asarray(leaf) for leaf in column]
     ranks = {array.ndim for array in arrays}
     if len(ranks) > 1:
@@ -266,7 +266,7 @@ def _stacked(shape: tuple[int | None, ...], leaf: Any) -> ShapeDtypeStruct:
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
-    """Elements as a batch of `batch_size`; rows that are missing are filled with `pad_value`.
+    """Elements as a batch of `batch_size`, with rows of `pad_value` where there are fewer elements.
 
     >>> batch_and_pad([np.array([1, 2])], batch_size=2)
     array([[1, 2],

@@ -1,8 +1,8 @@
-"""Operations that change only which element comes when: each rewrites indices and touches no element.
+"""Operations that only change the order of elements: they rewrite indices and never touch an element.
 
-`indices(idx)` takes output indices, int64 in and int64 out, and says which parent indices they are. An index
-past the length belongs to a later epoch, here and everywhere. With `e, i = divmod(idx, n)`, what comes out is
-at most `e * n + n - 1`, so int64 overflows only in the last, unfinished epoch before 2**63.
+`indices(idx)` maps output indices to parent indices, both int64. Here as everywhere, an index past the length
+belongs to a later epoch. With `e, i = divmod(idx, n)`, the result is at most `e * n + n - 1`, so int64
+overflows only in the last, unfinished epoch before 2**63.
 """
 
 from collections.abc import Callable
@@ -11,20 +11,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Op, Unary, check_seed, from_parents, resolve_seed
+from headrace._ops.base import ENDLESS, Op, Unary, check_seed, from_parents, set_seed
 from headrace._utils.rng import permutation, shuffled_indices
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, check_counts
 
 
 def epoch_length(op: Op) -> int:
-    """How far the next epoch of a parent is; an endless one has no next, so that its first comes again."""
+    """The distance to a parent's next epoch; 0 for an endless one, which has only one epoch and repeats it."""
     n = op.length()
     return 0 if n >= ENDLESS else n
 
 
 class IndexOp(Unary):
-    """An operation that is a function from indices to parent indices."""
+    """An operation that maps indices to parent indices."""
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
         """The parent indices of output indices."""
@@ -42,7 +42,7 @@ class IndexOp(Unary):
 
 
 def by_epoch(idx: np.ndarray, n: int, rewrite: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
-    """Indices that are rewritten within their epoch: `rewrite` gets those of one, counted from its start."""
+    """Rewrites indices within their epochs: `rewrite` gets the indices of one epoch, counted from its start."""
     first, last = int(idx.min()) // n, int(idx.max()) // n
     if first == last:
         return rewrite(idx - first * n, first) + first * n if first else rewrite(idx, 0)
@@ -56,14 +56,14 @@ def by_epoch(idx: np.ndarray, n: int, rewrite: Callable[[np.ndarray, int], np.nd
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shuffle(IndexOp):
-    """All elements in an order that the seed and the epoch name."""
+    """All elements in an order that depends on the seed and the epoch."""
 
     name = "shuffle"
     order_params = ("seed",)
     seed: int | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="shuffle"))
+        set_seed(self)
 
     def epoch_seed(self, epoch: int) -> int:
         """The seed of one epoch's order."""
@@ -79,7 +79,7 @@ class Shuffle(IndexOp):
 class WindowShuffle(IndexOp):
     """Elements shuffled within windows; the last window of an epoch may be shorter.
 
-    A stream hands a window out from its end backwards, as the field's loaders do.
+    A stream hands a window out from its end backwards, as Grain does.
     """
 
     name = "window_shuffle"
@@ -93,18 +93,18 @@ class WindowShuffle(IndexOp):
 
     def __post_init__(self):
         check_counts(self, "window_size", least=1)
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="window_shuffle"))
+        set_seed(self)
 
     def how(self) -> str:
         return "ordering point: one window at a time" if self.is_stream else super().how()
 
     def window_seed(self, window: int) -> int:
-        """The seed of one window's order; windows are numbered through all epochs."""
+        """The seed of one window's order; window numbers continue from epoch to epoch."""
         assert self.seed is not None
         return (self.seed + window) % 2**32
 
     def window_order(self, window: int, size: int) -> np.ndarray:
-        """Which elements of a stream's window come out, in order."""
+        """The order in which the elements of a stream's window come out."""
         seed = self.window_seed(window)
         if size <= 1 << 16:
             return permutation(size, seed)[::-1]
@@ -127,7 +127,10 @@ class WindowShuffle(IndexOp):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupShuffle(IndexOp):
-    """Groups of elements in an order that the seed and the epoch name, shuffled in windows that keep to groups."""
+    """Groups of elements in an order that depends on the seed and the epoch, then shuffled in windows of whole groups.
+
+    A group longer than a window is cut into windows of its own.
+    """
 
     name = "group_shuffle"
     order_params = ("ends", "window_size", "seed")
@@ -137,7 +140,7 @@ class GroupShuffle(IndexOp):
 
     def __post_init__(self):
         check_counts(self, "window_size", least=1)
-        object.__setattr__(self, "seed", resolve_seed(self.seed, self.parents, op="group_shuffle"))
+        set_seed(self)
         object.__setattr__(self, "_planned", {})
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
@@ -158,7 +161,7 @@ class GroupShuffle(IndexOp):
         return (self.seed + epoch * 0x9E3779B1 + window) % 2**32
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where groups end in the order of an epoch, how far each was moved, and where windows begin and end."""
+        """Where groups end in an epoch's order, how far each one moved, and the windows' bounds."""
         planned: dict[int, Any] = self._planned  # type: ignore[attr-defined]
         found = planned.get(epoch)
         if found is None:
@@ -166,7 +169,7 @@ class GroupShuffle(IndexOp):
             order = shuffled_indices(np.arange(len(lengths)), len(lengths) - 1, self._seed(epoch, -1))
             ends = np.cumsum(lengths[order])
             found = ends, self.ends[order] - ends, self._cuts(ends)
-            planned.clear()  # epochs come one after the other
+            planned.clear()  # one epoch at a time is enough
             planned[epoch] = found
         return found
 
@@ -177,7 +180,7 @@ class GroupShuffle(IndexOp):
             full = int(np.searchsorted(ends, begin + self.window_size, side="right"))
             if full > group and begin == start:  # whole groups
                 cuts.append(int(ends[full - 1]))
-            else:  # a part of one, or what is left of it
+            else:  # part of a group, or the rest of it
                 cuts.append(min(begin + self.window_size, int(ends[group])))
             group = int(np.searchsorted(ends, cuts[-1], side="right"))
         return np.array(cuts)
@@ -185,7 +188,7 @@ class GroupShuffle(IndexOp):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Slice(IndexOp):
-    """Every `step`-th element from `start` on, `count` of them; each epoch is cut from a parent's epoch."""
+    """Every `step`-th element from `start` on, `count` of them, from each epoch of the parent."""
 
     name = "slice"
     order_params = ("start", "step", "count")
@@ -202,7 +205,7 @@ class Slice(IndexOp):
     @property
     @from_parents
     def endless(self) -> bool:
-        """A cut with no end of its own leaves an endless dataset endless."""
+        """An open-ended slice of an endless dataset is endless."""
         return self.parent.endless and self.count >= ENDLESS // (2 * abs(self.step))
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
@@ -232,13 +235,13 @@ class Pick(IndexOp):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Repeat(IndexOp):
-    """Epoch after epoch; in a stream, and without `reseed_each_epoch`, each one is the same."""
+    """Epoch after epoch; all epochs are alike in a stream, and without `reseed_each_epoch`."""
 
     name = "repeat"
     state_fields = ("epoch",)
     group_fields = ()
     only_reorders = True
-    order_params = ("reseed_each_epoch",)  # more epochs go on where fewer ended
+    order_params = ("reseed_each_epoch",)  # not `num_epochs`: a state stays valid when there are more epochs
     num_epochs: int | None = None
     reseed_each_epoch: bool = field(default=True, kw_only=True)
 
@@ -247,7 +250,7 @@ class Repeat(IndexOp):
             check_counts(self, "num_epochs", least=1)
         if self.parent.endless:
             raise PipelineError(
-                f"`repeat` of a dataset that is endless already does nothing: {self.parent.label()} never ends. "
+                f"`repeat` after an endless dataset does nothing: {self.parent.label()} never ends. "
                 "Drop one of the two."
             )
 
@@ -270,7 +273,7 @@ class Repeat(IndexOp):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Seed(IndexOp):
-    """Nothing to elements; random operations after it derive their seeds from it."""
+    """Does nothing to elements; random operations after it derive their seeds from it."""
 
     name = "seed"
     is_transparent = only_reorders = True
@@ -289,7 +292,7 @@ class Seed(IndexOp):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Options(IndexOp):
-    """Nothing to elements; the options hold for the whole pipeline."""
+    """Does nothing to elements; sets options of the whole pipeline."""
 
     name = "options"
     is_transparent = only_reorders = True
@@ -300,7 +303,7 @@ class Options(IndexOp):
 
 
 def gather_options(op: Op) -> DatasetOptions:
-    """The options of a pipeline; where several are given, the one nearest the consumer counts."""
+    """The options of a pipeline; where several set the same option, the one nearest the consumer wins."""
     merged = DatasetOptions()
     level: list[Any] = [op]
     while level:

@@ -1,8 +1,8 @@
-"""Which part of a mix each output is of, and which element of that part.
+"""Which part each output of a mix comes from, and which element of that part it is.
 
-Outputs are shared out part by part. Of the `rest` outputs that are left for a part and those after it, in each period,
-a part of proportion `p` gets number `j * rest // p` as its element `j`; what is left is numbered anew for the next. So
-one output takes a walk over the parts, consecutive ones stay consecutive on it, and equal parts take turns.
+Parts take their outputs one part after the other. In each period, a part of proportion `p` that finds `rest` outputs
+left takes number `j * rest // p` as its element `j`; the remaining outputs are renumbered for the next part. So placing
+one output means walking over the parts, consecutive outputs stay consecutive on the way, and equal parts alternate.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ import numpy as np
 
 from headrace._ops.base import ENDLESS
 
-BLOCK = 1 << 12  # outputs that are worked out at once
-KEPT_TOTAL = 1 << 16  # of a period no longer than this all is kept,
-KEPT_BLOCKS = 4  # of a longer one the last blocks
-FEW = 8  # outputs that are cheaper one by one than as a block,
-MANY_PARTS = 64  # if there are so many parts,
-MOST_ALONE = 16  # unless the block has been asked for so many times
+BLOCK = 1 << 12  # outputs computed at once
+KEPT_TOTAL = 1 << 16  # a period up to this length is cached whole,
+KEPT_BLOCKS = 4  # a longer one in at most this many blocks
+FEW = 8  # up to this many outputs are cheaper one by one than as a block,
+MANY_PARTS = 64  # if there are at least this many parts,
+MOST_ALONE = 16  # but only this many times for one block
 
 
 class Shares:
-    """The schedule of a mix: it repeats after the sum of its proportions in lowest terms."""
+    """The schedule of a mix; its period is the sum of the proportions in lowest terms."""
 
     def __init__(self, proportions: Sequence[int]):
         divisor = gcd(*proportions)
@@ -29,14 +29,14 @@ class Shares:
         self._period = sum(self._counts)
         self._count_of = np.array(self._counts)
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._alone: dict[int, int] = {}  # by block: how many times outputs of it were worked out one by one
+        self._alone: dict[int, int] = {}  # by block: how many times its outputs were computed one by one
 
     def __reduce__(self):
         return Shares, (self._counts,)
 
     def __call__(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The part of each output, and the number of its element there."""
-        if self._period > ENDLESS:  # the first one never ends
+        if self._period > ENDLESS:  # the first period never ends
             return self._within_period(idx)
         cycles, rest = np.divmod(idx, self._period)
         if self._period == len(self._counts):
@@ -58,10 +58,10 @@ class Shares:
             which, inner = self._block(first)
             return which[k - first * BLOCK], inner[k - first * BLOCK]
         numbers, place = np.unique(k // BLOCK, return_inverse=True)
-        if self._period > KEPT_TOTAL and FEW * len(numbers) > len(k):  # here and there in a long period
+        if self._period > KEPT_TOTAL and FEW * len(numbers) > len(k):  # scattered over a long period
             return self._walk(k)
         blocks = [self._block(number) for number in numbers.tolist()]
-        # All blocks but the last one are of one size.
+        # All blocks but the last have the same size.
         places = place * BLOCK + k % BLOCK
         return np.concatenate([which for which, _ in blocks])[places], np.concatenate([i for _, i in blocks])[places]
 
@@ -79,17 +79,17 @@ class Shares:
         if block is None:
             block = self._consecutive(number * BLOCK, min((number + 1) * BLOCK, self._period))
             if self._period > KEPT_TOTAL and len(self._blocks) >= KEPT_BLOCKS:
-                self._blocks = {}  # another thread may be looking at the old one
+                self._blocks = {}  # not `clear`: another thread may be using the old dict
             self._blocks[number] = block
         return block
 
     def _consecutive(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Consecutive outputs: at each part, those that are left for it are consecutive as well."""
+        """Consecutive outputs: those that each part finds left are consecutive as well."""
         which, inner = np.empty(stop - first, np.intp), np.empty(stop - first, np.int64)
         left = np.arange(stop - first)
         rest = self._period
         for part, p in enumerate(self._counts):
-            begin, end = -(-first * p // rest), -(-stop * p // rest)  # the numbers of its elements among them
+            begin, end = -(-first * p // rest), -(-stop * p // rest)  # the range of its elements among them
             if begin < end:
                 numbers = np.arange(begin, end)
                 places = (_exact(numbers, rest * end) * rest // p - first).astype(np.int64)
@@ -104,7 +104,7 @@ class Shares:
         return which, inner
 
     def _walk(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Any outputs: those that a part gets are dropped from what is looked at further on."""
+        """Outputs in any order: those that a part takes are dropped before the next part."""
         which, inner = np.empty(len(k), np.intp), np.empty(len(k), np.int64)
         left, rest, k = np.arange(len(k)), self._period, _exact(k, self._period**2)
         for part, p in enumerate(self._counts):
@@ -131,5 +131,5 @@ class Shares:
 
 
 def _exact(values: np.ndarray, largest: int) -> np.ndarray:
-    """Ints whose products, up to `largest`, are exact."""
+    """Ints of a dtype in which products up to `largest` are exact."""
     return values if largest < 1 << 63 else values.astype(object)

@@ -1,9 +1,9 @@
 """A mix whose weights change by the step.
 
-Steps are assigned to parts by Tijdeman's rule, so that after every element each part has had its share, the sum of
-its normalised weights so far, to within one element. With `k` parts and `e = 1 / (2k - 2)`, a part's element number
-`j` may come once its share is `j + e`, and has to come when it is `j + 1 - e`; of those that may, the one that has
-to come soonest does.
+Tijdeman's rule assigns elements to parts, so that after every element the number from each part is within one of its
+share, the sum of its normalised weights so far. With `k` parts and `e = 1 / (2k - 2)`, element `j` of a part may come
+once the part's share reaches `j + e`, and must come by the time it reaches `j + 1 - e`; of the elements that may come,
+the one with the earliest deadline does.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from headrace.errors import PipelineError, StateError
 from headrace.options import check_counts
 
 BLOCK = 1024
-"""How many elements are assigned at a time, looking as far ahead again. Positions depend on it."""
+"""How many elements to assign at a time, looking at least as far ahead again. Positions depend on it."""
 
 Weights = Sequence[float] | Mapping[str, float]
 
@@ -38,7 +38,7 @@ class WeightSchedule:
 
     Args:
         weights: The weights of all parts (a sequence, or a mapping from their names) as a function of the step, or
-            as a table from the steps at which they change. A weight may be 0.
+            as a dict from the steps at which they change. A weight may be 0.
         elements_per_step: How many elements of the mix make a step, such as the size of a batch.
     """
 
@@ -59,9 +59,9 @@ class WeightSchedule:
             raise PipelineError(f"The table of a WeightSchedule must begin at step 0; got {list(self.weights)}.")
 
     def shares(self, first: int, stop: int, names: Sequence[str] | int) -> tuple[np.ndarray, PipelineError | None]:
-        """For elements from `first` on, the weights of all parts (of these names, or so many), with sum 1.
+        """For elements from `first` to `stop`, the weights of all parts (given by names or number), with sum 1.
 
-        They go up to `stop`, or to where the schedule fails, with the error.
+        Where the schedule fails before `stop`, the weights up to there, and the error.
         """
         steps = np.arange(first, stop) // self.elements_per_step
         rows, row_of = np.unique(steps if callable(self.weights) else self._changes(steps), return_inverse=True)
@@ -75,7 +75,7 @@ class WeightSchedule:
         return np.array(table)[row_of], None
 
     def _changes(self, steps: np.ndarray) -> np.ndarray:
-        """The step since which the weights of each step hold."""
+        """For each step, the step at which its weights took effect."""
         assert isinstance(self.weights, Mapping)
         changes = np.array(list(self.weights))
         return changes[np.searchsorted(changes, steps, side="right") - 1]
@@ -91,7 +91,7 @@ class WeightSchedule:
             row = np.array([np.nan])
         parts = f"{names} parts" if isinstance(names, int) else f"the parts {list(names)}"
         if row.shape != (self._count(names),):
-            raise PipelineError(f"The schedule gives the weights {weights!r} at step {step}, and there are {parts}.")
+            raise PipelineError(f"The schedule gives the weights {weights!r} at step {step}, but there are {parts}.")
         if not (row >= 0).all() or not 0 < row.sum() < np.inf:
             raise PipelineError(
                 f"Weights must be 0 or more, and one of them positive; at step {step} the schedule gives {weights!r}."
@@ -113,54 +113,54 @@ class WeightSchedule:
 
 
 Lags = tuple[float, ...]
-"""Of each part, by how much its share is ahead of its count; their sum is 0, but for what is rounded."""
+"""By how much each part's share is ahead of its count; they sum to 0 but for rounding."""
 
 LAG_UNIT = 2.0**-30
-"""Lags are multiples of it, so that states can hold them as ints."""
+"""Lags are multiples of this, so that states can hold them as ints."""
 
 
 class Timetable(NamedTuple):
     """A block of elements: the part of each, and the lags before and after.
 
-    Where the schedule fails in the block, it has elements up to there, and the error.
+    Where the schedule fails within the block, the elements up to there, and the error.
     """
 
     which: np.ndarray
     lags: Lags
     next_lags: Lags
-    digest: int  # of the weights that it was made from; 0 is none
+    digest: int  # of the weights that it was computed from; 0 for none
     error: PipelineError | None
 
 
 def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) -> Timetable:
-    """The parts of `BLOCK` elements, from the weights of these and of those after them."""
+    """Assigns `BLOCK` elements to parts, given their weights and those of later elements."""
     known = min(len(weights), BLOCK)
     digest = plan_number(hashlib.sha1(weights.tobytes(), usedforsecurity=False).hexdigest())
-    if len(weights) <= BLOCK:  # the schedule fails after these: as if the last weights stayed
+    if len(weights) <= BLOCK:  # the schedule fails after these: plan as if the last weights stayed
         weights = np.concatenate([weights, np.repeat(weights[-1:], BLOCK + 1 - len(weights), axis=0)])
     num_parts = len(lags)
     e = 1 / (2 * num_parts - 2) if num_parts > 1 else 0.0
     ahead = np.cumsum(weights, axis=0) + lags
     may, must, part = [], [], []
     for i in range(num_parts):
-        numbers = np.arange(int(ahead[BLOCK - 1, i] - e) + 2)  # those that may come, and one more
+        numbers = np.arange(int(ahead[BLOCK - 1, i] - e) + 2)  # the elements that may come, and one more
         may.append(np.searchsorted(ahead[:, i], numbers + e))
         must.append(_when(ahead[:, i], numbers + (1 - e), weights[-1, i]))
         part.append(np.full(len(numbers), i))
     which = _soonest_first(np.concatenate(may), np.concatenate(must), np.concatenate(part))
     after = ahead[BLOCK - 1] - np.bincount(which, minlength=num_parts)
-    after -= after.sum() / num_parts  # or what is rounded would add up
+    after -= after.sum() / num_parts  # or rounding errors would add up
     next_lags = tuple((np.round(after / LAG_UNIT) * LAG_UNIT).tolist())
     return Timetable(which[:known], lags, next_lags, digest, error)
 
 
 def plan_number(digest: str) -> int:
-    """A hexadecimal digest as an int that fits 32 bits; none is 0."""
+    """A hexadecimal digest as an int that fits 32 bits; an empty digest is 0."""
     return int(digest[:8], 16) >> 1 or 1 if digest else 0
 
 
 def _when(ahead: np.ndarray, goals: np.ndarray, last: float) -> np.ndarray:
-    """When each goal is reached; beyond what is known, the last weight stays."""
+    """When each goal is reached; beyond the known weights, the last one stays."""
     steps = np.searchsorted(ahead, goals).astype(np.float64)
     beyond = steps == len(ahead)
     if beyond.any():
@@ -174,7 +174,7 @@ def _soonest_first(may: np.ndarray, must: np.ndarray, part: np.ndarray) -> np.nd
     until = np.searchsorted(may[order], np.arange(BLOCK), side="right").tolist()
     which, waiting, seen = np.empty(BLOCK, np.intp), [], 0
     for step in range(BLOCK):
-        # In exact numbers there is always one that may come; rounded, it may be the next.
+        # In exact arithmetic some element may always come; with rounding, it may be the next one.
         stop = max(until[step], seen + (not waiting))
         for job in jobs[seen:stop]:
             heapq.heappush(waiting, job)
@@ -187,8 +187,8 @@ def _soonest_first(may: np.ndarray, must: np.ndarray, part: np.ndarray) -> np.nd
 class ScheduledMix(Mixing):
     """Elements of several parts in proportions that change by the step.
 
-    Its numbers are the count of elements, and of the block that they are in: the lags before it, and the digest of its
-    weights once it has been begun.
+    Its numbers are the count of elements, the lags before the current block, and the digest of that block's weights
+    once it has begun.
     """
 
     name = "mix"
@@ -230,7 +230,7 @@ class ScheduledMix(Mixing):
             )
 
     def planned(self, block: int, lags: Lags) -> Timetable:
-        """A block of elements; many parts are looked at further ahead."""
+        """A block of elements; with many parts, it looks further ahead."""
         first, ahead = block * BLOCK, max(BLOCK, 4 * len(self.parts))
         weights, error = self.schedule.shares(first, first + BLOCK + ahead, self._parts)
         if error is not None and not len(weights):

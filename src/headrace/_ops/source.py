@@ -1,4 +1,4 @@
-"""Where elements come from: sources, and datasets that users write."""
+"""Where elements come from: sources and user-defined datasets."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +11,7 @@ from headrace.errors import SpecError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Source(Op):
-    """Items of a source by index; an index past the length is an item of a later epoch."""
+    """Items of a source by index; an index past the length belongs to a later epoch."""
 
     name = "source"
     source: Any
@@ -33,7 +33,7 @@ class Source(Op):
             return "ints"
         if self.gathers_columns:
             return "columns, gathered by index"
-        return "rows, asked for in blocks" if hasattr(self.source, "__getitems__") else "rows, one call an element"
+        return "rows, read in blocks" if hasattr(self.source, "__getitems__") else "rows, one call per element"
 
     def identity(self) -> dict[str, Any]:
         return {"length": self.length()}
@@ -50,7 +50,7 @@ class Source(Op):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UserDataset(Op):
-    """A dataset of the user's own class: random access or a stream, as its class says."""
+    """A user-defined dataset: random access or a stream, depending on its class."""
 
     name = "user_dataset"
     state_fields = ("state", "replay")
@@ -78,7 +78,7 @@ class UserDataset(Op):
         return _with_ints(fields.get("state")), count(self, "replay", fields["replay"])
 
     def how(self) -> str:
-        return getattr(type(self.dataset), "_how", "the user's own, one call an element")
+        return getattr(type(self.dataset), "_how", "user-defined, one call per element")
 
     def length(self) -> int:
         return len(self.dataset)

@@ -1,7 +1,7 @@
-"""A block is how elements travel: several at once, as a list of rows, as columns, or as plain ints.
+"""Blocks hold several elements at once: as a list of rows, as columns, or as plain ints.
 
-Whatever the kind, `block.rows()[j]` is the same element bit for bit. Columns and ints are never handed to
-the user themselves, only rows and stacks made from them, so that nothing cached can be edited.
+Whatever the kind, `block.rows()[j]` is the same element bit for bit. Users never receive columns or ints
+themselves, only rows and stacks made from them, so they cannot edit anything cached.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from headrace._utils import trees
 
 Indices = range | np.ndarray
-"""Element indices: a consecutive run stays a `range` until somebody needs an array."""
+"""Element indices: a consecutive run stays a `range` until an operation needs an array."""
 
 
 def as_array(indices: Indices) -> np.ndarray:
@@ -32,11 +32,11 @@ class Block:
         raise NotImplementedError
 
     def rows(self) -> list[Any]:
-        """The elements, as they are handed out."""
+        """The elements, which the caller must not change."""
         raise NotImplementedError
 
     def own_rows(self) -> list[Any]:
-        """The elements, the caller's to change."""
+        """The elements, which the caller may change."""
         return self.rows()
 
     def cut(self, start: int, stop: int) -> "Block":
@@ -52,16 +52,16 @@ class Block:
         raise NotImplementedError
 
     def stack(self, empty: trees.Empty | None = None) -> Any:
-        """The elements as one batch, in memory of its own; of what `empty` gives, where that is cheaper than a copy."""
+        """The elements as one batch in new memory, or in arrays from `empty` where that saves a copy."""
         raise NotImplementedError
 
     def num_bytes(self) -> int:
-        """About how much memory the elements take."""
+        """Roughly how much memory the elements take."""
         raise NotImplementedError
 
 
 class Rows(Block):
-    """A list of elements; `owned` where nobody else can see them."""
+    """A list of elements; `owned` if nothing else refers to them."""
 
     __slots__ = ("items", "owned")
 
@@ -100,7 +100,7 @@ class Rows(Block):
 
 
 class Columns(Block):
-    """One tree whose leaves are arrays with a leading axis of `length`, in memory of the block's own."""
+    """One tree whose leaves are arrays with a leading axis of `length`, in memory that only this block uses."""
 
     __slots__ = ("length", "tree")
 
@@ -131,7 +131,7 @@ class Columns(Block):
         return trees.stack_columns(self.tree)
 
     def whole(self) -> Any:
-        """The columns with the dtypes that stacking gives them; objects and texts stay what they are."""
+        """The columns with the dtypes that stacking gives them; objects and strings stay as they are."""
         return self._map(trees.with_stacked_dtype)
 
     def num_bytes(self) -> int:
@@ -145,7 +145,7 @@ class Columns(Block):
 
 
 class Ints(Block):
-    """Plain ints, as a range or an int64 array that may be shared and is never handed out."""
+    """Plain ints, as a range or an int64 array; the array may be shared, so users never receive it."""
 
     __slots__ = ("values",)
 
@@ -186,7 +186,7 @@ def concat(blocks: Sequence[Block]) -> Block:
 
 
 def by_part(which: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """For each part among these, in order, the places where it stands."""
+    """For each part that occurs, in order, the places where it does."""
     if len(which) == 1:
         return [(int(which[0]), np.zeros(1, np.intp))]
     order = np.argsort(which, kind="stable")
@@ -197,7 +197,7 @@ def by_part(which: np.ndarray) -> list[tuple[int, np.ndarray]]:
 
 
 def interleave(blocks: Sequence[Block], places: Sequence[np.ndarray]) -> Block:
-    """Elements of several blocks together: those of `blocks[i]` stand at `places[i]`, in order."""
+    """Merges blocks: the elements of `blocks[i]` go to `places[i]`, in order."""
     order = np.concatenate(places)
     if all(type(block) is Ints for block in blocks):
         out = np.empty(len(order), np.int64)

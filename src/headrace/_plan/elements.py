@@ -1,6 +1,6 @@
 """How element operations are computed: `element_kernel(op)` is a function from a block and its indices to a block.
 
-User functions get Python ints and elements that are theirs to change. An error says which element it was.
+User functions get Python ints and elements that they may change. An error names the element that caused it.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ Kernel = Callable[[Block, Any], Block]
 
 
 def element_kernel(op: Op) -> Kernel:
-    """What an element operation does to a block whose elements have these indices or counts.
+    """The function that applies an element operation to a block whose elements have the given indices or counts.
 
-    `None` stays as it is: no function sees it, but for those of a `DataLoader`.
+    `None` stays as it is: only the functions of a `DataLoader` see it.
     """
     if isinstance(op, Map) and not isinstance(op, PlacedMap):
         return _map_kernel(op)
@@ -56,7 +56,7 @@ def _map_kernel(op: Map) -> Kernel:
 
 
 def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, skips_none: bool) -> Block:
-    """A function of columns over a block; where rows do not make columns of one kind, over each row alone."""
+    """Applies a function of columns to a block, or row by row where the rows do not fit into common columns."""
     if isinstance(block, Rows) and not trees.uniform(block.items):
         out: list[Any] = []
         for i, row in enumerate(block.items):
@@ -80,13 +80,13 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
     if not lengths or any(length != (len(block),) for length in lengths.values()):
         raise PipelineError(
             f"{op.label()} got columns of {len(block)} rows and returned leaves of lengths {lengths}: "
-            "it must return one row for each that it gets."
+            "it must return one row for each row that it gets."
         )
     return Columns(tree, len(block))
 
 
 def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: Any, *, skips_none: bool) -> Block:
-    """A function of a list of elements over a block."""
+    """Applies a function of a list of elements to a block."""
     rows = block.own_rows()
     given = [x for x in rows if x is not None] if skips_none else rows
     count = len(given)
@@ -94,14 +94,14 @@ def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: 
         return Rows(rows, owned=True)
     try:
         made = fn(given)
-    except Exception as e:  # which of several it was, only calls with one of them can tell
+    except Exception as e:  # only calls with a single element can tell which one failed
         blame(e, op, iter(()), ints(idx) if len(rows) == 1 else None)
         raise
     if not isinstance(made, list) or len(made) != count:
         found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
         raise PipelineError(
             f"{op.label()} (pipeline at {op.site}) got a list of {count} elements and its `map_rows` returned {found}: "
-            "it must return a list with one element for each that it gets."
+            "it must return a list with one element for each element that it gets."
         )
     if count == len(rows):
         return Rows(made, owned=True)
@@ -127,7 +127,7 @@ def _map_with_index_kernel(op: MapWithIndex | PlacedMap) -> Kernel:
 
 def _random_map_kernel(op: RandomMap) -> Kernel:
     fn = op.fn
-    free: list[CounterRng] = []  # one for each thread that is at work
+    free: list[CounterRng] = []  # generators that no thread is using
 
     def kernel(block: Block, idx: Any) -> Block:
         numbers = ints(idx)
@@ -147,14 +147,15 @@ def _random_map_kernel(op: RandomMap) -> Kernel:
 
 
 def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
-    """Notes on an error of the user's the operation and the element that it came from.
+    """Adds a note to a user's error that names the operation and the element that it came from.
 
-    `feed` is the iterator that the elements are taken from: what is left in it tells which one failed.
-    `indices` has the index of each, and is only asked for that one; without it, the element has no number.
+    `feed` is the iterator over the elements: the number left in it tells which one failed.
+    `indices` has the index of each element; only that of the failed one is looked up. Without `indices`, the note
+    names no element.
     """
     element = "" if indices is None else f", element {indices[len(indices) - operator.length_hint(feed) - 1]}"
     note = f"in {op.label()}{element} (pipeline at {op.site})"
-    if isinstance(error, StopIteration):  # would end somebody's loop in silence
+    if isinstance(error, StopIteration):  # it would silently end the caller's loop
         wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
         add_note(wrapped, note)
         raise wrapped from error

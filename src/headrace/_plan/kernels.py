@@ -1,7 +1,7 @@
 """How random-access chains are computed: `fetcher(op)` is a function from indices to a block.
 
-The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `indices[j]`, whatever else is
-asked for with it. User functions get Python ints and elements that are theirs to change.
+The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `indices[j]`, whatever the other
+indices are. User functions get Python ints and elements that they may change.
 """
 
 from collections.abc import Callable
@@ -14,25 +14,24 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.element import Filter, FlatMap, Map, Transformed
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.program import Program, split_index_program
-from headrace._plan.reading import reader, user_reader
+from headrace._plan.reading import Fetch, reader, user_reader
 from headrace._utils import trees
 from headrace.errors import PipelineError
 from headrace.sources import ArrayDataSource
 
-Fetch = Callable[[Indices], Block]
-STACK_AT_ONCE = 32  # batches of this size are stacked as soon as their rows are there, while those are in the cache
+STACK_AT_ONCE = 32  # batches of this size or more are stacked one by one, while their rows are in the CPU's cache
 
 
 @singledispatch
 def fetcher(op: Op) -> Fetch:
-    """The function from indices to a block that an operation means."""
+    """The function from indices to a block that computes an operation."""
     raise TypeError(f"{op.label()} has no random access.")
 
 
@@ -56,7 +55,7 @@ def _(op: Source) -> Fetch:
 
 @fetcher.register
 def _(op: UserDataset) -> Fetch:
-    if not op.parents:  # a source of its own: it need not know of epochs
+    if not op.parents:  # it is a source: its own indices need not go past the first epoch
         read = user_reader(op)
         program = Program([], modulo=op.length())
         return lambda idx: read(program(idx))
@@ -64,7 +63,7 @@ def _(op: UserDataset) -> Fetch:
 
 
 class CachedItems(dict[int, Any]):
-    """What a cache holds, by index."""
+    """The elements in a cache, by index."""
 
 
 @fetcher.register
@@ -83,7 +82,7 @@ def _(op: Cache) -> Fetch:
 
 @fetcher.register
 def _(op: RouteOp) -> Fetch:
-    parts: dict[int, Fetch] = {}  # those that were used: there may be very many
+    parts: dict[int, Fetch] = {}  # made when first used: there may be very many
 
     def fetch(idx: Indices) -> Block:
         which, inner = op.route(as_array(idx))
@@ -111,7 +110,7 @@ def _(op: Zip) -> Fetch:
 
 
 def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
-    """The same place of the same epoch in a part that is longer."""
+    """The indices with the same epoch and the same place in it, for a part that is longer."""
     if length == part_length:
         return idx
     epochs, rest = np.divmod(as_array(idx), length)
@@ -122,14 +121,14 @@ def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
 
 
 class Layer(NamedTuple):
-    """Kernels on elements of some indices, and the function from those to the indices of what they are made from."""
+    """Kernels, and the function from the indices of their outputs to the indices of their inputs."""
 
     kernels: list[Kernel]
     below: Callable[[Indices], Indices]
 
 
 class Chain:
-    """Operations on elements and on indices, one after the other: first down to indices of the base, then up again."""
+    """A chain of operations on elements and indices: maps indices down to the base, then elements back up."""
 
     def __init__(self, base: Fetch, layers: list[Layer]):
         self._base, self._layers = base, layers  # the last layer first
@@ -147,14 +146,10 @@ class Chain:
 
 
 @fetcher.register(IndexOp)
-@fetcher.register(Map)
-@fetcher.register(MapWithIndex)
-@fetcher.register(RandomMap)
-@fetcher.register(Filter)
-@fetcher.register(FlatMap)
+@fetcher.register(Transformed)
 def _(op: Any) -> Fetch:
     layers = [Layer([], _same)]
-    together = False  # whether a function takes many elements at once
+    together = False  # whether some function takes many elements at once
     base: Fetch | None = None
     while not isinstance(op, Cache):
         if isinstance(op, IndexOp):
@@ -169,7 +164,7 @@ def _(op: Any) -> Fetch:
             layers += [Layer([_flat_map_kernel(op)], partial(_families, op)), Layer([], _same)]
         elif isinstance(op, Filter):
             layers[-1].kernels.append(_filter_kernel(op))
-        elif isinstance(op, Map | MapWithIndex | RandomMap):
+        elif isinstance(op, Transformed):
             layers[-1].kernels.append(element_kernel(op))
             together = together or (isinstance(op, Map) and op.rows_fn is not None)
         else:
@@ -203,7 +198,7 @@ def _apply_all(base: Fetch, kernels: list[Kernel], idx: Indices) -> Block:
 
 
 def _fetch_together(fetch: Fetch, idx: Indices) -> Block:
-    """Elements by one call for all of them; after an error one by one, which tells the element that fails."""
+    """Fetches all elements in one call; after an error, one by one to find the element that fails."""
     try:
         return fetch(idx)
     except Exception:
@@ -228,7 +223,7 @@ def _filter_kernel(op: Filter) -> Kernel:
 
 
 def _families(op: FlatMap, idx: Indices) -> np.ndarray:
-    """The elements, each once, that some children are of."""
+    """The parent indices of some children, each once."""
     assert op.max_fan_out is not None
     return np.unique(as_array(idx) // op.max_fan_out)
 
@@ -247,7 +242,7 @@ def _flat_map_kernel(op: FlatMap) -> Kernel:
             blame(e, op, feed, unique)
             raise
         pairs = zip(wanted.tolist(), child.tolist(), strict=True)
-        # Children may share memory with each other, and one may be asked for twice.
+        # Children may share memory with each other, and an index may occur twice.
         return Rows([families[w][c] if c < len(families[w]) else None for w, c in pairs], owned=False)
 
     return kernel
@@ -258,7 +253,7 @@ def _flat_map_kernel(op: FlatMap) -> Kernel:
 
 @fetcher.register
 def _(op: Batch) -> Fetch:
-    """Its function takes, beside indices, what makes the arrays that elements are stacked in."""
+    """The function also takes `empty`, which makes the arrays to stack elements in."""
     parent, layout = fetcher(op.parent), _BatchLayout(op)
     if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
         return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
@@ -276,7 +271,7 @@ def _(op: Batch) -> Fetch:
 
 
 def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.Empty | None = None) -> Any:
-    """One batch from its elements, stacked in arrays that `empty` makes; `index` is its own, where it has one."""
+    """One batch from its elements, stacked in arrays that `empty` makes; `index` is the batch's, if it has one."""
     if op.batch_fn is not None:
         try:
             return op.batch_fn(block.own_rows())
@@ -286,7 +281,7 @@ def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.E
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
             f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
-            "returned None. Call `to_iter_dataset()` before `batch`, which skips such indices."
+            "returned None. Call `to_iter_dataset()`, which skips such indices, before `batch`."
         )
     try:
         return block.stack(empty)
@@ -296,7 +291,7 @@ def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.E
 
 
 class _BatchLayout:
-    """The parent indices of batches one after the other, and where each batch begins and ends in them."""
+    """The concatenated parent indices of batches, and where each batch begins and ends in them."""
 
     def __init__(self, op: Batch):
         self._op, self._length, self._parent_length = op, op.length(), op.parent.length()
@@ -322,14 +317,14 @@ def _batch_columns(source: Any) -> Callable[[np.ndarray], Any]:
     """The function from rows of an array source to a batch of them."""
     columns = source.__getcolumns__
     if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in trees.leaves(source.element_spec)):
-        return columns  # which are as stacking makes them
+        return columns  # stacking would give the same arrays
     return lambda rows: trees.stack_columns(columns(rows))
 
 
 def _gather_batches(
     layout: _BatchLayout, parent: Gather, batch: Callable[[np.ndarray], Any], idx: Indices, empty: Any = None
 ) -> Block:
-    """Batches of an array source: one index program for all of them, one gather into each."""
+    """Batches of a source with columns: one run of the index program for all of them, one gather for each."""
     flat, cuts = layout(idx)
     rows = as_array(parent.program(flat))
     return Rows([batch(rows[a:b]) for a, b in cuts], owned=True)

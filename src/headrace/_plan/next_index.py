@@ -1,6 +1,6 @@
-"""The number of the next output, where it says all about a position: `get_next_index` and `set_next_index`.
+"""`get_next_index` and `set_next_index`: the number of the next output, where it alone determines the position.
 
-That is so in a random-access chain, after operations that map, count, batch or cut off its elements, and in an
+It does for a random-access chain, after operations that map, count, batch or limit its elements, and for an
 interleave of one such dataset. Where only maps come after a filter, it is the index in the source instead.
 """
 
@@ -49,7 +49,7 @@ def position_at(op: Op, index: int) -> Position:
 
 
 def _up(chain: list[Op], base: ToStream, count: int) -> tuple[int, Position]:
-    """The number of outputs that so many elements make, and the position after them."""
+    """The number of outputs that `count` elements make, and the position after them."""
     position: Position = count
     for each in reversed(chain):
         if isinstance(each, Batch):
@@ -62,7 +62,7 @@ def _up(chain: list[Op], base: ToStream, count: int) -> tuple[int, Position]:
 
 
 def _chain(op: Op) -> tuple[list[Op], ToStream]:
-    """The operations down to the one where the stream begins, and that one."""
+    """The operations from the last one back to the one where the stream begins, and that one."""
     chain: list[Op] = []
     last = op
     while not isinstance(op, ToStream):
@@ -80,5 +80,5 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
 def _refusal(last: Op, op: Any) -> StateError:
     return StateError(
         f"The iterator of {last.label()} has no next index: after {op.label()} (pipeline at {op.site}), the number of "
-        "outputs does not say which elements they come from. Use `get_state()` and `set_state()`."
+        "outputs does not tell which elements they come from. Use `get_state()` and `set_state()`."
     )

@@ -1,4 +1,4 @@
-"""Where elements come from, for people: the operation that made them, and the items of sources behind it."""
+"""Where elements come from, for error messages: the operation that made them, and the source items behind it."""
 
 import numpy as np
 
@@ -16,27 +16,27 @@ MOST_SHOWN = 20
 
 
 def last_own(op: Op) -> Op:
-    """The last operation that does something to elements."""
+    """The last operation that does anything to elements or their order."""
     while op.is_transparent or isinstance(op, ToStream):
         op = op.parents[0]
     return op
 
 
 def show_elements(top: Op, first: int, stop: int) -> str:
-    """Some outputs of a stage, with the operation that they are of."""
+    """Names some outputs of a stage, with the operation that makes them."""
     op = last_own(top)
     which = f"element {first}" if stop == first + 1 else f"elements {first} to {stop - 1}"
     return f"{which} of {op.label()} (pipeline at {op.site}"
 
 
 def show_source_indices(base: Op, first: int, stop: int) -> str:
-    """Which items of its sources some elements of a random-access chain are made from."""
+    """Names the source items that some elements of a random-access chain are made from."""
     items = source_indices(base.parents[0], np.arange(first, min(stop, first + MOST_SHOWN)))
     return ", ".join(map(str, items[:MOST_SHOWN])) + (", …" if max(len(items), stop - first) > MOST_SHOWN else "")
 
 
 def index_in(op: Op, position: Position) -> tuple[Op, int] | None:
-    """Where the random-access chain below a stream is at a position, if there is exactly one."""
+    """The random-access chain below a stream and its index at a position, if there is exactly one chain."""
     while not isinstance(op, ToStream):
         if len(op.parents) != 1 or isinstance(op, UserDataset | Interleave):
             return None
@@ -46,7 +46,7 @@ def index_in(op: Op, position: Position) -> tuple[Op, int] | None:
 
 
 def source_indices(op: Op, idx: np.ndarray) -> list[int]:
-    """The items of sources that elements of a random-access chain are made from."""
+    """The indices of the source items that elements of a random-access chain are made from."""
     while not isinstance(op, Source | UserDataset):
         if isinstance(op, RouteOp):
             which, inner = op.route(idx)

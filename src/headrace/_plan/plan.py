@@ -1,6 +1,6 @@
-"""The plan of a pipeline: how each operation is computed, and by whom.
+"""The plan of a pipeline: how each operation is computed, and where.
 
-Workers, the choice of threads, statistics and `explain()` read it, so that what people are shown is what happens.
+Workers and `explain()` both read it, so users see what really happens.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ class Step:
 
     Attributes:
         op: The operation.
-        label: The operation with its arguments, indented as it is shown.
-        where: "worker" or "consumer", for what comes before an `mp_prefetch`; otherwise `None`, the consumer.
+        label: The operation with its arguments, indented for display.
+        where: "worker" or "consumer" before an `mp_prefetch`; otherwise `None`, which means the consumer.
         how: How it is computed, in a few words.
         stage: The number of its stage.
-        reason: Why a stage begins with it, where one does.
+        reason: Why a stage begins with it, if one does.
     """
 
     op: Op
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """Steps that are computed together: by one worker for any chunk of elements, or by the consumer."""
+    """Steps computed together: by any one worker for each chunk of elements, or by the consumer."""
 
     number: int
     where: str
@@ -54,7 +54,7 @@ class PlannedStage:
 
 
 class Plan:
-    """How a pipeline is computed; printed, a table of its operations."""
+    """How a pipeline is computed; it prints as a table of operations."""
 
     def __init__(self, op: Op):
         self.op = op
@@ -63,7 +63,7 @@ class Plan:
 
     @cached_property
     def prefetches(self) -> list[MpPrefetch]:
-        """The `mp_prefetch` operations that are not before another one, each once."""
+        """The `mp_prefetch` operations with no other one after them, each once."""
         found: dict[MpPrefetch, None] = {}
         ahead, seen = [self.op], {self.op}
         while ahead:
@@ -76,19 +76,19 @@ class Plan:
         return list(found)
 
     def sharing_workers(self, op: MpPrefetch) -> list[MpPrefetch]:
-        """The `mp_prefetch` operations that share their workers with one of them, which is among them."""
-        if op not in self.prefetches:  # in a dataset that an interleave has made
+        """The `mp_prefetch` operations that share workers with this one, itself included."""
+        if op not in self.prefetches:  # it is in a dataset that an interleave has made
             return [op]
         first = type(op.options), op.worker_init_fn
         return [
             each for each in self.prefetches if (type(each.options), each.worker_init_fn) == first and has_workers(each)
         ]
 
-    # ---- for people
+    # ---- for display
 
     @cached_property
     def steps(self) -> list[Step]:
-        """All operations, as they are shown; those before an `mp_prefetch` in the order in which they are computed."""
+        """All operations in display order; those before an `mp_prefetch` as its workers compute them."""
         placed: dict[Op, _Placed] = {}
         root = _as_computed(self.op, placed)
         return _numbered(root, placed)
@@ -117,12 +117,12 @@ def has_workers(op: MpPrefetch) -> bool:
     return op.options.num_workers > 0
 
 
-# ------------------------------------------------------------------------------------------------- for people
+# ------------------------------------------------------------------------------------------------ for display
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """Who computes an operation before an `mp_prefetch`, and what its stage reads: the same for all of a stage."""
+    """Who computes an operation before an `mp_prefetch`; `base`, which its stage reads, identifies the stage."""
 
     where: str
     base: Op | None
@@ -130,7 +130,7 @@ class _Placed:
 
 
 def _as_computed(op: Op, placed: dict[Op, _Placed]) -> Op:
-    """A pipeline with what comes before an `mp_prefetch` as its workers get it; notes who computes each operation."""
+    """The pipeline, rewritten before each `mp_prefetch` as its workers get it; notes who computes each operation."""
     chain: list[Any] = []
     while isinstance(op, Unary) and not (isinstance(op, MpPrefetch) and has_workers(op)):
         chain.append(op)
@@ -150,7 +150,7 @@ def _place(root: Op, placed: dict[Op, _Placed]) -> None:
     stages, inner = Stages(root, (0,)), all_operations(root)
     for op in inner:
         if not op.is_stream:
-            placed.setdefault(op, _Placed(WORKER, None, ""))  # of the stage that reads it
+            placed.setdefault(op, _Placed(WORKER, None, ""))  # it belongs to the stage that reads it
         elif (stage := stages.of(op)) is not None:
             placed[op] = _Placed(WORKER, stage.base, stage.why)
         else:
@@ -167,7 +167,7 @@ NOBODY_ELSE = _Placed(CONSUMER, None, "no worker computes what is not before an 
 def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[Step]:
     """The steps of a pipeline, each with the number of its stage."""
     steps: list[Step] = []
-    last: dict[Line, Line] = {}  # by line, the last one of its stage
+    last: dict[Line, Line] = {}  # by line, the last line of its stage
     numbers: dict[Line, int] = {}
     for line in lines(root):
         end, mine = _last_of_stage(line, placed, last), placed.get(line.op, NOBODY_ELSE)

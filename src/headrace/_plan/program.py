@@ -1,8 +1,8 @@
-"""Index operations one after the other, as one program from output indices to a source's indices.
+"""A chain of index operations as one program from output indices to a source's indices.
 
-A run of consecutive indices is looked up in an aligned block that is computed at once: its size follows the
-runs that are asked for and the time that blocks take, so a first element is never late and many small parts
-never hold large blocks.
+For a run of consecutive indices, the program computes an aligned block that holds it, and answers later runs from
+that block. The block's size follows from the lengths of runs and the time that blocks take, so the first element is
+never late, and a mix of many small parts never holds large blocks.
 """
 
 import time
@@ -17,9 +17,9 @@ from headrace._plan.blocks import Indices, as_array
 
 FIRST_BLOCK = 1 << 6
 LARGEST_BLOCK = 1 << 16
-LARGEST_BLOCK_RUNS = 512  # a block holds no more than so many runs, so that many parts stay small,
-SMALL_BLOCK = 1 << 10  # but for one of this size
-PLAN_S = 0.004  # and takes no longer than this to compute, as far as the one before it tells
+LARGEST_BLOCK_RUNS = 512  # the most runs in a block, so that the blocks of many parts stay small,
+SMALL_BLOCK = 1 << 10  # though blocks may always have this size
+PLAN_S = 0.004  # the longest that a block should take to compute, judging by the last one
 
 
 def split_index_program(op: Op) -> "tuple[Program, Op]":
@@ -32,9 +32,9 @@ def split_index_program(op: Op) -> "tuple[Program, Op]":
 
 
 class Program:
-    """A function from output indices to parent indices; what it returns may be shared, and is not written to.
+    """A function from output indices to parent indices; callers share the result and must not write to it.
 
-    With `modulo`, a source's length, an index of a later epoch becomes one of the first.
+    With `modulo`, a source's length, indices of later epochs become those of the first.
     """
 
     def __init__(self, steps: list[IndexOp], *, modulo: int | None):
@@ -42,7 +42,7 @@ class Program:
         self.steps = [step for step in steps if not (isinstance(step, Repeat) and step.reseed_each_epoch)]
         self._epoch = self.steps[0].length() if self.steps else 0
         self._affine = all(isinstance(step, Slice) for step in self.steps)
-        self._index_s = PLAN_S / FIRST_BLOCK  # what an index costs, as far as the last block tells
+        self._index_s = PLAN_S / FIRST_BLOCK  # the cost of an index, measured on the last block
         self._block: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.int64))
 
     def __call__(self, idx: Indices) -> Indices:
@@ -52,7 +52,7 @@ class Program:
             return self._within(self._slices_of_range(idx))
         if idx.step != 1:
             return self._run(as_array(idx))
-        first, last, values = self._block  # one read: threads may replace it meanwhile
+        first, last, values = self._block  # read once: other threads may replace it
         if not (first <= idx.start and idx.stop <= last):
             if len(idx) <= 2:
                 return self._run(as_array(idx))
@@ -67,7 +67,7 @@ class Program:
         return as_array(self._within(idx))
 
     def _within(self, idx: Indices) -> Indices:
-        """Indices modulo the source's length; dividing is dear, so only where it is needed."""
+        """Indices modulo the source's length; it divides only where it must, because division is slow."""
         n = self._modulo
         if n is None or not len(idx):
             return idx
@@ -81,8 +81,8 @@ class Program:
         return idx % n
 
     def _plan(self, idx: range) -> tuple[int, int, np.ndarray]:
-        """Computes the aligned block that holds a run; only the run, where it goes on into another block."""
-        # A shuffle is cheaper in large blocks; small windows are dear, and planning many would be a stall.
+        """Computes the aligned block that holds a run, or just the run if it extends into another block."""
+        # A shuffle is cheaper in large blocks, but small windows are expensive, and planning many would stall.
         affordable = int(PLAN_S / self._index_s)
         size = max(len(idx), min(affordable, LARGEST_BLOCK, max(LARGEST_BLOCK_RUNS * len(idx), SMALL_BLOCK)))
         size = 1 << (size - 1).bit_length()
@@ -112,5 +112,5 @@ class Program:
 
 
 def _lies_within(idx: range, length: int) -> bool:
-    """Whether all indices, up or down, are of the first epoch."""
+    """Whether all indices of an ascending or descending range are in the first epoch."""
     return len(idx) == 0 or (0 <= idx[0] < length and 0 <= idx[-1] < length)

@@ -1,4 +1,4 @@
-"""How sources are read: by columns, many items at once, or one by one, as they are able to."""
+"""How sources are read: by columns, many items at once, or one by one, depending on what they support."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ def reader(op: Source) -> Fetch:
 
 
 def _items(items: list[Any] | tuple[Any, ...], idx: Indices) -> list[Any]:
-    """The items at these places of a list."""
+    """The items of a list at these indices."""
     if isinstance(idx, range) and idx.step > 0:
         return list(items[idx.start : idx.stop : idx.step])
     if len(idx) == 1:
@@ -38,7 +38,7 @@ def _items(items: list[Any] | tuple[Any, ...], idx: Indices) -> list[Any]:
 
 
 def _nth(values: range, idx: Indices) -> Indices:
-    """The numbers at these places of a range."""
+    """The numbers of a range at these indices."""
     if isinstance(idx, range):
         first, last = values[idx[0]], values[idx[-1]]
         step = idx.step * values.step
@@ -58,13 +58,13 @@ def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) ->
 
 
 class GetItems:
-    """Whether a source's `__getitems__` works, as far as is known."""
+    """Whether a source's `__getitems__` works; true until it fails."""
 
     works = True
 
 
 class _ManyReader:
-    """Reads items by one call for all of them; one by one from where that call turns out not to work."""
+    """Reads many items with one call, or one by one after that call has turned out not to work."""
 
     def __init__(self, op: Source | UserDataset, source: Any):
         self._op, self._source, self._getitems = op, source, op.kept.of(GetItems)
@@ -81,7 +81,7 @@ class _ManyReader:
                 raise
             rows = _read_each(op, source.__getitem__, indices)
             self._getitems.works = False
-            import logging  # takes a while, and is hardly ever needed
+            import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
                 "%s: `__getitems__` does not work, so its items are read one by one: %s", op.label(), in_words(e)
@@ -104,7 +104,7 @@ def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
 
 
 def user_reader(op: UserDataset) -> Fetch:
-    """The function from indices to the elements of a user's own dataset."""
+    """The function from indices to the elements of a user-defined dataset."""
     dataset = op.dataset
     if hasattr(dataset, "__getitems__"):
         return _ManyReader(op, dataset)

@@ -1,4 +1,4 @@
-"""What stages tell of themselves: once a run of outputs, never once an element."""
+"""Statistics of stages, updated once per run of outputs and never once per element."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,16 +8,16 @@ from headrace._plan.blocks import Block
 
 
 class StageRecord:
-    """How much a stage has made, and the time that took.
+    """How many outputs a stage has made, and how long that took.
 
-    Each number is changed by one thread alone, so there is no lock. Bytes are estimated from runs 1, 4, 16, …: to
-    measure each would cost more than some runs do.
+    Only one thread changes each number, so there is no lock. Bytes are estimated from runs 1, 4, 16, …, since
+    measuring a run can cost more than computing it.
 
     Attributes:
         where: Who computes it: "consumer", "threads", "thread" or "workers".
-        elements: How many outputs have come.
+        elements: The number of outputs.
         busy_s: How long they took to make, in all threads and processes together.
-        waited_s: How long whoever reads them waited for them.
+        waited_s: How long the reader waited for them.
     """
 
     __slots__ = ("_measure_at", "_measured", "_measured_bytes", "_runs", "busy_s", "elements", "waited_s", "where")
@@ -29,7 +29,7 @@ class StageRecord:
         self._measure_at = 1
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0) -> None:
-        """A run has come."""
+        """Counts a run."""
         self._runs += 1
         self.elements += len(block)
         self.busy_s += busy_s
@@ -41,7 +41,7 @@ class StageRecord:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes the outputs had."""
+        """Roughly how many bytes the outputs had."""
         return self._measured_bytes * self.elements // max(1, self._measured)
 
 
@@ -60,7 +60,7 @@ class Recorder:
         return record
 
     def stats(self, label: Callable[[Op], str]) -> list[dict[str, Any]]:
-        """All records, as plain numbers, each with the name of its stage."""
+        """All records as dicts of plain numbers, each with the name of its stage."""
         return [
             {
                 "stage": label(op),

@@ -1,4 +1,4 @@
-"""Pipelines for people to read, as they were written."""
+"""Pipelines as text, as the user wrote them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from headrace.sources import RangeDataSource
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """An operation as it is shown, and the line of whoever reads its elements."""
+    """One operation as text, and the line of the operation that reads its elements."""
 
     label: str
     op: Op
@@ -18,13 +18,13 @@ class Line:
 
 
 def show(op: Op) -> str:
-    """A pipeline, one operation a line."""
+    """A pipeline, one operation per line."""
     return "\n".join(line.label for line in lines(op))
 
 
 def lines(op: Op, indent: str = "", reader: Line | None = None) -> list[Line]:
     """The operations of a pipeline, each on a line of its own."""
-    chain: list[Line] = []  # the last one first
+    chain: list[Line] = []  # the last operation first
     while len(op.parents) == 1 and not isinstance(op, Nary | Interleave):
         reader = Line(f"{indent}  .{op.label()}", op, reader)
         chain.append(reader)

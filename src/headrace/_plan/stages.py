@@ -1,14 +1,14 @@
-"""A stream cut into stages that any worker may compute, at the points that need the order.
+"""Cuts a stream into stages that workers can compute, at the operations that need elements in order.
 
-What stands before an `mp_prefetch` is first rewritten by rules that change no value (`ready_for_workers`), and then
-cut. A stage is a chain of element operations on a *base*:
+Rules that change no value first rewrite the operations before an `mp_prefetch` (`ready_for_workers`), and `Stages` then
+cuts the result. A stage is a chain of element operations on a *base*:
 
 - `IndexStage`: the base is a random-access chain. A chunk is a range of its indices.
-- `BlockStage`: the base is an ordering point, computed in the consumer. A chunk is a block of its outputs.
-- `StreamStage`: a stream without random access, or a part of several such. One worker computes all of it.
+- `BlockStage`: the base is an ordering point, which the consumer computes. A chunk is a block of its outputs.
+- `StreamStage`: a stream without random access, or a combination of several. One worker computes all of it.
 
-Inside a stage nothing may need the number of elements that came before, unless it follows from the number of
-inputs: a `random_map` behind a `filter` starts a stage of its own, and a `batch` there belongs to the consumer.
+An operation that needs to know how many elements came before can be in a stage only if that follows from the number of
+inputs: a `random_map` after a `filter` starts a new stage, and the consumer computes a `batch` after a `filter`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from headrace._plan.streams.combine import interleaved_part
 from headrace.options import num_threads
 
 Path = tuple[int, ...]
-MOST_BLOCK_STAGES = 32  # one on the other; what comes after them is the consumer's, who has to hand all on
+MOST_BLOCK_STAGES = 32  # in one chain; the consumer computes the rest, since it has to pass every element on anyway
 
 
 # ------------------------------------------------------------------------------------------------- rules
@@ -51,19 +51,19 @@ class BatchFunction(Map):
 
 
 def a_batch_function_is_a_map_of_lists(op: Op) -> Op:
-    """So that it runs in workers: making lists is all that is left to the consumer."""
+    """Lets the function run in workers, so that the consumer only makes lists."""
     if isinstance(op, Batch) and op.is_stream and op.batch_fn is not None and op.batch_fn is not list:
         return BatchFunction(dataclasses.replace(op, batch_fn=list), op.batch_fn, site=op.site)
     return op
 
 
 def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:
-    """So that a map runs in the stage that reads its elements, and they are not sent to workers again.
+    """Lets a map run in the stage that reads its elements, so that they are not sent to workers again.
 
     `chain` has operations on one stream, the first one first.
     """
     moved: list[Op] = []
-    later: list[Op] = []  # what only changes the order, since the last operation that does more
+    later: list[Op] = []  # operations that only reorder, since the last one that does more
     for op in chain:
         if type(op) is Map:
             moved.append(op)
@@ -76,7 +76,7 @@ def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:
 
 
 class _ThenMap:
-    """Puts a map behind a dataset."""
+    """A map of elements as a map of the datasets that contain them."""
 
     def __init__(self, op: Map):
         self._transform, self._batched, self._site = op.transform, op.batched, op.site
@@ -86,7 +86,7 @@ class _ThenMap:
 
 
 def ready_for_workers(op: Op, *, as_written: bool) -> Op:
-    """What comes before an `mp_prefetch`, rewritten; `as_written`, operations stay where they are."""
+    """The operations before an `mp_prefetch`, rewritten; with `as_written`, they keep their order."""
     chain: list[Op] = []
     while op.before is not None:
         chain.append(op)
@@ -99,22 +99,18 @@ def ready_for_workers(op: Op, *, as_written: bool) -> Op:
     return _put_on(_several_ready(op, maps, as_written=False), chain[len(maps) :])
 
 
-def _several_ready(op: Op, maps: list[Op], *, as_written: bool) -> Op:
-    """What a chain begins with, and in each of its parts these maps; what has no parts stays as it is."""
+def _several_ready(op: Op, maps: list[Any], *, as_written: bool) -> Op:
+    """The operation that a chain begins with, with `maps` added to each of its parts, if it has parts."""
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        return dataclasses.replace(op, datasets=_put_on(op.datasets, map(_behind_datasets, maps)), kept=Kept())
+        datasets = _put_on(op.datasets, (Map(each.parent, _ThenMap(each)) for each in maps))
+        return dataclasses.replace(op, datasets=datasets, kept=Kept())
     if not op.is_stream or not op.parents or not op.parents[0].is_stream:
         return op
     return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
 
 
-def _behind_datasets(op: Any) -> Op:
-    """A map of elements as one of the datasets that they are in."""
-    return Map(op.parent, _ThenMap(op))
-
-
 def _put_on(op: Op, chain: Iterable[Any]) -> Op:
-    """Operations after another one, each for its own parent."""
+    """Rebuilds a chain of operations on top of another operation."""
     for each in chain:
         op = a_batch_function_is_a_map_of_lists(dataclasses.replace(each, parent=op))
     return op
@@ -125,17 +121,17 @@ def _put_on(op: Op, chain: Iterable[Any]) -> Op:
 
 @dataclass(frozen=True)
 class Stage:
-    """Element operations from `base` (not computed here, but for an `IndexStage`) up to `top`.
+    """The element operations after `base`, up to `top`; an `IndexStage` includes its base.
 
     Attributes:
         top: The last operation.
-        base: What the stage reads.
+        base: The operation that the stage reads.
         aligned: Whether the number of outputs follows from the number of inputs.
-        inputs: How many inputs make one output, where it does.
-        counts: Whether an operation relies on that.
+        inputs: How many inputs make one output, if `aligned`.
+        counts: Whether an operation relies on `aligned`.
     """
 
-    why: ClassVar[str]  # workers may compute it
+    why: ClassVar[str]  # why workers can compute it
     top: Op
     base: Op
     aligned: bool = True
@@ -162,7 +158,7 @@ class StreamStage(Stage):
 
 
 class Stages:
-    """The stages of what comes before one `mp_prefetch`, as workers have it at a path.
+    """The stages before one `mp_prefetch`; `path` leads to `root` in the plan that workers have.
 
     With `sparse`, any index may turn out to have no element.
     """
@@ -174,7 +170,7 @@ class Stages:
         self._stages: weakref.WeakKeyDictionary[Op, Stage | None] = weakref.WeakKeyDictionary()
 
     def of(self, op: Op) -> Stage | None:
-        """The stage that ends with an operation; `None` where it belongs to the consumer."""
+        """The stage that ends with an operation; `None` if the consumer computes it."""
         place = self._places.get(op)
         if place is not None and place.is_part and is_one_worker_stream(op):
             return StreamStage(op, op)
@@ -193,15 +189,10 @@ class Stages:
         self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=at.weight))
 
     def why_here(self, op: Op) -> str:
-        """Why an operation belongs to the consumer."""
+        """Why the consumer computes an operation."""
         if not _may_be_in_a_stage(op):
             return "it needs its elements in order"
-        if (
-            len(op.parents) == 1
-            and op.parents[0].is_stream
-            and self.of(op.parents[0]) is None
-            and not op.is_elementwise
-        ):
+        if op.before is not None and self.of(op.before) is None and not op.is_elementwise:
             return "it needs its elements in order" if op.group_size is not None else "what it reads is the consumer's"
         if op.counts_elements or op.group_size is not None:
             return "it counts its elements, and how many come before one does not follow from its index"
@@ -209,7 +200,7 @@ class Stages:
 
 
 def _stages_up_to(op: Op, *, sparse: bool) -> list[tuple[Op, Stage | None]]:
-    """For an operation and those before it on its stream, the first one first, the stage that ends with each."""
+    """The stage that ends with each operation on a stream up to `op`, the first one first."""
     chain = [op]
     while _may_be_in_a_stage(op) and op.before is not None:
         op = op.before
@@ -237,7 +228,7 @@ def _first_stage(op: Op, *, sparse: bool) -> Stage | None:
 
 
 def _extended(stage: Stage, op: Op) -> Stage | None:
-    """A stage with one more operation, unless that needs to know more than a chunk says."""
+    """A stage with one more operation; `None` if that operation needs to know more than a chunk tells."""
     needs_count = op.counts_elements or op.group_size is not None
     if isinstance(stage, StreamStage) or not _may_be_in_a_stage(op) or (needs_count and not stage.aligned):
         return None
@@ -253,14 +244,14 @@ def _extended(stage: Stage, op: Op) -> Stage | None:
 
 
 def is_one_worker_stream(op: Op) -> bool:
-    """Whether a part of several is best computed by one worker as a whole: there is no random access in it."""
+    """Whether one worker should compute a part of a combination as a whole, since it has no random access."""
     while op.before is not None or (isinstance(op, Interleave | Mixing | Zip) and len(op.parents) == 1):
         op = op.parents[0]
     return isinstance(op, UserDataset)
 
 
 def last_batch(op: Op) -> Batch | None:
-    """The batch that is the last step, so that it can be stacked where it is wanted; none where threads read it."""
+    """The last operation, if it is a batch that can be stacked in given memory; `None` where threads read it."""
     while op.is_transparent or isinstance(op, ToStream):
         if isinstance(op, ToStream) and num_threads(op.read_options, in_worker=True) != 0:
             return None
@@ -268,7 +259,7 @@ def last_batch(op: Op) -> Batch | None:
     return op if isinstance(op, Batch) and op.batch_fn is None else None
 
 
-# ------------------------------------------------------------------------------------------ finding again
+# --------------------------------------------------------------------------------- paths and places in a plan
 
 
 @dataclass(frozen=True)
@@ -276,19 +267,19 @@ class Place:
     """Where an operation is in the plan that workers have."""
 
     path: Path
-    family: Path  # the same for all datasets of an interleave
-    is_part: bool  # a part of several: see `is_one_worker_stream`
-    weight: int  # how many of its elements make one output of the whole
+    family: Path  # the path with `ANY` for the number of an interleaved dataset
+    is_part: bool  # whether it is a part of a combination: see `is_one_worker_stream`
+    weight: int  # how many of its elements make one output of the whole pipeline
 
 
 ANY = -1
-DEEP = 64  # positions within positions
+DEEP = 64  # more levels of nested positions than this are folded before pickling
 
 
 def places_in_plan(
     op: Op, path: Path, *, family: Path | None = None, is_part: bool = False, weight: int = 1
 ) -> Iterator[tuple[Op, Place]]:
-    """All stream operations of a plan but the datasets of an interleave, which are numbered as they are opened."""
+    """The places of all stream operations in a plan; an interleave numbers its datasets when it opens them."""
     ahead = [(op, Place(path, path if family is None else family, is_part, weight))]
     while ahead:
         op, place = ahead.pop()
@@ -310,7 +301,7 @@ def find(root: Op, path: Path) -> Op:
 
 
 def all_operations(op: Op) -> list[Op]:
-    """An operation and all before it, in an order that is the same in every process."""
+    """An operation and all before it, in the same order in every process."""
     found: list[Op] = []
     ahead = [op]
     while ahead:
@@ -337,7 +328,7 @@ def start_of(op: Op) -> Position:
 
 
 class Folded:
-    """Stands for a position on its way to another process, where it is the position: pickling would recurse."""
+    """A deeply nested position to be pickled, which unpickles as the position itself: nested tuples would recurse."""
 
     def __init__(self, position: Position):
         self._position = position
@@ -357,7 +348,7 @@ def _unfolded(heads: list[tuple[Any, ...]], position: Position) -> Position:
 
 
 def portable(position: Position) -> Any:
-    """A position as it can be pickled."""
+    """A position in a form that can be pickled."""
     inner = position
     for _ in range(DEEP):
         if type(inner) is not tuple or not inner:
@@ -367,25 +358,15 @@ def portable(position: Position) -> Any:
 
 
 def base_position(stage: Stage, position: Position) -> Position:
-    """The position of a stage's base in a position of its top."""
+    """The base's position within a position of a stage."""
     for op in _chain(stage):
         if op.state_fields is not None:
             position = position[-1]
     return position
 
 
-def later(stage: Stage, position: Position, inputs: int, base: Position) -> Position:
-    """The position `inputs` inputs after another one, where the base's is `base`."""
-    return _rebuilt(stage, position, lambda _: base, inputs=inputs)
-
-
-def rebased(stage: Stage, position: Position, at: Callable[[Any], Position]) -> Position:
-    """A position with that of its base replaced."""
-    return _rebuilt(stage, position, at, inputs=0)
-
-
-def _rebuilt(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int) -> Position:
-    """A position with its numbers so many inputs later, and its base's replaced."""
+def rebased(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0) -> Position:
+    """A position `inputs` inputs later, with `at(position of the base)` in place of the base's position."""
     chain, numbers = _chain(stage), []
     for op in chain:
         if op.state_fields is not None:
@@ -401,12 +382,12 @@ def _rebuilt(stage: Stage, position: Position, at: Callable[[Any], Position], *,
 
 
 def depth(stage: Stage) -> int:
-    """How many operations stand above the base."""
+    """The number of operations after the base."""
     return len(_chain(stage))
 
 
 def _chain(stage: Stage) -> list[Op]:
-    """The operations above the base, the last one first."""
+    """The operations after the base, the last one first."""
     ops, op = [], stage.top
     while op is not stage.base:
         ops.append(op)

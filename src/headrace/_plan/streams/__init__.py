@@ -1,4 +1,4 @@
-"""How streams are computed: one file for each of `_ops/`, which registers its operations on import."""
+"""How streams are computed: one file for each file of `_ops/`, which registers its operations on import."""
 
 from headrace._plan.streams import buffer as buffer
 from headrace._plan.streams import combine as combine

@@ -1,19 +1,19 @@
 """How streams are computed: `open_stream(op, position, context)` hands over runs of outputs from a position.
 
 The position law: `run.at(j)` depends on the pipeline and on the number of outputs so far, never on how runs
-were cut; opening a stream there gives the rest. The position after an output is taken as early as it can be,
-before anything that later outputs need is read. A position is the operation's own numbers, in the order of
+were cut; opening a stream there gives the rest. The position after an output is the earliest possible one,
+before anything that only later outputs need. A position is the operation's own numbers, in the order of
 its `state_fields`, and then its parent's position, or a tuple of its parents'.
 
-`pull(n)` gives about `n` outputs, or `None` at the end; a run may be empty where a filter dropped all of it.
-`pull(0)` is single_step: no more than one input is read for it, or as many as one output needs.
+`pull(n)` returns about `n` outputs, or `None` at the end; a run may be empty if a filter dropped all of it.
+`pull(0)` takes a single step: it reads one input, or as many as one output needs.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,11 @@ from headrace.protocols import Executor
 
 Position = Any
 At = Callable[[int], Position]
+S = TypeVar("S")
 
 
 class Run(NamedTuple):
-    """Outputs one after the other, and the position after the first `j` of them."""
+    """Consecutive outputs, and the position after the first `j` of them."""
 
     block: Block
     at: At
@@ -58,19 +59,19 @@ class Places:
 
 
 def has_places(op: Op) -> bool:
-    """Whether the outputs of an operation stand each for an element of a source."""
+    """Whether each output of an operation comes from one index of a random-access chain."""
     while op.is_transparent or (op.is_elementwise and op.state_fields is None and op.before is not None):
         op = op.parents[0]
     return isinstance(op, ToStream)
 
 
 def places(op: Op, run: Run) -> Places | None:
-    """Where the elements that an operation gets are in the source, if they are elements of it."""
+    """The indices of an operation's inputs in the random-access chain below, if each comes from one."""
     return Places(run) if has_places(op.parents[0]) else None
 
 
 class Stream:
-    """Outputs in order from a position on; `position` is the one after all that were pulled."""
+    """Outputs in order from a position on; `position` is the one after all outputs pulled so far."""
 
     def __init__(self, position: Position):
         self.position = position
@@ -80,17 +81,17 @@ class Stream:
         raise NotImplementedError
 
     def ready(self) -> bool:
-        """Whether there is more that need not be waited for; where nobody else computes it, there is."""
+        """Whether the next outputs can be had without waiting for threads or workers."""
         return True
 
     def start(self) -> None:
-        """Begins to work ahead, where anything does."""
+        """Starts computing ahead, if anything does."""
 
     def close(self, *, wait: bool = True) -> None:
-        """Gives back what the stream holds."""
+        """Releases what the stream holds."""
 
     def _run(self, block: Block, after: At) -> Run:
-        """A run of this stream: before its first output, the position is what it was after the last one."""
+        """A run of this stream; `at(0)` is the position after the last run."""
         before = self.position
         if len(block):
             self.position = after(len(block))
@@ -98,7 +99,7 @@ class Stream:
 
 
 def kept_places(mask: list[Any], count: int) -> Callable[[int], int]:
-    """How many elements make the first `j` of the `count` that a mask keeps; all but the last worked out when asked."""
+    """A function from `j` to the number of inputs that hold the first `j` of the `count` elements that a mask keeps."""
     places: list[np.ndarray] = []
 
     def place(j: int) -> int:
@@ -115,42 +116,45 @@ def kept_places(mask: list[Any], count: int) -> Callable[[int], int]:
 
 
 class Watch(Protocol):
-    """Whoever wants to know what filters drop."""
+    """Receives the counts of what a filter keeps and drops."""
 
     def saw(self, seen: int, kept: int) -> None:
-        """Elements have been seen, and some of them kept."""
+        """Adds to the numbers of elements seen and kept."""
         ...
 
 
 @dataclass(frozen=True)
 class Context:
-    """What streams need of the world: who computes chunks, who works ahead, who watches filters.
+    """What streams run on: executors, threads, workers, and who watches filters.
 
-    Whoever opened the stream closes the context after it; `wait=False` does not wait for threads to end.
+    By default nothing is computed ahead, and there are no workers. The caller that opened a stream closes the context
+    after it; with `wait=False`, without waiting for threads to end.
 
     Attributes:
-        executor: Who computes chunks of a random-access chain.
-        ahead: Makes a stream that is computed ahead in a thread.
-        head_start: Makes of the stream of a whole pipeline one whose first outputs are computed ahead in a thread.
-        processes: Opens what comes before an `mp_prefetch`.
-        watch: Who is told what a filter drops.
-        close: Gives back what the streams shared.
-        interrupt: Is called before the streams are closed: threads stop waiting for each other, and end.
-        elsewhere: The stream of an operation that somebody else computes; `None` where nobody does.
-        enter: Is told of a dataset before it is opened by an interleave, which numbers them.
+        executor: Makes the executor that computes chunks of a random-access chain.
+        watch: Makes the `Watch` of a filter.
+        ahead: Makes a stream that a thread computes ahead.
+        processes: Opens the stream of an `mp_prefetch`.
+        head_start: Wraps the stream of a whole pipeline so that a thread computes its first outputs ahead.
+        close: Releases what the streams share.
+        interrupt: Tells threads to stop waiting for each other and end; called before the streams are closed.
+        elsewhere: The stream of an operation that workers compute; `None` if they do not.
+        enter: Called with an interleave, a number and that dataset, before the dataset is opened.
         lookahead: How many datasets an interleave opens before their turn.
-        fetch: The function from indices to a block that an operation means.
-        record: Where a stage that ends with an operation tells what it has made, and who makes it.
-        memory: Who makes the arrays that the batches of an operation are stacked in; `None`: NumPy.
-        stop: The index before which a random-access chain ends.
+        fetch: The function from indices to a block that computes an operation.
+        record: The record of the stage that ends with an operation, given who computes it.
+        memory: Makes the arrays to stack an operation's batches in; `None` for NumPy's own.
+        stop: A random-access chain ends before this index.
         dense: Whether an index without an element is an error.
     """
 
     executor: Callable[[ReadOptions | None], Executor]
-    ahead: Callable[[Stream, Prefetch], Stream]
-    processes: Callable[[MpPrefetch, Position, "Context"], Stream]
     watch: Callable[[Op], Watch]
-    close: Callable[..., None]
+    ahead: Callable[[Stream, Prefetch], Stream] = lambda stream, op: stream
+    processes: Callable[[MpPrefetch, Position, "Context"], Stream] = lambda op, position, context: open_stream(
+        op.parent, position, context
+    )
+    close: Callable[..., None] = lambda **_: None
     head_start: Callable[[Stream, Op], Stream] = lambda stream, op: stream
     interrupt: Callable[..., None] = lambda **_: None
     elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
@@ -164,7 +168,7 @@ class Context:
 
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:
-    """The stream of an operation, from a position on; `None` is the start."""
+    """The stream of an operation from a position on; `None` is the start."""
     return context.elsewhere(op, position, context) or stream_of(op, position, context)
 
 
@@ -172,7 +176,7 @@ def open_stream(op: Op, position: Position, context: Context) -> Stream:
 def stream_of(op: Op, position: Position, context: Context) -> Stream:
     """The stream of an operation, computed here; its parents are opened with `open_stream`.
 
-    An operation that is not of this package has a method `open_stream(position, context)` instead.
+    An operation outside this package has a method `open_stream(position, context)` instead.
     """
     own = getattr(op, "open_stream", None)
     if own is None:
@@ -181,8 +185,27 @@ def stream_of(op: Op, position: Position, context: Context) -> Stream:
 
 
 def start_at(op: Op, position: Position) -> tuple[Any, ...]:
-    """The numbers of an operation at a position, and the position of what it reads; `None` is the start."""
+    """The numbers of an operation at a position, and its parents' position; `None` is the start."""
     return position or (*op.first_numbers(), None)
+
+
+def computes(kind: type[Op]) -> Callable[[type[S]], type[S]]:
+    """Registers a stream class for an operation on one parent; it takes (op, *numbers, parent's stream)."""
+
+    def registered(stream: Any) -> Any:
+        def opened(op: Any, position: Position, context: Context) -> Stream:
+            *numbers, inner = start_at(op, position)
+            return stream(op, *numbers, open_stream(op.parent, inner, context))
+
+        stream_of.register(kind, opened)
+        return stream
+
+    return registered
+
+
+def stay(position: Position) -> At:
+    """The same position after any number of outputs."""
+    return lambda j: position
 
 
 class UnaryStream(Stream):
@@ -203,7 +226,7 @@ class UnaryStream(Stream):
 
 
 class Feed:
-    """What has been pulled from a stream and not been used yet, with the position after each element."""
+    """Elements pulled from a stream and not used yet, with the position after each."""
 
     def __init__(self, stream: Stream):
         self.stream = stream
@@ -212,7 +235,7 @@ class Feed:
         self._pieces: deque[tuple[Block, At, int]] = deque()
 
     def fill(self, count: int, *, single_step: bool, enough: int | None = None) -> None:
-        """Pulls until `count` elements are there, or the stream has ended; waits for no more than `enough`."""
+        """Pulls until it has `count` elements or the stream ends; once it has `enough`, it does not wait for more."""
         while self.size < count and not self.ended:
             wanted = count if enough is None or self.stream.ready() else enough
             if self.size >= wanted:
@@ -239,7 +262,7 @@ class Feed:
         return concat(taken) if taken else Rows([], owned=True)
 
     def positions(self) -> At:
-        """The position after `j` more elements, for elements that are there now."""
+        """The position after `j` more elements, for the elements that it has now."""
         pieces = [(at, offset, len(block) - offset) for block, at, offset in self._pieces]
         end = self.stream.position
 
@@ -254,9 +277,9 @@ class Feed:
 
 
 class GroupStream(UnaryStream):
-    """One group of outputs after another; position: (group, outputs taken of it, parent's at its start).
+    """One group of outputs after another; position: (group, outputs taken from it, parent's at its start).
 
-    `_make(ordinal, single_step)` gives a group's outputs, and the parent's position at the start of the next.
+    `_make(ordinal, single_step)` returns a group's outputs, and the parent's position at the start of the next.
     """
 
     def __init__(self, group: int, taken: int, parent: Stream):

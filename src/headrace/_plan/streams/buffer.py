@@ -1,4 +1,4 @@
-"""Streams of `_ops/buffer.py`: where a stream starts and ends, what is kept of it, what runs ahead."""
+"""Streams of `_ops/buffer.py`: the start and end of a stream, caches, and what is computed ahead."""
 
 import sys
 import time
@@ -17,20 +17,20 @@ from headrace._plan.streams.base import (
     Run,
     Stream,
     UnaryStream,
+    computes,
     kept_places,
     open_stream,
-    start_at,
     stream_of,
 )
 
-LATE_S = 0.024  # a run that has taken so long is handed over as far as it is there
-PIECE_S = 0.001  # so much of a run is made between two looks at the clock
-CHEAP_S = 2e-6  # where an element costs less, runs are made in one piece
+LATE_S = 0.024  # a run that has taken this long is handed over unfinished
+PIECE_S = 0.001  # how much work to do between two looks at the clock
+CHEAP_S = 2e-6  # if an element costs less, runs are made in one piece
 FIRST_PIECE = 4
 
 
 class MissingElement(Exception):
-    """An index had no element where whoever opened the stream counts on one."""
+    """An index had no element, though the caller relies on every index having one."""
 
 
 class IndexStream(Stream):
@@ -80,7 +80,7 @@ class IndexStream(Stream):
         return self._run(block, lambda j: first + j)
 
     def _fetch_in_time(self, wanted: range) -> Block:
-        """Elements, or the first of them where they take long."""
+        """All the elements, or only the first of them if they take long."""
         blocks, begin = [], time.perf_counter()
         last, end = begin, 0
         while end < len(wanted) and last - begin < LATE_S:
@@ -95,21 +95,21 @@ class IndexStream(Stream):
     def _piece(self) -> int:
         """How many elements to make before the next look at the clock."""
         if self._element_s == 0.0:
-            return FIRST_PIECE  # nobody knows yet what they cost
+            return FIRST_PIECE  # the cost is not known yet
         if self._element_s <= CHEAP_S:
             return sys.maxsize
         return max(1, int((LATE_S if self._takes_many else PIECE_S) / self._element_s))
 
     @cached_property
     def _takes_many(self) -> bool:
-        """Whether a source or a function takes many elements at once, which pieces would take from each other."""
+        """Whether a source or a function takes many elements at once, which small pieces would defeat."""
         return any(map(_takes_many, parents_first(self._op.parent, lambda _: True)))
 
     def ready(self) -> bool:
         return not self._is_late if self._executor.inline else self._executor.ready()
 
     def _ask(self, n: int) -> None:
-        """Submits chunks as long as the executor has room."""
+        """Submits chunks while the executor has room."""
         while self._next < self._length and (size := self._executor.wants(max(n, 1))):
             chunk = range(self._next, min(self._next + size, self._length))
             self._executor.submit(partial(self._fetch_timed, chunk), len(chunk))
@@ -123,7 +123,7 @@ class IndexStream(Stream):
         return block
 
     def _tell(self, block: Block, thread: int, busy_s: float, waited_s: float) -> None:
-        """Tells the record of a chunk: a trial of threads has some made by the consumer, who then waits for nobody."""
+        """Records a chunk. During a trial of threads the consumer makes some chunks itself, and does not wait."""
         if thread == get_ident():
             waited_s = 0.0
         else:
@@ -146,7 +146,7 @@ def _takes_many(op: Op) -> bool:
 
 
 def _last_filter(op: Op) -> Filter | None:
-    """The filter to name when most indices have no element; none where a `flat_map` leaves some out as well."""
+    """The filter to blame when most indices have no element; `None` if a `flat_map` leaves some out as well."""
     while not isinstance(op, FlatMap) and len(op.parents) == 1:
         if isinstance(op, Filter):
             return None if any(isinstance(each, FlatMap) for each in parents_first(op, lambda _: True)) else op
@@ -154,13 +154,12 @@ def _last_filter(op: Op) -> Filter | None:
     return None
 
 
-@stream_of.register
-def _(op: ToStream, position: Position, context: Context) -> Stream:
-    return IndexStream(op, position, context)
+stream_of.register(ToStream, IndexStream)
 
 
+@computes(Limit)
 class LimitStream(UnaryStream):
-    """The first elements; position: (how many were taken, parent's)."""
+    """The first elements; position: (how many are taken, parent's)."""
 
     def __init__(self, op: Limit, taken: int, parent: Stream):
         super().__init__((taken, parent.position), parent)
@@ -176,14 +175,9 @@ class LimitStream(UnaryStream):
         return self._run(block.cut(0, left) if len(block) > left else block, lambda j: (taken + j, at(j)))
 
 
-@stream_of.register
-def _(op: Limit, position: Position, context: Context) -> Stream:
-    taken, inner = start_at(op, position)
-    return LimitStream(op, taken, open_stream(op.parent, inner, context))
-
-
+@computes(Skip)
 class SkipStream(UnaryStream):
-    """All but the first elements; position: (whether they were skipped, parent's)."""
+    """All but the first elements; position: (whether they are skipped, parent's)."""
 
     def __init__(self, op: Skip, skipped: int, parent: Stream):
         super().__init__((skipped, parent.position), parent)
@@ -201,20 +195,14 @@ class SkipStream(UnaryStream):
                 return self._run(block.cut(drop, len(block)) if drop else block, lambda j: (1, at(j + drop)))  # noqa: B023
 
 
-@stream_of.register
-def _(op: Skip, position: Position, context: Context) -> Stream:
-    skipped, inner = start_at(op, position)
-    return SkipStream(op, skipped, open_stream(op.parent, inner, context))
-
-
 class CachedRuns:
-    """What a cache of a stream holds once somebody has read it to its end."""
+    """The runs in a cache of a stream, once an iterator has read it to the end."""
 
     runs: list[Run] | None = None
 
 
 class CacheStream(Stream):
-    """The parent's runs, kept the first time they are read from the start to the end."""
+    """The parent's runs, cached the first time that an iterator reads them from start to end."""
 
     def __init__(self, op: Cache, position: Position, context: Context):
         self._cached = op.kept.of(CachedRuns)
@@ -254,9 +242,7 @@ class CacheStream(Stream):
             self._parent.close(wait=wait)
 
 
-@stream_of.register
-def _(op: Cache, position: Position, context: Context) -> Stream:
-    return CacheStream(op, position, context)
+stream_of.register(Cache, CacheStream)
 
 
 @stream_of.register

@@ -1,7 +1,6 @@
 """Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
 
 import contextlib
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, ScheduledMix, Timetable
 from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.kernels import fetcher
-from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
+from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stay, stream_of
 from headrace.errors import PipelineError, StateError
 
 
@@ -56,7 +55,7 @@ class ZipStream(NaryStream):
             feed.fill(max(count, 1), single_step=n == 0)
             count = min(count, feed.size)
             if count == 0 and not self._op.strict:
-                return None  # what comes after the end of a parent is not asked for
+                return None  # do not pull from the other parents after the end of one
         if count == 0:
             self._check_ends()
             return None
@@ -81,7 +80,7 @@ def _(op: Zip, position: Position, context: Context) -> Stream:
 
 
 class MixStream(NaryStream):
-    """Elements of several parents in proportion, until one that is due has ended; position: (numbers, parents')."""
+    """Elements of several parents in proportion, until the one due next has ended; position: (numbers, parents')."""
 
     def __init__(self, op: Mixing, numbers: tuple[Any, ...], feeds: list[Feed]):
         super().__init__((*numbers, tuple(feed.stream.position for feed in feeds)), feeds)
@@ -103,7 +102,7 @@ class MixStream(NaryStream):
         block = interleave(blocks, [places for _, places in used]) if blocks[1:] else blocks[0]
 
         def after(j: int) -> Position:
-            parts = list(before)  # those that gave nothing are where they were: there may be very many
+            parts = list(before)  # parents that gave nothing have not moved, and there may be very many
             for i, taken in zip(*(each.tolist() for each in np.unique(which[:j], return_counts=True)), strict=True):
                 parts[i] = afters[i](taken)
             return *numbers(j), tuple(parts)
@@ -111,7 +110,7 @@ class MixStream(NaryStream):
         return self._run(block, after)
 
     def _available(self, which: np.ndarray, *, single_step: bool) -> int:
-        """Fills the parents; how far the schedule goes before one of them has nothing left."""
+        """Fills the parents; returns how far the schedule gets before one of them has nothing left."""
         far = len(which)
         for i, due in by_part(which):
             self._feeds[i].fill(len(due), single_step=single_step)
@@ -121,7 +120,7 @@ class MixStream(NaryStream):
 
 
 class FixedMixStream(MixStream):
-    """Proportions that stay; its number is the count of elements."""
+    """A mix of fixed proportions; its number is the count of elements."""
 
     _op: Mix
 
@@ -132,7 +131,7 @@ class FixedMixStream(MixStream):
 
 
 class ScheduledMixStream(MixStream):
-    """Proportions that change, planned block by block."""
+    """A mix of changing proportions, planned block by block."""
 
     _op: ScheduledMix
 
@@ -169,7 +168,7 @@ def _(op: Any, position: Position, context: Context) -> Stream:
 class InterleaveStream(Stream):
     """Datasets in turn; position: (slot next in turn, next dataset, what each slot has open).
 
-    What a slot has open is (dataset, its position), or None where its dataset has ended or none has begun.
+    An open slot is (dataset, its position); it is `None` if its dataset has ended or none has begun.
     """
 
     def __init__(self, op: Interleave, position: Position, context: Context):
@@ -177,7 +176,7 @@ class InterleaveStream(Stream):
         self._slot, self._next, slots = position or op.first_position(())
         super().__init__((self._slot, self._next, slots))
         self._slots = [None if slot is None else (slot[0], Feed(self._open(*slot))) for slot in slots]
-        self._ahead: dict[int, Stream] = {}  # datasets that were opened before their turn
+        self._ahead: dict[int, Stream] = {}  # datasets opened before their turn
 
     def _open(self, dataset: int, position: Position) -> Stream:
         part = interleaved_part(self._op, dataset)
@@ -185,7 +184,7 @@ class InterleaveStream(Stream):
         return open_stream(part, position, self._context)
 
     def _open_next(self) -> tuple[int, Feed] | None:
-        """The next dataset in turn; `None` where no more come."""
+        """The next dataset in turn; `None` if there are no more."""
         self._skip_holes()
         if self._next >= self._op.num_datasets:
             return None
@@ -201,7 +200,7 @@ class InterleaveStream(Stream):
     def _open_ahead(self) -> None:
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
-                # A missing dataset is passed over like an error, which comes again when the dataset's turn comes.
+                # Skip a missing dataset, and one whose opening fails: the error comes again in the dataset's turn.
                 with contextlib.suppress(Exception):
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()
@@ -213,7 +212,7 @@ class InterleaveStream(Stream):
         return self._rounds(n) or self._visit(single_step=False)
 
     def _rounds(self, n: int) -> Run | None:
-        """Whole rounds of all open slots at once, as many as every one of them can give."""
+        """Whole rounds over all open slots at once, as many as all of them have elements for."""
         width, following = len(self._slots), self._next
         turn = [(self._slot + i) % width for i in range(width)]
         order = [(i, *slot) for i in turn if (slot := self._slots[i]) is not None]
@@ -241,7 +240,7 @@ class InterleaveStream(Stream):
         return self._run(block, after)
 
     def _visit(self, *, single_step: bool) -> Run | None:
-        """Goes round the slots until one gives an element."""
+        """Goes round the slots until one has an element."""
         idle = 0
         while idle < len(self._slots):
             here = self._slot
@@ -256,9 +255,7 @@ class InterleaveStream(Stream):
             feed.fill(1, single_step=single_step)
             if feed.size:
                 block = feed.take(1)
-                return self._run(
-                    block, partial(_fixed, (self._slot, self._next, tuple(map(_slot_position, self._slots))))
-                )
+                return self._run(block, stay((self._slot, self._next, tuple(map(_slot_position, self._slots)))))
             feed.stream.close()
             self._slots[here] = None
             idle = 0
@@ -277,10 +274,6 @@ class InterleaveStream(Stream):
             stream.close(wait=wait)
 
 
-def _fixed(position: Position, j: int) -> Position:
-    return position
-
-
 def _slot_position(slot: tuple[int, Feed] | None) -> Position:
     return None if slot is None else (slot[0], slot[1].positions()(0))
 
@@ -290,10 +283,10 @@ class PartsMade(dict[int, Op]):
 
 
 def interleaved_part(op: Interleave, number: int) -> Op:
-    """The operation of one interleaved dataset, as a stream; those in use are made once."""
+    """The operation of one interleaved dataset, as a stream; cached while the dataset is in use."""
     part = _part_or_none(op, number)
     if part is None:
-        raise StateError(f"The state has dataset {number} of {op.label()} open, and now there is none at that index.")
+        raise StateError(f"The state has dataset {number} of {op.label()} open, but there is none at that index now.")
     return part
 
 
@@ -324,6 +317,4 @@ def _make_part(op: Interleave, datasets: Op, number: int) -> Op | None:
     return part
 
 
-@stream_of.register
-def _(op: Interleave, position: Position, context: Context) -> Stream:
-    return InterleaveStream(op, position, context)
+stream_of.register(Interleave, InterleaveStream)

@@ -1,7 +1,7 @@
-"""Streams of `_ops/element.py`: a run of element operations is one stream, which applies them one after the other.
+"""Streams of `_ops/element.py`: consecutive element operations are one stream, which applies them in turn.
 
-A position is little more than that of the stream they begin with: of the operations in between, filters change which
-element of it an output stands for, and those that count have a number each, `(number, position below)`.
+A position is that of the stream below, after the element that an output comes from; filters change which one that is,
+and each operation that counts adds a number, `(number, position below)`.
 """
 
 import warnings
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace._ops.base import Op
-from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap
+from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap, Transformed
 from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows
 from headrace._plan.elements import blame, element_kernel
@@ -28,21 +28,21 @@ from headrace._plan.streams.base import (
     kept_places,
     open_stream,
     start_at,
+    stay,
     stream_of,
 )
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions
 
 COUNTED = MapWithIndex | RandomMap
-STEPS = Map | Filter | FlatMap | COUNTED
 
 
 class Level(NamedTuple):
     """How the outputs of an operation in one run follow from its inputs there.
 
     Attributes:
-        down: For the position after `j` outputs: the operation's own number, if it has one, and of its inputs how many.
-        before: The position before the first output; where that is just the one below, `None`.
+        down: For the position after `j` outputs, the operation's own number, if it has one, and the number of inputs.
+        before: The position before the first output, in a tuple; `None` if it follows from the one below.
     """
 
     down: Callable[[int], tuple[Any, int]]
@@ -50,7 +50,7 @@ class Level(NamedTuple):
 
 
 class Trace:
-    """One run on its way through the operations: where its elements come from."""
+    """Where the elements of one run come from, on its way through the operations."""
 
     def __init__(self, at: At, count: int):
         self._at, self._levels = at, []  # type: ignore[var-annotated]
@@ -58,12 +58,12 @@ class Trace:
         self._places: Places | None = None
 
     def add(self, level: Level, end: Position) -> None:
-        """Goes on to the outputs of an operation."""
+        """Adds an operation: from now on, elements are its outputs."""
         self._levels.append(level)
         self.end, self._places = end, None
 
     def position(self, num_levels: int, j: int) -> Position:
-        """The position after `j` elements, as they are after so many levels."""
+        """The position after `j` elements, counted after the first `num_levels` levels."""
         numbers = []
         for i in range(num_levels - 1, -1, -1):
             down, before = self._levels[i]
@@ -80,18 +80,18 @@ class Trace:
         return position
 
     def here(self) -> At:
-        """The position after `j` elements as they are now."""
+        """The position after `j` elements, counted after all levels so far."""
         return partial(self.position, len(self._levels))
 
     def places(self, block: Block) -> Places:
-        """Where elements are in a source."""
+        """The indices of elements in the random-access chain below."""
         if self._places is None:
             self._places = Places(Run(block, self.here()))
         return self._places
 
 
 class Step:
-    """An operation on a block; `position` is the one before its next output, and `fan_out` how many an input makes."""
+    """An operation on blocks; `position` is the one before its next output, `fan_out` the outputs per input."""
 
     fan_out = 1
 
@@ -106,7 +106,7 @@ class Step:
 
 
 class MapStep(Step):
-    """Each element alone: nothing changes in positions."""
+    """Maps each element; positions stay those below."""
 
     def __init__(self, op: Map, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
@@ -117,14 +117,14 @@ class MapStep(Step):
 
 
 class PlacedStep(MapStep):
-    """Each element and its place."""
+    """Maps each element with its place."""
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         return self._kernel(block, trace.places(block).numbers())
 
 
 class CountedStep(Step):
-    """Each element and the count of those before it; position: (count, the one below)."""
+    """Maps each element with the count of those before it; position: (count, the one below)."""
 
     def __init__(self, op: MapWithIndex | RandomMap, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
@@ -138,7 +138,7 @@ class CountedStep(Step):
 
 
 class FilterStep(Step):
-    """The elements that a predicate keeps; the position is the one below after the last one kept."""
+    """Keeps the elements for which a function is true; the position is the one below after the last element kept."""
 
     def __init__(self, op: Filter, position: Position, *, placed: bool, context: Context):
         super().__init__(op, position, placed=placed)
@@ -164,7 +164,7 @@ class FilterStep(Step):
 
 
 class FlatMapStep(Step):
-    """The children of one element after the other; position: (children taken, the one below before the element)."""
+    """The children of each element in turn; position: (children taken, the one below before the element)."""
 
     def __init__(self, op: FlatMap, position: Position, *, placed: bool):
         super().__init__(op, position, placed=placed)
@@ -183,7 +183,7 @@ class FlatMapStep(Step):
         self.fan_out = max(1, len(children) // max(1, len(families)))
 
         def down(j: int) -> tuple[int, int]:
-            last = int(np.searchsorted(ends, j + skipped))  # the element whose child came last
+            last = int(np.searchsorted(ends, j + skipped))  # the element that the last child belongs to
             if ends[last] == j + skipped:
                 return 0, last + 1
             return j + skipped - int(ends[last - 1] if last else 0), last
@@ -197,13 +197,13 @@ class FlatMapStep(Step):
 
 
 class ChainStream(UnaryStream):
-    """Element operations one after the other."""
+    """A chain of element operations."""
 
     def __init__(self, steps: list[Step], position: Position, parent: Stream):
         super().__init__(position, parent)
         self._steps = steps
         self._flat_maps = [step for step in reversed(steps) if isinstance(step, FlatMapStep)]
-        self._waiting: list[tuple[int, Run, int]] = []  # runs that go on with a step, and how much of each is used
+        self._waiting: list[tuple[int, Run, int]] = []  # the next step of a run, the run, and how much of it is used
 
     def pull(self, n: int) -> Run | None:
         if n == 0 or self._waiting:
@@ -222,11 +222,11 @@ class ChainStream(UnaryStream):
         return self._made(block, trace)
 
     def _pull_one(self) -> Run | None:
-        """One element at a time, children too: one that fails must not take those before it along."""
+        """One element or child at a time: one that fails must not take those before it along."""
         if not self._waiting:
             run = self.parent.pull(0)
             if run is None or not len(run.block):
-                return run and Run(run.block, partial(_stay, self.position))
+                return run and Run(run.block, stay(self.position))
             self._waiting.append((0, run, 0))
         first, run, used = self._waiting.pop()
         block, trace = self._next_of(first, run, used)
@@ -252,15 +252,7 @@ class ChainStream(UnaryStream):
         return Run(block, lambda j: after(j) if j else before)
 
 
-def _stay(position: Position, j: int) -> Position:
-    return position
-
-
-@stream_of.register(Map)
-@stream_of.register(MapWithIndex)
-@stream_of.register(RandomMap)
-@stream_of.register(Filter)
-@stream_of.register(FlatMap)
+@stream_of.register(Transformed)
 @stream_of.register(Seed)
 @stream_of.register(Options)
 def _(op: Op, position: Position, context: Context) -> Stream:
@@ -272,7 +264,7 @@ def _(op: Op, position: Position, context: Context) -> Stream:
             number, position = start_at(op, position)
         chain.append((op, number))
         op = op.parents[0]
-        if isinstance(op, STEPS | Seed | Options):
+        if isinstance(op, Transformed | Seed | Options):
             parent = context.elsewhere(op, position, context)
         else:
             parent = open_stream(op, position, context)
@@ -301,7 +293,7 @@ def _step(op: Any, position: Position, placed: bool, context: Context) -> Step:
 
 
 class FilterWatch:
-    """Warns once, or raises where asked to, when nearly everything is dropped."""
+    """Warns once, or raises if the options say so, when a filter drops nearly everything."""
 
     EVERY = 1000
 
@@ -311,7 +303,7 @@ class FilterWatch:
         self._seen = self._kept = 0
 
     def saw(self, seen: int, kept: int) -> None:
-        """Counts elements; the share is looked at from `EVERY` elements on."""
+        """Counts elements, and checks the share once it has seen `EVERY` elements."""
         self._seen += seen
         self._kept += kept
         if self._seen < self.EVERY:

@@ -1,6 +1,6 @@
 """Streams of `_ops/group.py`: several elements make an output, or come out in another order.
 
-Each reads its parent through a `Feed`, so that what is read beyond a group is kept for the next one while the
+Each reads its parent through a `Feed`, which keeps what it reads beyond a group for the next one, while the
 position stays at the group's own start.
 """
 
@@ -21,8 +21,8 @@ from headrace._plan.streams.base import (
     Run,
     Stream,
     UnaryStream,
+    computes,
     open_stream,
-    start_at,
     stream_of,
 )
 from headrace._utils import trees
@@ -56,14 +56,15 @@ def _(op: Batch, position: Position, context: Context) -> Stream:
     return BatchStream(op, open_stream(op.parent, position, context), context)
 
 
+@computes(Rebatch)
 class RebatchStream(UnaryStream):
-    """Batches cut anew; position: (rows taken of the parent's next element, parent's)."""
+    """Batches cut to another size; position: (rows taken from the parent's next element, parent's)."""
 
     def __init__(self, op: Rebatch, taken: int, parent: Stream):
         super().__init__((taken, parent.position), parent)
         self._op, self._feed = op, Feed(parent)
         self._taken = taken
-        self._open: list[Columns] = []  # elements read and not used up, the first of them from `_taken` on
+        self._open: list[Columns] = []  # elements not used up yet, the first of them from row `_taken` on
         self._rows = 0
 
     def pull(self, n: int) -> Run | None:
@@ -126,22 +127,17 @@ def _leading_length(op: Op, element: Any) -> int:
     return lengths.pop()[0]
 
 
-@stream_of.register
-def _(op: Rebatch, position: Position, context: Context) -> Stream:
-    taken, inner = start_at(op, position)
-    return RebatchStream(op, taken, open_stream(op.parent, inner, context))
-
-
+@computes(BufferShuffle)
 class BufferShuffleStream(GroupStream):
     """Groups of a sliding-buffer shuffle: group `g` is made from the stretches `g - 1` and `g`.
 
-    A group's start is the start of stretch `g - 1`, so that one group is re-made from two stretches.
+    A group's start is the start of stretch `g - 1`, so two stretches are enough to make the group again.
     """
 
     def __init__(self, op: BufferShuffle, *at: Any):
         super().__init__(*at)
         self._op = op
-        self._late: tuple[Block, np.ndarray] | None = None  # of the stretch before: what lands in this group
+        self._late: tuple[Block, np.ndarray] | None = None  # from the last stretch, what lands in this group
 
     def _make(self, ordinal: int, *, single_step: bool) -> tuple[Block, Position] | None:
         size = self._op.buffer_size
@@ -153,7 +149,7 @@ class BufferShuffleStream(GroupStream):
         if not len(before) and not len(early) and not len(late):
             return None
         self._late = late, late_at
-        # What is left of the stretch before was counted from that stretch's start, one `size` earlier.
+        # The landing places from the last stretch count from its own start, `size` earlier.
         order = np.argsort(np.concatenate([before_at - size, early_at]), kind="stable")
         return concat([before, early]).take(order), begins
 
@@ -168,12 +164,7 @@ class BufferShuffleStream(GroupStream):
         return block.take(here), landing[here], block.take(later), landing[later]
 
 
-@stream_of.register
-def _(op: BufferShuffle, position: Position, context: Context) -> Stream:
-    group, taken, inner = start_at(op, position)
-    return BufferShuffleStream(op, group, taken, open_stream(op.parent, inner, context))
-
-
+@computes(PaddedBatch)
 class PaddedBatchStream(GroupStream):
     """The padded batches of one window after another."""
 
@@ -193,9 +184,3 @@ class PaddedBatchStream(GroupStream):
             add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
             raise
         return Rows(batches, owned=True), self._feed.positions()(0)
-
-
-@stream_of.register
-def _(op: PaddedBatch, position: Position, context: Context) -> Stream:
-    window, taken, inner = start_at(op, position)
-    return PaddedBatchStream(op, window, taken, open_stream(op.parent, inner, context))

@@ -1,10 +1,20 @@
-"""Streams of `_ops/order.py`: windows in an order of their own, epoch after epoch."""
+"""Streams of `_ops/order.py`: shuffled windows and repeated epochs."""
 
 from typing import Any
 
 from headrace._ops.order import Repeat, WindowShuffle
 from headrace._plan.blocks import Block
-from headrace._plan.streams.base import Context, GroupStream, Position, Run, Stream, open_stream, start_at, stream_of
+from headrace._plan.streams.base import (
+    Context,
+    GroupStream,
+    Position,
+    Run,
+    Stream,
+    computes,
+    open_stream,
+    start_at,
+    stream_of,
+)
 
 
 class RepeatStream(Stream):
@@ -16,7 +26,7 @@ class RepeatStream(Stream):
         self._parent = open_stream(op.parent, inner, context)
         super().__init__((epoch, self._parent.position))
         self._epoch = epoch
-        self._gave = inner is not None  # an epoch that gave nothing from its start would go on for ever
+        self._gave = inner is not None  # repeating an epoch that gives nothing would never end
 
     def pull(self, n: int) -> Run | None:
         while (run := self._parent.pull(n)) is None:
@@ -38,13 +48,12 @@ class RepeatStream(Stream):
         self._parent.close(wait=wait)
 
 
-@stream_of.register
-def _(op: Repeat, position: Position, context: Context) -> Stream:
-    return RepeatStream(op, position, context)
+stream_of.register(Repeat, RepeatStream)
 
 
+@computes(WindowShuffle)
 class WindowShuffleStream(GroupStream):
-    """Windows of a stream, each in an order of its own."""
+    """Windows of a stream, each shuffled."""
 
     def __init__(self, op: WindowShuffle, *at: Any):
         super().__init__(*at)
@@ -56,9 +65,3 @@ class WindowShuffleStream(GroupStream):
         if not len(block):
             return None
         return block.take(self._op.window_order(ordinal, len(block))), self._feed.positions()(0)
-
-
-@stream_of.register
-def _(op: WindowShuffle, position: Position, context: Context) -> Stream:
-    window, taken, inner = start_at(op, position)
-    return WindowShuffleStream(op, window, taken, open_stream(op.parent, inner, context))

@@ -1,4 +1,4 @@
-"""Streams of `_ops/source.py`: iterators of users' own datasets."""
+"""Streams of `_ops/source.py`: iterators of user-defined datasets."""
 
 import copy
 import functools
@@ -12,15 +12,17 @@ from headrace._plan.streams.base import Context, Position, Run, Stream, stream_o
 from headrace.errors import StateError
 
 Blocks = Callable[[Any, int], tuple[Block, Callable[[int], Any]] | None]
-"""The method `__next_block__(self, n)` that an iterator of this library may have beside `__next__`: at least one and up
-to `n` elements at once, and its state after the first `j` of those; or None at the end."""
+"""The method `__next_block__(self, n)` that an iterator of this library may have besides `__next__`.
+
+It returns 1 to `n` elements and a function from `j` to the state after the first `j` of them, or `None` at the end."""
 
 
 class UserStream(Stream):
-    """The iterator of a user's own dataset.
+    """The iterator of a user-defined dataset.
 
-    Its own state is asked for at every `EVERY`-th output only, or as it says by `_state_every`; the position is that
-    state and how many outputs came since. An iterator without states is replayed from its start.
+    The stream asks for its state only at every `EVERY`-th output, or at every `_state_every`-th if it has that
+    attribute; the position is that state and the number of outputs since. An iterator without states is replayed from
+    its start.
     """
 
     EVERY = 16
@@ -31,17 +33,17 @@ class UserStream(Stream):
         self._iterator = op.dataset._own_iter()
         self._has_states = hasattr(self._iterator, "get_state")
         self._every = getattr(self._iterator, "_state_every", self.EVERY)
-        # Asked of the class: whoever wraps an iterator and hands on its attributes has elements of his own.
+        # Look it up on the class: a wrapper that forwards attributes may return other elements.
         self._next_block: Blocks | None = getattr(type(self._iterator), "__next_block__", None)
         state, since = self.position
         if state is not None:
             if not hasattr(self._iterator, "set_state"):
-                raise StateError(f"The state has a state of {op.label()}, whose iterators have none.")
+                raise StateError(f"The state contains one of {op.label()}, whose iterators have no `set_state`.")
             self._iterator.set_state(copy.deepcopy(state))
         ended = object()
         for _ in range(since):
             if next(self._iterator, ended) is ended:
-                raise StateError(f"The state is {since} elements on in {op.label()}, which has fewer.")
+                raise StateError(f"The state is {since} elements into {op.label()}, which has fewer.")
 
     def pull(self, n: int) -> Run | None:
         state, since = self.position
@@ -51,7 +53,7 @@ class UserStream(Stream):
             add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
             raise
         if found is None:
-            self._ended = True  # an iterator may begin again when it is asked once more
+            self._ended = True  # some iterators start again when called after their end
             return None
         block, state_after = found[0], functools.cache(found[1])
 
