@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from headrace._ops.base import ENDLESS, Unary, describe, from_parents, method_or_function, set_seed
+from headrace._ops.base import ENDLESS, Unary, describe, from_parents, method_or_function
+from headrace._ops.seeds import set_seed
 from headrace.errors import PipelineError, SpecError
 
 

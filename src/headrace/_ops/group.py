@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Unary, from_parents, set_seed
+from headrace._ops.base import Unary, from_parents
+from headrace._ops.seeds import set_seed
 from headrace._utils import trees
 from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, SpecError, StructureError

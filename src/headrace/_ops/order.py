@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Op, Unary, check_seed, from_parents, set_seed
+from headrace._ops.base import ENDLESS, Op, Unary, from_parents
+from headrace._ops.seeds import check_seed, set_seed
 from headrace._utils.rng import permutation, shuffled_indices
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, check_counts

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from headrace._ops.base import Op, Unary, check_seed
+from headrace._ops.base import Op, Unary
+from headrace._ops.seeds import check_seed
 from headrace._ops.state_fields import Fields, count
 from headrace._utils import trees
 from headrace._utils.spec import ShapeDtypeStruct
