@@ -151,6 +151,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the wheel's iterators, when dropped
 @given(st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=3), st.integers(1, 5), st.data())
 def test_streams_go_on_where_the_wheel_was(names, k, data):
     # What the wheel writes of caches and interleaves in a second epoch says too little, see below.
