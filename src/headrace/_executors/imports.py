@@ -89,7 +89,8 @@ def _is_standard(module: ModuleType) -> bool:
 
 
 def _is_own(module: ModuleType) -> bool:
-    return not _is_standard(module) and not _is_installed(str(module.__file__))
+    is_ours = _top(module.__name__) == "headrace"  # which may be in a folder like a user's
+    return not is_ours and not _is_standard(module) and not _is_installed(str(module.__file__))
 
 
 def _needs_framework(module: ModuleType, seen: set[str]) -> bool:

@@ -8,6 +8,8 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any
 
+from headrace._utils.signals import raised_by_signal
+
 ALIAS, PACKAGE = "grain", "headrace"
 PRIVATE = "grain._src"  # `private_modules.py` makes its modules
 
@@ -92,7 +94,9 @@ def module_of(value: Any) -> str:
         return value.__name__
     try:
         home = getattr(value, "__module__", None)
-    except Exception:  # from a `__getattr__`
+    except Exception as e:  # from a `__getattr__`
+        if raised_by_signal(e):
+            raise
         return ""
     return home if isinstance(home, str) else ""
 
