@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from headrace import DataLoader, MapDataset, ReadOptions, samplers
+from headrace import DataLoader, IterDataset, MapDataset, ReadOptions, samplers
 from headrace._plan.recorder import StageRecord
 
 
@@ -93,3 +93,26 @@ def test_a_stage_tells_once_a_run(monkeypatch):
     monkeypatch.setattr(StageRecord, "add", lambda self, *args, **kwargs: calls.append(1) or add(self, *args, **kwargs))
     assert sum(MapDataset.range(100_000).map(abs).to_iter_dataset(ReadOptions(num_threads=0))) > 0
     assert len(calls) < 300
+
+
+def test_datasets_that_an_interleave_makes_share_a_record():
+    def part(i):
+        return MapDataset.range(5 * i, 5 * i + 5).map(lambda x: [x]).to_iter_dataset()
+
+    ds = IterDataset.interleave(MapDataset.range(300).map(part), cycle_length=2)
+    with iter(ds) as iterator:
+        assert len(list(iterator)) == 1500
+        (stage,) = iterator.stats()["stages"]
+        assert (stage["elements"], len(iterator._walk.recorder._records)) == (1500, 1)
+
+
+def test_stages_on_one_line_are_told_apart():
+    ds = MapDataset.range(60).to_iter_dataset()
+    ds = (
+        ds.filter(bool)
+        .random_map(lambda x, rng: x, seed=1)
+        .window_shuffle(3, seed=2)
+        .random_map(lambda x, rng: str(x), seed=3)
+    )
+    stages = read(ds.mp_prefetch(2))["stages"]
+    assert [stage["elements"] for stage in stages] == [59, 59, 59]

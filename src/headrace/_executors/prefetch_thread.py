@@ -108,7 +108,7 @@ def _work(stream: Stream, buffer: _Buffer, record: StageRecord) -> None:
         while room := buffer.room():
             begin = time.perf_counter()
             run = stream.pull(min(n, room))
-            record.busy_s += time.perf_counter() - begin
+            record.add_busy(time.perf_counter() - begin)
             if run is None:
                 break
             if len(run.block):

@@ -1,5 +1,7 @@
 """Statistics of stages, updated once per run of outputs and never once per element."""
 
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +12,8 @@ from headrace._plan.blocks import Block
 class StageRecord:
     """How many outputs a stage has made, and how long that took.
 
-    Only one thread changes each number, so there is no lock. Bytes are estimated from runs 1, 4, 16, …, since
-    measuring a run can cost more than computing it.
+    Parts of a mix that are built on one line share a record, and threads may compute them, so it has a lock. Bytes are
+    estimated from runs 1, 4, 16, …, since measuring a run can cost more than computing it.
 
     Attributes:
         where: Who computes it: "consumer", "threads", "thread" or "workers".
@@ -20,24 +22,42 @@ class StageRecord:
         waited_s: How long the reader waited for them.
     """
 
-    __slots__ = ("_measure_at", "_measured", "_measured_bytes", "_runs", "busy_s", "elements", "waited_s", "where")
+    __slots__ = (
+        "_lock",
+        "_measure_at",
+        "_measured",
+        "_measured_bytes",
+        "_runs",
+        "busy_s",
+        "elements",
+        "op",
+        "waited_s",
+        "where",
+    )
 
-    def __init__(self, where: str = "consumer"):
-        self.where = where
+    def __init__(self, where: str = "consumer", op: Op | None = None):
+        self.where, self.op = where, None if op is None else weakref.ref(op)
+        self._lock = threading.RLock()  # a signal handler may come back here
         self.elements = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = 0.0
         self._measure_at = 1
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0) -> None:
         """Counts a run."""
-        self._runs += 1
-        self.elements += len(block)
-        self.busy_s += busy_s
-        self.waited_s += waited_s
-        if self._runs == self._measure_at:
-            self._measure_at *= 4
-            self._measured += len(block)
-            self._measured_bytes += block.num_bytes()
+        with self._lock:
+            self._runs += 1
+            self.elements += len(block)
+            self.busy_s += busy_s
+            self.waited_s += waited_s
+            if self._runs == self._measure_at:
+                self._measure_at *= 4
+                self._measured += len(block)
+                self._measured_bytes += block.num_bytes()
+
+    def add_busy(self, seconds: float) -> None:
+        """Counts time at work whose run somebody else counts."""
+        with self._lock:
+            self.busy_s += seconds
 
     @property
     def num_bytes(self) -> int:
@@ -46,29 +66,34 @@ class StageRecord:
 
 
 class Recorder:
-    """The records of the stages of one iterator."""
+    """The records of the stages of one iterator.
+
+    They are kept by line of the user's code, not by operation: an interleave may make any number of datasets there.
+    """
 
     def __init__(self):
-        self._records: dict[Op, StageRecord] = {}
+        self._records: dict[Any, StageRecord] = {}
 
     def of(self, op: Op, where: str = "consumer") -> StageRecord:
         """The record of the stage that ends with an operation."""
-        record = self._records.get(op)
+        function = getattr(op, "transform", None)
+        key = type(op), op.site, getattr(function, "__code__", None) or type(function)
+        record = self._records.get(key)
         if record is None:
-            record = self._records[op] = StageRecord(where)
+            record = self._records.setdefault(key, StageRecord(where, op))
         record.where = where
         return record
 
     def stats(self, label: Callable[[Op], str]) -> list[dict[str, Any]]:
-        """All records as dicts of plain numbers, each with the name of its stage."""
+        """All records as plain numbers, each with the name of its stage."""
         return [
             {
-                "stage": label(op),
+                "stage": name[0].name if record.op is None or (op := record.op()) is None else label(op),
                 "where": record.where,
                 "elements": record.elements,
                 "bytes": record.num_bytes,
                 "busy_s": record.busy_s,
                 "waited_s": record.waited_s,
             }
-            for op, record in list(self._records.items())
+            for name, record in list(self._records.items())
         ]
