@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from headrace._executors.walk import Walk
 from headrace._plan.streams import MissingElement
 from headrace.errors import HeadraceError
+from tests.proc import end_earlier_workers
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,6 +54,12 @@ def no_thread_is_left():
             return
         time.sleep(0.05)
     raise AssertionError(f"threads left: {left}")
+
+
+@pytest.fixture
+def no_other_workers():
+    """All workers of this process are those that the test starts."""
+    end_earlier_workers()
 
 
 @pytest.fixture(autouse=True)

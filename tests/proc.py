@@ -68,10 +68,16 @@ def until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -
         time.sleep(0.01)
 
 
+def end_earlier_workers() -> None:
+    """Collects the datasets of earlier tests, whose workers would be counted as this test's."""
+    gc.collect()
+    until(lambda: not workers_of(os.getpid()), "workers of an earlier test are left")
+
+
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
     """Whatever happens inside, this process has no more of anything afterwards."""
-    gc.collect()
+    end_earlier_workers()
     before = descriptors(), children_of(os.getpid()), named_memory(os.getpid())
     yield
     gc.collect()

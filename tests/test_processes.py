@@ -114,6 +114,7 @@ def test_indices_that_turn_out_to_have_no_element_do_not_upset_counts(then):
     assert_one_stream(then(MapDataset.range(100).map(holey).to_iter_dataset()), counts=(2,), resume_at=[7])
 
 
+@pytest.mark.usefixtures("no_other_workers")
 def test_parts_of_a_mix_share_one_pool():
     parts = [MapDataset.range(i, 1000, 7).to_iter_dataset().map(lambda x: x).mp_prefetch(workers(2)) for i in range(3)]
     ds = IterDataset.mix(parts, weights=[1, 2, 1])
@@ -174,6 +175,7 @@ class PassedOn(IterDataset):
         yield from self._parent
 
 
+@pytest.mark.usefixtures("no_other_workers")
 def test_an_mp_prefetch_in_a_users_dataset_in_a_worker_does_nothing():
     inner = MapDataset.range(20).to_iter_dataset().map(pid_of).mp_prefetch(workers(2))
     with iter(PassedOn(inner).mp_prefetch(workers(1))) as iterator:
@@ -627,6 +629,7 @@ class Holder:
         return i
 
 
+@pytest.mark.usefixtures("no_other_workers")
 def test_what_cannot_be_pickled_is_named_with_the_path_to_it():
     lock = threading.Lock()
     with pytest.raises(
@@ -647,6 +650,7 @@ def test_an_output_that_cannot_be_pickled_is_named():
         next(iterator)
 
 
+@pytest.mark.usefixtures("no_other_workers")
 def test_no_worker_is_left_after_an_error_though_it_is_kept():
     with iter(MapDataset.range(4).map(fails_at(2)).to_iter_dataset().mp_prefetch(workers(2))) as iterator:
         with pytest.raises(Boom) as info:
@@ -698,6 +702,7 @@ def test_start_prefetch_begins_before_the_first_element(tmp_path):
             time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("no_other_workers")
 def test_worker_init_fn_gets_index_and_count_in_each_worker(tmp_path):
     def init(index, count):
         (tmp_path / f"{index} of {count}").write_text(str(os.getpid()))

@@ -253,6 +253,7 @@ def test_states_cross_over_to_grain_and_back():
     assert next(ours).tolist() == next(theirs).tolist()
 
 
+@pytest.mark.usefixtures("no_other_workers")
 def test_the_state_of_a_fresh_iterator_starts_no_worker():
     with iter(numbers().to_iter_dataset().batch(2).mp_prefetch(MultiprocessingOptions(num_workers=2))) as iterator:
         state = iterator.get_state()
