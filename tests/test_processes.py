@@ -896,7 +896,7 @@ def test_a_batch_is_stacked_in_the_slot_that_it_travels_in():
         fd = anonymous_file(2)
         writer = Writer(Slot(fd, 1))
         task = IndexTask((0,), 0, 4, dense=True, single_step=False)
-        _, _, columns = TaskRunner([each._op]).run(task, writer).encoded
+        _, _, columns = TaskRunner([each._op], DatasetOptions()).run(task, writer).encoded
         ((_, _, labels), (_, _, images)) = columns if columns[0][2][0].ndim == 1 else columns[::-1]
         assert writer.holds(images[0])
         assert labels[0].tolist() == [0, 1, 2, 3]

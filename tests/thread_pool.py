@@ -54,10 +54,10 @@ class Worker:
         self.thread.start()
 
     def _work(self, pickled, answers):
-        pipelines, init = cloudpickle.loads(pickled)
+        pipelines, init, options = cloudpickle.loads(pickled)
         if init is not None:
             init(0, 1)
-        runner = TaskRunner(pipelines)
+        runner = TaskRunner(pipelines, options)
         while (sent := self.tasks.get()) is not None:
             pending, task = sent
             begin = time.perf_counter()
@@ -80,7 +80,7 @@ class ThreadPool:
     def __init__(self, plan, num_workers):
         self.plan, self.num_workers, self.load = plan, num_workers, PoolLoad()
         self.closed = self.interrupted = False
-        self.pickled = cloudpickle.dumps((plan.pipelines, plan.init))
+        self.pickled = cloudpickle.dumps((plan.pipelines, plan.init, plan.options))
         self.answers: queue.SimpleQueue = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._workers = [Worker(self) for _ in range(num_workers)]

@@ -24,12 +24,14 @@ from headrace.compat.grain.as_grain import as_grain as as_grain
 from headrace.compat.grain.config import config as config
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
+from headrace.errors import BadRecord as BadRecord
 from headrace.iterator import DatasetIterator as DatasetIterator
 from headrace.loader import DataLoader as DataLoader
 from headrace.loader import DataLoaderIterator as DataLoaderIterator
 from headrace.loader import load as load
 from headrace.options import AUTOTUNE as AUTOTUNE
 from headrace.options import DatasetOptions as DatasetOptions
+from headrace.options import ErrorPolicy as ErrorPolicy
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
 from headrace.options import ReadOptions as ReadOptions
 from headrace.records import Record as Record

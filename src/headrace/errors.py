@@ -8,6 +8,7 @@
     ├── RemoteError (OSError)          a file behind an address could not be read
     ├── SpecError (ValueError)         an element spec cannot be known without reading data
     ├── FilterError (ValueError)       a filter dropped more than the pipeline allows
+    ├── BadRecordsError (ValueError)   more records were bad than the pipeline allows
     ├── ClosedError (ValueError)       an iterator was used after `close()`
     ├── WorkerError (RuntimeError)     a worker process failed, or could not be given its work
     │   └── RingMemoryError (MemoryError)   too little memory for what workers hand over
@@ -19,7 +20,9 @@ Headrace shows the login or the query of an address, or a password: neither in i
 
 import importlib
 import os
+import re
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -67,6 +70,12 @@ class FilterError(HeadraceError, ValueError):
     """A filter dropped more than the pipeline's options allow."""
 
 
+class BadRecordsError(HeadraceError, ValueError):
+    """More records were bad than `on_error` allows; `records` lists the last ones."""
+
+    records: "list[BadRecord]"
+
+
 class ClosedError(HeadraceError, ValueError):
     """An iterator was used after `close()`."""
 
@@ -99,6 +108,55 @@ class FilterWarning(UserWarning):
     """A filter drops nearly all elements."""
 
 
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that the pipeline left out, or replaced, because of an error.
+
+    Attributes:
+        operation: The operation that failed.
+        error: The type of the error and its text.
+        source: The source that the record is from, if it is known.
+        file: The file that the record is from, where the source knows.
+        index: The record's index in the source; several, for an operation on batches.
+        epoch: The epoch in which it failed, from 0 on.
+        element: The index of the element in the operation's input; in a stream without indices, its position.
+        site: The line of code that built the operation.
+        replaced: Whether a handler replaced what the operation would have returned.
+        exception: The error itself, for a handler.
+    """
+
+    operation: str
+    error: str
+    source: str | None = None
+    file: str | None = None
+    index: int | list[int] | None = None
+    epoch: int | None = None
+    element: int | str | None = None
+    site: str = ""
+    replaced: bool = False
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain values, without `exception`."""
+        return {name: value for name, value in asdict(self.without_exception()).items() if name != "exception"}
+
+    def without_exception(self) -> "BadRecord":
+        """The record with the text of its error only."""
+        return BadRecord(**{**self.__dict__, "exception": None})
+
+    def key(self, *, with_epoch: bool = True) -> str:
+        """What tells it from other bad records, in this run and in one that goes on from a state."""
+        where = self.element if self.index is None else (self.index, self.epoch if with_epoch else None)
+        return repr((self.source, self.file, where, self.error))
+
+    def __str__(self) -> str:
+        found = [self.file or self.source, None if self.index is None else f"record {self.index}"]
+        return f"{', '.join(filter(None, found)) or f'element {self.element}'}: {self.error} in {self.operation}"
+
+    def __reduce__(self):
+        return BadRecord, tuple(self.without_exception().__dict__.values())
+
+
 def optional(module: str, *, extra: str) -> ModuleType:
     """Imports an optional dependency, or says how to install it."""
     try:
@@ -125,6 +183,11 @@ def in_words(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}".rstrip(": ")
     except Exception as e:  # from its `__str__`
         return f"{type(error).__name__} (whose text cannot be shown: {type(e).__name__})"
+
+
+def without_memory_addresses(text: str) -> str:
+    """A text of an error as it would be in another run."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

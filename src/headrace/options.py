@@ -1,12 +1,13 @@
-"""Options for speed and memory; apart from filter thresholds, none changes what a pipeline returns."""
+"""Options for speed, memory and errors; those for speed and memory never change what a pipeline returns."""
 
 import enum
 import operator
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headrace.errors import PipelineError
+from headrace.errors import BadRecord, PipelineError
 
 MOST_WORKERS = 256
 MOST_WORKERS_PER_CORE = 16
@@ -107,6 +108,50 @@ class ExecutionTrackingMode(enum.Enum):
     STAGE_TIMING = enum.auto()
 
 
+@dataclass(frozen=True)
+class ErrorPolicy:
+    """What to do about a record that cannot be read, or that makes a function raise.
+
+    Errors of the pipeline itself, such as batches of unequal shapes, and of a server that does not answer are never
+    skipped.
+
+    Args:
+        action: "raise" ends the run. "skip" leaves the record out. A function gets the `BadRecord` and returns what the
+            operation that failed should have returned, or `None` to leave the record out; it runs in workers too.
+        max_errors: The run ends with a `BadRecordsError` after more bad records than this; `None` for any number.
+        max_ratio: It also ends if bad records are more than this share of all that were read, from the eleventh bad
+            one on; `None` for any share.
+        quarantine: A JSON lines file that lists each bad record once, also over several runs.
+    """
+
+    action: "str | Callable[[BadRecord], Any]" = "raise"
+    max_errors: int | None = 100
+    max_ratio: float | None = 0.001
+    quarantine: "str | os.PathLike[str] | None" = None
+
+    def __post_init__(self):
+        if self.action not in ("raise", "skip") and not callable(self.action):
+            raise PipelineError(f'on_error must be "raise", "skip" or a function; got {self.action!r}.')
+        if self.max_errors is not None:
+            check_counts(self, "max_errors", least=0)
+        if self.max_ratio is not None and not 0 < self.max_ratio <= 1:
+            raise PipelineError(f"max_ratio must be over 0 and at most 1, or None; got {self.max_ratio!r}.")
+        if self.quarantine is not None:
+            object.__setattr__(self, "quarantine", os.path.abspath(os.fsdecode(self.quarantine)))
+
+    @property
+    def raises(self) -> bool:
+        """Whether every error ends the run."""
+        return self.action == "raise"
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raises unless a value is a number of seconds, or None."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value > 0):
+        raise PipelineError(f"{name} must be a positive number of seconds, or None; got {value!r}.")
+
+
 _UNSET: Any = object()
 
 
@@ -119,12 +164,19 @@ class DatasetOptions:
         filter_raise_threshold_ratio: The share from which it raises; `None` for never.
         execution_tracking_mode: Accepted as in Grain, without effect.
         min_shm_size: Accepted as in Grain, without effect. Arrays from workers always travel in shared memory.
+        on_error: What to do about bad records: an `ErrorPolicy`, or its action alone ("raise", "skip", a function).
+        warn_after_s: After how many seconds of waiting for one element to log where the pipeline is; `None` for never.
+        timeout_s: After how many seconds on one element a worker process is ended and its element an error, or a bad
+            record under `on_error`; `None` for never. Without worker processes it has no effect.
     """
 
     filter_warn_threshold_ratio: float | None = _UNSET
     filter_raise_threshold_ratio: float | None = _UNSET
     execution_tracking_mode: ExecutionTrackingMode = _UNSET
     min_shm_size: int = _UNSET
+    on_error: "ErrorPolicy" = _UNSET
+    warn_after_s: float | None = _UNSET
+    timeout_s: float | None = _UNSET
     _given: frozenset[str] = field(default=frozenset(), init=False)
 
     def __post_init__(self):
@@ -138,6 +190,10 @@ class DatasetOptions:
             ratio = getattr(self, name)
             if ratio is not None and not 0 <= ratio <= 1:
                 raise PipelineError(f"{name} must lie between 0 and 1, or be None; got {ratio!r}.")
+        if not isinstance(self.on_error, ErrorPolicy):
+            object.__setattr__(self, "on_error", ErrorPolicy(self.on_error))
+        for name in ("warn_after_s", "timeout_s"):
+            check_seconds(name, getattr(self, name))
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(self._given))
@@ -155,4 +211,7 @@ _DEFAULTS = {
     "filter_raise_threshold_ratio": None,
     "execution_tracking_mode": ExecutionTrackingMode.DISABLED,
     "min_shm_size": 0,
+    "on_error": ErrorPolicy(),
+    "warn_after_s": 60.0,
+    "timeout_s": None,
 }

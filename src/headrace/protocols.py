@@ -124,7 +124,7 @@ class TaskPool(Protocol):
     A pool never changes a result. It replaces a worker that dies and computes its tasks again; a task over which
     workers die repeatedly is an error. A pool belongs to one iterator at a time. To use another pool, subclass
     `MultiprocessingOptions` with a method `open_pool(plan, num_workers)` that returns one; every worker needs
-    `plan.pipelines` and `plan.init`.
+    `plan.pipelines`, `plan.init` and `plan.options`.
     """
 
     load: PoolLoad

@@ -1,6 +1,7 @@
 """What both kinds of datasets share: operations on elements, composition, and the operation behind a dataset."""
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from headrace import transforms
 from headrace._executors import context
+from headrace._executors.bad_records import BadRecords
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, ToStream
@@ -23,9 +25,9 @@ from headrace._plan.streams import Stream, open_stream
 from headrace._utils.signals import raised_by_signal
 from headrace.compat.grain.marks import in_pipeline
 from headrace.compat.grain.stats import NoStats
-from headrace.errors import PipelineError
+from headrace.errors import BadRecord, PipelineError
 from headrace.iterator import DatasetIterator, StreamIterator
-from headrace.options import DatasetOptions
+from headrace.options import DatasetOptions, ErrorPolicy
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -226,6 +228,32 @@ class Dataset(Generic[T]):
         """Sets options of the whole pipeline."""
         return self._then(Options(self._op, options))
 
+    def on_error(
+        self,
+        action: "str | Callable[[BadRecord], Any]",
+        *,
+        max_errors: int | None = 100,
+        max_ratio: float | None = 0.001,
+        quarantine: "str | os.PathLike[str] | None" = None,
+    ) -> Self:
+        """Sets what to do about records that cannot be read, or that make a function raise, in the whole pipeline.
+
+        >>> ds = MapDataset.source(["1", "2", "x", "4"]).map(int).on_error("skip")
+        >>> list(ds)
+        [1, 2, 4]
+
+        The other records are the same, on any number of workers. A batch of a `MapDataset` is smaller by those that are
+        left out, and a batch of a stream takes the next ones instead.
+
+        Args:
+            action: "raise", "skip", or a function of the `BadRecord` that returns what the operation should have
+                returned, or `None` to skip it.
+            max_errors: The run ends after more bad records than this; `None` for any number.
+            max_ratio: The run ends if more than this share of records is bad; `None` for any share.
+            quarantine: A JSON lines file that lists what was left out.
+        """
+        return self.with_options(DatasetOptions(on_error=ErrorPolicy(action, max_errors, max_ratio, quarantine)))
+
     # ---- composition
 
     def apply(self, transformations: "transforms.Transformation | transforms.Transformations") -> "Any":
@@ -259,7 +287,7 @@ class Dataset(Generic[T]):
             raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
         plan = Plan(op)
         workers = Workers(plan)
-        run_on = context(plan, workers, Recorder())
+        run_on = context(plan, workers, Recorder(), BadRecords(plan).guard())
         stream = open_stream(op, None, run_on)
         try:
             blocks = list(_blocks(stream))

@@ -9,7 +9,7 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.prefetch_thread import Aheads
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
-from headrace._ops.order import gather_options
+from headrace._plan.guard import Guard
 from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
 from headrace._plan.streams import Context, FilterWatch
@@ -18,9 +18,11 @@ from headrace.options import AUTOTUNE, ReadOptions, num_threads
 from headrace.protocols import Executor
 
 
-def context(plan: Plan, workers: Workers, recorder: Recorder, *, single_step: bool = False) -> Context:
+def context(
+    plan: Plan, workers: Workers, recorder: Recorder, guard: Guard | None = None, *, single_step: bool = False
+) -> Context:
     """What a pipeline's streams run on; with `single_step`, nothing runs ahead of the consumer."""
-    options = gather_options(plan.op)
+    options = plan.options
     threads, aheads = Threads(), Aheads(recorder)
     return Context(
         executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
@@ -31,6 +33,7 @@ def context(plan: Plan, workers: Workers, recorder: Recorder, *, single_step: bo
         interrupt=partial(_interrupt, aheads, threads),
         close=threads.close,
         record=recorder.of,
+        guard=guard,
     )
 
 

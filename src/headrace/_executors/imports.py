@@ -121,6 +121,10 @@ class Missing:
             except BaseException as e:  # the pipeline may not need it
                 self._failed[name] = e
 
+    def may_be_cause_of(self, error: Exception) -> bool:
+        """Whether an error may be gone once the rest is imported."""
+        return bool(self._left) and isinstance(error, LookupError)
+
     def import_rest(self) -> bool:
         """Imports the rest; returns whether there was any."""
         names, self._left = self._left, []

@@ -22,13 +22,16 @@ from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_f
 from headrace._ops.base import Op, describe, parents_first
 from headrace._utils import trees
 from headrace.errors import WorkerError
+from headrace.options import DatasetOptions
 
 
 class SharedPlan:
-    """A plan in shared memory, while any pool uses it: pipelines, and the function that workers begin with."""
+    """A plan in shared memory, while any pool uses it: pipelines, the function that workers begin with, and options."""
 
-    def __init__(self, pipelines: list[Op], init: Callable[[int, int], None] | None):
-        self.pipelines, self.init = pipelines, init
+    def __init__(
+        self, pipelines: list[Op], init: Callable[[int, int], None] | None, options: DatasetOptions | None = None
+    ):
+        self.pipelines, self.init, self.options = pipelines, init, options or DatasetOptions()
         self.closed = False
         self._classes: set[type] = set()  # keep them alive: workers refer to them by cloudpickle's names for them
         self.users: set[int] = set()
@@ -51,7 +54,7 @@ class SharedPlan:
     @functools.cached_property
     def extent(self) -> Extent:
         """Where the plan is in the file; first use writes it."""
-        value = (self.pipelines, self.init)
+        value = (self.pipelines, self.init, self.options)
         try:
             return Writer(Slot(self.fd)).dump((*value, _Nodes()), partial(_PlanPickler, self._classes))
         except WorkerError:
@@ -60,12 +63,12 @@ class SharedPlan:
             raise _cannot_be_sent(self.pipelines, self.init, e) from e
 
 
-def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None]:
+def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a shared plan in a worker."""
-    pipelines, init, nodes = read(Slot(fd, private=True).bytes(extent.total), extent)
+    pipelines, init, options, nodes = read(Slot(fd, private=True).bytes(extent.total), extent)
     trees.adopt_nodes(nodes)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
-    return pipelines, init
+    return pipelines, init, options
 
 
 class _Nodes:

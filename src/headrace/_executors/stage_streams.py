@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ from headrace._plan.stages import (
     start_of,
 )
 from headrace._plan.streams import Context, MissingElement, Position, Run, Stream, open_stream
+from headrace._plan.streams.base import places_base, where_after
+from headrace.errors import BadRecord
 from headrace.options import MultiprocessingOptions
 from headrace.protocols import PendingTask, TaskPool
 
@@ -181,8 +183,15 @@ class StageStream(Stream):
     def _opened(self, result: Result) -> Block:
         """The outputs of a result; if an error came after them, the next pull raises it."""
         self._watch(result.counts)
+        if self._context.guard is not None:
+            self._context.guard.saw(result.read)
+            self._context.guard.report(self._located(result.bad))
         self._error = None if result.error is None else unpacked_error(result.error)
         return result.block()
+
+    def _located(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
+        """Bad records that say where their elements are in the whole stream."""
+        return list(bad)
 
     def _watch(self, counts: Any) -> None:
         """Reports what filters saw and kept."""
@@ -264,8 +273,15 @@ class BlockStageStream(StageStream):
         return f"{text} (from source indices {show_source_indices(base, first, max(stop, first + 1))})"
 
     def _finish(self, result: Result) -> Run | None:
-        at, positions = self._runs.popleft().at, result.positions
-        return self._run(self._opened(result), lambda j: rebased(self._stage, positions[j - 1], at))
+        at, positions = self._runs[0].at, result.positions
+        block = self._opened(result)
+        self._runs.popleft()
+        return self._run(block, lambda j: rebased(self._stage, positions[j - 1], at))
+
+    def _located(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
+        at = self._runs[0].at  # the worker has counted elements from the start of its block
+        base = places_base(self._stage.base)
+        return [dataclasses.replace(each, **where_after(base, at(int(each.element or 0)))) for each in bad]
 
     def start(self) -> None:
         self._parent.start()

@@ -16,13 +16,14 @@ from headrace._executors.threads import Threads
 from headrace._executors.tracebacks import packed_error
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block, Rows, concat
+from headrace._plan.guard import Guard
 from headrace._plan.kernels import fetcher
 from headrace._plan.stages import Path, all_operations, find, last_batch, portable
 from headrace._plan.streams import Context, Position, Run, Stream, open_stream
 from headrace._utils.trees import Empty
 from headrace.compat.grain.marks import in_pipeline
-from headrace.errors import WorkerError
-from headrace.options import ReadOptions, num_threads
+from headrace.errors import BadRecord, WorkerError
+from headrace.options import DatasetOptions, ReadOptions, num_threads
 
 FAR = 1 << 30  # more elements than any chunk has
 MOST_FOUND = 1000  # the most operations to remember by path
@@ -38,6 +39,8 @@ class Result:
         counts: For each filter, its number among all operations, how many elements it saw, and how many it kept.
         error: An error that came after these outputs.
         ended: Whether a stream has ended.
+        bad: The bad records among the inputs, in order.
+        read: How many records were read.
     """
 
     encoded: Any = None
@@ -45,6 +48,8 @@ class Result:
     counts: Sequence[tuple[int, int, int]] = ()
     error: bytes | None = None
     ended: bool = False
+    bad: Sequence[BadRecord] = ()
+    read: int = 0
 
     def block(self) -> Block:
         """The outputs."""
@@ -148,8 +153,19 @@ class CloseStream:
 class TaskRunner:
     """Computes tasks of some pipelines, one after the other."""
 
-    def __init__(self, pipelines: list[Op], explain: Callable[[BaseException], None] = lambda error: None):
+    def __init__(
+        self,
+        pipelines: list[Op],
+        options: DatasetOptions,
+        explain: Callable[[BaseException], None] = lambda error: None,
+        is_lost: Callable[[Exception], bool] = lambda error: False,
+    ):
         self.explain = explain  # adds notes to an error
+        self._bad: list[BadRecord] = []  # since the task began
+        self._read = 0
+        self._guard = None
+        if not options.on_error.raises:
+            self._guard = Guard(options.on_error, self._bad.extend, self._saw, is_lost)
         self.streams: dict[int, tuple[Stream, Counts, int]] = {}
         self._pipelines = pipelines
         self._found: dict[Path, Op] = {}
@@ -158,7 +174,15 @@ class TaskRunner:
 
     def run(self, task: Task, memory: Memory) -> Result | None:
         """Computes a task."""
-        return in_pipeline(task.run, self, self.find(task.path), memory)
+        self._bad.clear()
+        self._read = 0
+        result = in_pipeline(task.run, self, self.find(task.path), memory)
+        return (
+            result if result is None or self._guard is None else replace(result, bad=list(self._bad), read=self._read)
+        )
+
+    def _saw(self, count: int) -> None:
+        self._read += count
 
     def find(self, path: Path) -> Op:
         """The operation at a path."""
@@ -180,7 +204,8 @@ class TaskRunner:
         return Context(
             executor=self._executor,
             watch=counts.watch,
-            fetch=lambda op: self._fetch(op, stacked, empty),
+            fetch=lambda op, guard: self._fetch(op, stacked, empty),
+            guard=self._guard,
             memory=lambda op: empty if op is stacked else None,
             **settings,
         )
@@ -210,7 +235,7 @@ class TaskRunner:
         """One fetcher for all chunks, since it caches its index blocks."""
         batch = last_batch(op)
         if id(op) not in self._fetchers:
-            self._fetchers[id(op)] = op, fetcher(batch or op)
+            self._fetchers[id(op)] = op, fetcher(batch or op, self._guard)
         fetch = self._fetchers[id(op)][1]
         return partial(fetch, empty=empty) if batch is not None and batch is stacked else fetch
 
@@ -256,6 +281,8 @@ class _Count:
 
 class _Given(Stream):
     """A stream of one given block; positions are counts of its elements."""
+
+    is_relative = True
 
     def __init__(self, block: Block):
         super().__init__(0)

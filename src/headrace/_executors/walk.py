@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace._executors import context
+from headrace._executors.bad_records import BadRecords
 from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
@@ -63,6 +64,7 @@ class Walk:
         self._stream: Stream | None = None
         self._context: Context | None = None
         self._workers = Workers(self.plan)
+        self._bad_records: BadRecords | None = None
         self.recorder = Recorder()
         self._record = StageRecord()
         self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
@@ -93,7 +95,14 @@ class Walk:
             "bytes": whole.num_bytes,
             "seconds": whole.busy_s,
             "stages": self.recorder.stats(lambda op: last_own(op).label()),
+            "bad_records": self.bad_records.stats(),
         }
+
+    @property
+    def bad_records(self) -> BadRecords:
+        if self._bad_records is None:
+            self._bad_records = BadRecords(self.plan)
+        return self._bad_records
 
     def go_to(self, position: Any) -> None:
         """Continues from a position."""
@@ -229,7 +238,8 @@ class Walk:
             self._stream_is_single_step = self._single_steps_left > 0
             self._handlers = signal_handlers()
             self._workers.go_on()
-            self._context = context(self.plan, self._workers, self.recorder, single_step=self._stream_is_single_step)
+            guard, single_step = self.bad_records.guard(), self._stream_is_single_step
+            self._context = context(self.plan, self._workers, self.recorder, guard, single_step=single_step)
             self._stream = open_stream(self.op, self._run.position(), self._context)
             self._in_step = True
         return self._stream

@@ -41,6 +41,7 @@ from headrace._ops.base import Op
 from headrace._plan.origins import last_own
 from headrace.compat.grain import as_grain
 from headrace.errors import WorkerError
+from headrace.options import DatasetOptions
 
 PR_SET_PDEATHSIG = 1
 
@@ -56,10 +57,10 @@ def main() -> None:
     _enter(known)
     missing = Missing(known["imports"])
     try:
-        pipelines, init = _open(plan_fd, plan, missing)
+        pipelines, init, options = _open(plan_fd, plan, missing)
         if init is not None:
             _begin(init, index, count)
-        worker = Worker(pipelines, slots_fd, missing)
+        worker = Worker(pipelines, options, slots_fd, missing)
     except BaseException as e:
         _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + packed_error(e, MESSAGE_BYTES // 2))
         _leave()
@@ -148,8 +149,8 @@ def _watch(parent: int) -> None:
 class Worker:
     """Answers messages: reads tasks from slots, computes them with a `TaskRunner`, and writes results to slots."""
 
-    def __init__(self, pipelines: list[Op], slots_fd: int, missing: Missing):
-        self._runner = TaskRunner(pipelines, missing.explain)
+    def __init__(self, pipelines: list[Op], options: DatasetOptions, slots_fd: int, missing: Missing):
+        self._runner = TaskRunner(pipelines, options, missing.explain, missing.may_be_cause_of)
         self._slots_fd, self._missing = slots_fd, missing
         self._slots: dict[int, Slot] = {}
         self._cancelled_below = self._slot(0).bytes(8).view(np.int64)

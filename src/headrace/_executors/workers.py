@@ -18,7 +18,7 @@ from headrace._plan.streams import Context, Position, Stream, open_stream
 from headrace.errors import ClosedError
 from headrace.protocols import TaskPool
 
-Key = tuple["weakref.ref[MpPrefetch]", ...]
+Key = tuple[Any, ...]  # weak references to the operations, and what of the options workers need
 
 
 class PoolCache:
@@ -51,13 +51,13 @@ class Workers:
         group = self._plan.sharing_workers(op)
         pool = self._pool(group)
         number = 2 * group.index(op) + single_step
-        root = pool.plan.pipelines[number]
+        root, lossy = pool.plan.pipelines[number], not self._plan.options.on_error.raises
 
         def start(sparse: bool) -> Prefetching:
-            return Prefetching(Stages(root, (number,), sparse=sparse), pool, op.options, single_step)
+            return Prefetching(Stages(root, (number,), sparse=sparse, lossy=lossy), pool, op.options, single_step)
 
         # The workers of a dataset that an interleave has made end with it: there may be very many such datasets.
-        end = None if op in self._plan.prefetches else lambda: self._end(_key(group))
+        end = None if op in self._plan.prefetches else lambda: self._end(self._key(group))
         return PrefetchedStream(start, position, context, end)
 
     def _end(self, key: Key) -> None:
@@ -68,16 +68,33 @@ class Workers:
 
     def _pool(self, group: list[MpPrefetch]) -> TaskPool:
         """The pool that some `mp_prefetch` share."""
-        key, cache = _key(group), group[0].kept.of(PoolCache)
+        key, cache = self._key(group), group[0].kept.of(PoolCache)
         pool = self._pools.get(key)
         if pool is None or pool.closed:
             self._caches[key] = cache
             pool = cache.idle.pop(key, None)
             if pool is None or pool.closed:
-                pool = _open_pool(group, _shared_plan(cache, key, group))
+                pool = _open_pool(group, self._shared_plan(cache, key, group))
             pool.go_on()
             self._pools[key] = pool
         return pool
+
+    def _key(self, group: list[MpPrefetch]) -> Key:
+        options = self._plan.options
+        return (*map(weakref.ref, group), options.on_error, options.timeout_s)
+
+    def _shared_plan(self, cache: PoolCache, key: Key, group: list[MpPrefetch]) -> Any:
+        """The plan for some `mp_prefetch`, each rewritten for speed and as written; made once for all iterators."""
+        from headrace._executors.shared_plan import SharedPlan
+
+        shared_plan = cache.shared_plans.get(key)
+        if shared_plan is None or shared_plan.closed:
+            pipelines = [
+                ready_for_workers(op.parent, as_written=as_written) for op in group for as_written in (False, True)
+            ]
+            shared_plan = SharedPlan(pipelines, group[0].worker_init_fn, self._plan.options)
+            cache.shared_plans[key] = shared_plan
+        return shared_plan
 
     def interrupt(self) -> None:
         """Makes threads that wait for a worker stop, and prevents new streams."""
@@ -111,23 +128,6 @@ class Workers:
                     pool.close(wait=wait)
                     pools.pop(key, None)  # last: after an exception above, the next call closes it
         self._caches.clear()
-
-
-def _key(group: list[MpPrefetch]) -> Key:
-    return tuple(map(weakref.ref, group))
-
-
-def _shared_plan(cache: PoolCache, key: Key, group: list[MpPrefetch]) -> Any:
-    """The plan for some `mp_prefetch`, each rewritten for speed and as written; made once for all iterators."""
-    from headrace._executors.shared_plan import SharedPlan
-
-    shared_plan = cache.shared_plans.get(key)
-    if shared_plan is None or shared_plan.closed:
-        pipelines = [
-            ready_for_workers(op.parent, as_written=as_written) for op in group for as_written in (False, True)
-        ]
-        shared_plan = cache.shared_plans[key] = SharedPlan(pipelines, group[0].worker_init_fn)
-    return shared_plan
 
 
 def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:

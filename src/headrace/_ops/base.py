@@ -134,6 +134,7 @@ class Op:
         maps_move_into_parts: Whether mapping its outputs is the same as mapping each part.
         hides_seeds: Whether operations after it ignore the seeds before it.
         is_seed_step: Whether it counts in the distance to a seed.
+        is_guarded: Whether an error of its function concerns one record, which `on_error` may leave out.
         stays_here: Whether only the consumer's own process can compute it.
         site: The file and line of the user's code that built it.
     """
@@ -154,6 +155,7 @@ class Op:
     maps_move_into_parts: ClassVar[bool] = False
     hides_seeds: ClassVar[bool] = False
     is_seed_step: ClassVar[bool] = True
+    is_guarded: ClassVar[bool] = False
     stays_here: ClassVar[bool] = False
     site: str = field(default_factory=call_site, kw_only=True)
 

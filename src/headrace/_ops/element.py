@@ -17,7 +17,7 @@ from headrace.errors import PipelineError, SpecError
 class Transformed(Unary):
     """An operation that calls a user's transform on each element: a function, or an object with this `method`."""
 
-    is_elementwise = True
+    is_elementwise = is_guarded = True
     method: ClassVar[str]
     transform: Any
 

@@ -20,6 +20,7 @@ from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
+from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import Fetch, reader, user_reader
 from headrace._utils import trees
@@ -30,8 +31,8 @@ STACK_AT_ONCE = 32  # batches of this size or more are stacked one by one, while
 
 
 @singledispatch
-def fetcher(op: Op) -> Fetch:
-    """The function from indices to a block that computes an operation."""
+def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
+    """The function from indices to a block that computes an operation; with a guard, bad records are `BAD` in it."""
     raise TypeError(f"{op.label()} has no random access.")
 
 
@@ -49,17 +50,17 @@ class Gather:
 
 
 @fetcher.register
-def _(op: Source) -> Fetch:
-    return Gather(*split_index_program(op))  # type: ignore[arg-type]
+def _(op: Source, guard: Guard | None = None) -> Fetch:
+    return guarded_read(Gather(*split_index_program(op)), op, op, guard)  # type: ignore[arg-type]
 
 
 @fetcher.register
-def _(op: UserDataset) -> Fetch:
+def _(op: UserDataset, guard: Guard | None = None) -> Fetch:
+    read = user_reader(op)
     if not op.parents:  # it is a source: its own indices need not go past the first epoch
-        read = user_reader(op)
-        program = Program([], modulo=op.length())
-        return lambda idx: read(program(idx))
-    return user_reader(op)
+        program, read_source = Program([], modulo=op.length()), read
+        read = lambda idx: read_source(program(idx))  # noqa: E731
+    return guarded_read(read, op, op, guard)
 
 
 class CachedItems(dict[int, Any]):
@@ -67,21 +68,22 @@ class CachedItems(dict[int, Any]):
 
 
 @fetcher.register
-def _(op: Cache) -> Fetch:
-    parent, length, items = fetcher(op.parent), op.length(), op.kept.of(CachedItems)
+def _(op: Cache, guard: Guard | None = None) -> Fetch:
+    parent, length, items = fetcher(op.parent, guard), op.length(), op.kept.of(CachedItems)
 
     def fetch(idx: Indices) -> Block:
         wanted = [i % length for i in ints(idx)]
         missing = sorted({i for i in wanted if i not in items})
         if missing:
-            items.update(zip(missing, parent(np.array(missing)).own_rows(), strict=True))
-        return Rows([items[i] for i in wanted], owned=False)
+            made = zip(missing, parent(np.array(missing)).own_rows(), strict=True)
+            items.update((i, row) for i, row in made if row is not BAD)
+        return Rows([items.get(i, BAD) for i in wanted], owned=False)
 
     return fetch
 
 
 @fetcher.register
-def _(op: RouteOp) -> Fetch:
+def _(op: RouteOp, guard: Guard | None = None) -> Fetch:
     parts: dict[int, Fetch] = {}  # made when first used: there may be very many
 
     def fetch(idx: Indices) -> Block:
@@ -91,7 +93,7 @@ def _(op: RouteOp) -> Fetch:
         for i, places in used:
             mine = inner[places]
             if i not in parts:
-                parts[i] = fetcher(op.parts[i])
+                parts[i] = fetcher(op.parts[i], guard)
             blocks.append(parts[i](range(int(mine[0]), int(mine[-1]) + 1) if consecutive else mine))
         return blocks[0] if len(blocks) == 1 else interleave(blocks, [places for _, places in used])
 
@@ -99,14 +101,14 @@ def _(op: RouteOp) -> Fetch:
 
 
 @fetcher.register
-def _(op: Zip) -> Fetch:
+def _(op: Zip, guard: Guard | None = None) -> Fetch:
     parts, lengths, length = [fetcher(part) for part in op.parts], [p.length() for p in op.parts], op.length()
 
     def fetch(idx: Indices) -> Block:
         rows = [part(_same_epoch(idx, length, n)).own_rows() for part, n in zip(parts, lengths, strict=True)]
         return Rows(list(zip(*rows, strict=True)), owned=True)
 
-    return fetch
+    return guarded_read(fetch, op, op, guard)  # as a whole: if one part is bad, the others are of no use
 
 
 def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
@@ -147,25 +149,26 @@ class Chain:
 
 @fetcher.register(IndexOp)
 @fetcher.register(Transformed)
-def _(op: Any) -> Fetch:
+def _(op: Any, guard: Guard | None = None) -> Fetch:
     layers = [Layer([], _same)]
     together = False  # whether some function takes many elements at once
     base: Fetch | None = None
     while not isinstance(op, Cache):
         if isinstance(op, IndexOp):
+            top = op
             program, op = split_index_program(op)
             if isinstance(op, Source):
-                base = Gather(program, op)
+                base = guarded_read(Gather(program, op), top, op, guard)
                 break
             if program.steps:
                 layers += [Layer([], program), Layer([], _same)]
             continue
         if isinstance(op, FlatMap):
-            layers += [Layer([_flat_map_kernel(op)], partial(_families, op)), Layer([], _same)]
+            layers += [Layer([_flat_map_kernel(op, guard)], partial(_families, op)), Layer([], _same)]
         elif isinstance(op, Filter):
-            layers[-1].kernels.append(_filter_kernel(op))
+            layers[-1].kernels.append(_filter_kernel(op, guard))
         elif isinstance(op, Transformed):
-            layers[-1].kernels.append(element_kernel(op))
+            layers[-1].kernels.append(_kernel(op, guard))
             together = together or (isinstance(op, Map) and op.rows_fn is not None)
         else:
             break
@@ -173,7 +176,7 @@ def _(op: Any) -> Fetch:
     for layer in layers:
         layer.kernels.reverse()
     used = [layer for layer in layers if layer.kernels or layer.below is not _same]
-    return _chained(base or fetcher(op), used, together)
+    return _chained(base or fetcher(op, guard), used, together and guard is None)
 
 
 def _same(idx: Indices) -> Indices:
@@ -208,8 +211,17 @@ def _fetch_together(fetch: Fetch, idx: Indices) -> Block:
         raise
 
 
-def _filter_kernel(op: Filter) -> Kernel:
+def _kernel(op: Transformed, guard: Guard | None) -> Kernel:
+    if guard is None:
+        return element_kernel(op)
+    guarded = guarded_kernel(op, guard)
+    return lambda block, idx: guarded(block, idx, index_of(op, idx))
+
+
+def _filter_kernel(op: Filter, guard: Guard | None) -> Kernel:
     fn = op.fn
+    if guard is not None:
+        return partial(_filter_guarded, op, guard)
 
     def kernel(block: Block, idx: Any) -> Block:
         feed = iter(block.own_rows())
@@ -222,25 +234,26 @@ def _filter_kernel(op: Filter) -> Kernel:
     return kernel
 
 
+def _filter_guarded(op: Filter, guard: Guard, block: Block, idx: Any) -> Block:
+    rows, fn = block.own_rows(), op.fn
+    kept = call_each(op, rows, ints(idx), lambda row, _: fn(row), guard, index_of(op, idx), none=False)
+    return Rows([BAD if k is BAD else row if k else None for row, k in zip(rows, kept, strict=True)], owned=True)
+
+
 def _families(op: FlatMap, idx: Indices) -> np.ndarray:
     """The parent indices of some children, each once."""
     assert op.max_fan_out is not None
     return np.unique(as_array(idx) // op.max_fan_out)
 
 
-def _flat_map_kernel(op: FlatMap) -> Kernel:
+def _flat_map_kernel(op: FlatMap, guard: Guard | None) -> Kernel:
     fan_out = op.max_fan_out
     assert fan_out is not None
 
     def kernel(block: Block, idx: Any) -> Block:
         wanted, child = np.divmod(as_array(idx), fan_out)
         unique = np.unique(wanted).tolist()
-        feed = iter(block.own_rows())
-        try:
-            families = dict(zip(unique, [[] if x is None else op.children(x) for x in feed], strict=True))
-        except Exception as e:
-            blame(e, op, feed, unique)
-            raise
+        families = dict(zip(unique, _children(op, block.own_rows(), unique, guard), strict=True))
         pairs = zip(wanted.tolist(), child.tolist(), strict=True)
         # Children may share memory with each other, and an index may occur twice.
         return Rows([families[w][c] if c < len(families[w]) else None for w, c in pairs], owned=False)
@@ -248,13 +261,28 @@ def _flat_map_kernel(op: FlatMap) -> Kernel:
     return kernel
 
 
+def _children(op: FlatMap, rows: list[Any], numbers: list[int], guard: Guard | None) -> list[list[Any]]:
+    """The children of each element; a missing or bad element has none."""
+    if guard is not None:
+        where = index_of(op.parent, numbers)
+        made = call_each(op, rows, numbers, lambda row, _: op.children(row), guard, where, none=False)
+        return [[] if each is None or each is BAD else list(each) for each in made]
+    feed = iter(rows)
+    try:
+        return [[] if x is None else op.children(x) for x in feed]
+    except Exception as e:
+        blame(e, op, feed, numbers)
+        raise
+
+
 # ------------------------------------------------------------------------------------------------ batches
 
 
 @fetcher.register
-def _(op: Batch) -> Fetch:
+def _(op: Batch, guard: Guard | None = None) -> Fetch:
     """The function also takes `empty`, which makes the arrays to stack elements in."""
-    parent, layout = fetcher(op.parent), _BatchLayout(op)
+    parent, layout = fetcher(op.parent, guard), _BatchLayout(op)
+    make = make_batch if guard is None else _batch_of_good
     if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
         return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
 
@@ -265,7 +293,7 @@ def _(op: Batch) -> Fetch:
         else:
             block = parent(flat)
             parts = (block.cut(a, b) for a, b in cuts)
-        return Rows([make_batch(op, part, i, empty) for i, part in zip(ints(idx), parts, strict=True)], owned=True)
+        return Rows([make(op, part, i, empty) for i, part in zip(ints(idx), parts, strict=True)], owned=True)
 
     return fetch
 
@@ -288,6 +316,13 @@ def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.E
     except Exception as e:
         add_note(e, f"in {op.label()} (pipeline at {op.site})")
         raise
+
+
+def _batch_of_good(op: Batch, block: Block, index: int, empty: trees.Empty | None) -> Any:
+    """One batch from its elements, without the bad ones; if all are bad, so is the batch."""
+    if isinstance(block, Rows):
+        block = block.keep([row is not BAD for row in block.items])
+    return make_batch(op, block, index, empty) if len(block) else BAD
 
 
 class _BatchLayout:

@@ -1,5 +1,7 @@
 """Where elements come from, for error messages: the operation that made them, and the source items behind it."""
 
+from typing import Any
+
 import numpy as np
 
 from headrace._ops.base import Op
@@ -10,7 +12,7 @@ from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import by_part
-from headrace._plan.streams.base import Position
+from headrace._utils.addresses import redacted
 
 MOST_SHOWN = 20
 
@@ -35,7 +37,7 @@ def show_source_indices(base: Op, first: int, stop: int) -> str:
     return ", ".join(map(str, items[:MOST_SHOWN])) + (", …" if max(len(items), stop - first) > MOST_SHOWN else "")
 
 
-def index_in(op: Op, position: Position) -> tuple[Op, int] | None:
+def index_in(op: Op, position: Any) -> tuple[Op, int] | None:
     """The random-access chain below a stream and its index at a position, if there is exactly one chain."""
     while not isinstance(op, ToStream):
         if len(op.parents) != 1 or isinstance(op, UserDataset | Interleave):
@@ -47,10 +49,15 @@ def index_in(op: Op, position: Position) -> tuple[Op, int] | None:
 
 def source_indices(op: Op, idx: np.ndarray) -> list[int]:
     """The indices of the source items that elements of a random-access chain are made from."""
+    return [i for source, indices in source_items(op, idx) for i in (indices % max(source.length(), 1)).tolist()]
+
+
+def source_items(op: Op, idx: np.ndarray) -> list[tuple[Op, np.ndarray]]:
+    """The sources of some elements of a random-access chain, and the indices there; those of later epochs go on."""
     while not isinstance(op, Source | UserDataset):
         if isinstance(op, RouteOp):
             which, inner = op.route(idx)
-            return [i for k, places in by_part(which) for i in source_indices(op.parts[k], inner[places])]
+            return [item for k, places in by_part(which) for item in source_items(op.parts[k], inner[places])]
         if isinstance(op, IndexOp):
             idx = op.indices(idx)
         elif isinstance(op, Batch):
@@ -62,4 +69,20 @@ def source_indices(op: Op, idx: np.ndarray) -> list[int]:
         elif isinstance(op, FlatMap) and op.max_fan_out:
             idx = np.unique(idx // op.max_fan_out)
         op = op.parents[0]
-    return (idx % max(op.length(), 1)).tolist()
+    return [(op, idx)]
+
+
+def origin(op: Op, index: int) -> dict[str, Any]:
+    """The source, file, record and epoch of an element of a random-access chain, as far as they are known."""
+    items = source_items(op, np.array([index]))
+    if len(items) != 1 or not len(items[0][1]):
+        return {}
+    source, indices = items[0]
+    epochs, records = np.divmod(indices, max(source.length(), 1))
+    file_of = getattr(getattr(source, "source", None), "file_of", None)
+    return {
+        "source": source.label(),
+        "file": None if file_of is None else redacted(file_of(int(records[0]))),
+        "index": int(records[0]) if len(records) == 1 else records.tolist(),
+        "epoch": int(epochs[0]),
+    }

@@ -11,9 +11,10 @@ from typing import Any
 from headrace._ops.base import Op, Unary
 from headrace._ops.buffer import MpPrefetch, ToStream
 from headrace._ops.combine import Interleave, Nary
+from headrace._ops.order import gather_options
 from headrace._plan.show import Line, lines
 from headrace._plan.stages import Stages, StreamStage, all_operations, is_one_worker_stream, ready_for_workers
-from headrace.options import num_threads
+from headrace.options import DatasetOptions, num_threads
 
 CONSUMER, WORKER = "consumer", "worker"
 
@@ -58,6 +59,11 @@ class Plan:
 
     def __init__(self, op: Op):
         self.op = op
+
+    @cached_property
+    def options(self) -> DatasetOptions:
+        """The options of the whole pipeline."""
+        return gather_options(self.op)
 
     # ---- for workers
 

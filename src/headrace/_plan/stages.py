@@ -38,6 +38,8 @@ MOST_BLOCK_STAGES = 32  # in one chain; the consumer computes the rest, since it
 class BatchFunction(Map):
     """The function of a `batch`, as a map over lists of its elements."""
 
+    is_guarded = False
+
     @property
     def batch_fn(self) -> None:
         return None
@@ -160,11 +162,11 @@ class StreamStage(Stage):
 class Stages:
     """The stages before one `mp_prefetch`; `path` leads to `root` in the plan that workers have.
 
-    With `sparse`, any index may turn out to have no element.
+    With `sparse`, any index may turn out to have no element; with `lossy`, any operation may leave elements out.
     """
 
-    def __init__(self, root: Op, path: Path, *, sparse: bool = False):
-        self.root, self._sparse = root, sparse
+    def __init__(self, root: Op, path: Path, *, sparse: bool = False, lossy: bool = False):
+        self.root, self._sparse, self._lossy = root, sparse, lossy
         self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
         self._places.update(places_in_plan(root, path))
         self._stages: weakref.WeakKeyDictionary[Op, Stage | None] = weakref.WeakKeyDictionary()
@@ -175,7 +177,7 @@ class Stages:
         if place is not None and place.is_part and is_one_worker_stream(op):
             return StreamStage(op, op)
         if op not in self._stages:
-            self._stages.update(_stages_up_to(op, sparse=self._sparse))
+            self._stages.update(_stages_up_to(op, sparse=self._sparse, lossy=self._lossy))
         return self._stages[op]
 
     def place(self, op: Op) -> "Place":
@@ -199,7 +201,7 @@ class Stages:
         return "there are too many stages before it"
 
 
-def _stages_up_to(op: Op, *, sparse: bool) -> list[tuple[Op, Stage | None]]:
+def _stages_up_to(op: Op, *, sparse: bool, lossy: bool) -> list[tuple[Op, Stage | None]]:
     """The stage that ends with each operation on a stream up to `op`, the first one first."""
     chain = [op]
     while _may_be_in_a_stage(op) and op.before is not None:
@@ -208,9 +210,9 @@ def _stages_up_to(op: Op, *, sparse: bool) -> list[tuple[Op, Stage | None]]:
     stage, blocks = _first_stage(chain.pop(), sparse=sparse), 0
     found = [(op, stage)]
     for op in reversed(chain):
-        longer = None if stage is None else _extended(stage, op)
+        longer = None if stage is None else _extended(stage, op, lossy=lossy)
         if longer is None and op.is_elementwise and blocks < MOST_BLOCK_STAGES:
-            longer = _extended(BlockStage(op.parents[0], op.parents[0]), op)
+            longer = _extended(BlockStage(op.parents[0], op.parents[0]), op, lossy=lossy)
             blocks += 1
         stage = longer
         found.append((op, stage))
@@ -227,8 +229,10 @@ def _first_stage(op: Op, *, sparse: bool) -> Stage | None:
     return StreamStage(op, op) if isinstance(op, UserDataset) else None
 
 
-def _extended(stage: Stage, op: Op) -> Stage | None:
+def _extended(stage: Stage, op: Op, *, lossy: bool) -> Stage | None:
     """A stage with one more operation; `None` if that operation needs to know more than a chunk tells."""
+    # On indices, a chunk that has lost an element is noticed (`MissingElement`); on blocks, nobody relies on counts.
+    keeps_count = op.keeps_count and not (lossy and op.is_guarded and isinstance(stage, BlockStage))
     needs_count = op.counts_elements or op.group_size is not None
     if isinstance(stage, StreamStage) or not _may_be_in_a_stage(op) or (needs_count and not stage.aligned):
         return None
@@ -237,7 +241,7 @@ def _extended(stage: Stage, op: Op) -> Stage | None:
     return dataclasses.replace(
         stage,
         top=op,
-        aligned=stage.aligned and op.keeps_count,
+        aligned=stage.aligned and keeps_count,
         inputs=stage.inputs * (op.group_size or 1),
         counts=stage.counts or needs_count,
     )

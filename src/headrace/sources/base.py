@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from headrace._utils.threads import map_in_threads
 from headrace.errors import StateError
 from headrace.sources import files
-from headrace.sources.indices import Parts
+from headrace.sources.indices import Parts, place_of
 
 T = TypeVar("T")
 
@@ -58,6 +58,10 @@ class FileSource(BlockSource[T]):
 
     def __len__(self) -> int:
         return self._parts.length
+
+    def file_of(self, index: int) -> str:
+        """The file that an element is in."""
+        return self._paths[self._parts.find(place_of(index, len(self), self._what))[0]]
 
     def _named(self) -> list[str]:
         """The names that distinguish this source from others."""

@@ -8,11 +8,11 @@ from headrace._plan.streams import order as order
 from headrace._plan.streams import source as source
 from headrace._plan.streams.base import At as At
 from headrace._plan.streams.base import Context as Context
+from headrace._plan.streams.base import MissingElement as MissingElement
 from headrace._plan.streams.base import Position as Position
 from headrace._plan.streams.base import Run as Run
 from headrace._plan.streams.base import Stream as Stream
 from headrace._plan.streams.base import UnaryStream as UnaryStream
 from headrace._plan.streams.base import open_stream as open_stream
 from headrace._plan.streams.base import stream_of as stream_of
-from headrace._plan.streams.buffer import MissingElement as MissingElement
 from headrace._plan.streams.element import FilterWatch as FilterWatch

@@ -9,6 +9,7 @@ its `state_fields`, and then its parent's position, or a tuple of its parents'.
 `pull(0)` takes a single step: it reads one input, or as many as one output needs.
 """
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._plan.blocks import Block, Rows, concat
+from headrace._plan.guard import Guard
 from headrace._plan.kernels import Fetch, fetcher
+from headrace._plan.origins import origin
 from headrace._plan.recorder import StageRecord
 from headrace._utils.trees import Empty
 from headrace.options import ReadOptions
@@ -29,6 +32,7 @@ from headrace.protocols import Executor
 Position = Any
 At = Callable[[int], Position]
 S = TypeVar("S")
+LONGEST_POSITION = 80  # characters; of a longer one, bad records list a digest
 
 
 class Run(NamedTuple):
@@ -58,11 +62,16 @@ class Places:
         return [self[j] for j in range(self._length)]
 
 
-def has_places(op: Op) -> bool:
-    """Whether each output of an operation comes from one index of a random-access chain."""
+def places_base(op: Op) -> ToStream | None:
+    """The start of a stream, if each output of an operation on it comes from one index of a random-access chain."""
     while op.is_transparent or (op.is_elementwise and op.state_fields is None and op.before is not None):
         op = op.parents[0]
-    return isinstance(op, ToStream)
+    return op if isinstance(op, ToStream) else None
+
+
+def has_places(op: Op) -> bool:
+    """Whether each output of an operation comes from one index of a random-access chain."""
+    return places_base(op) is not None
 
 
 def places(op: Op, run: Run) -> Places | None:
@@ -70,8 +79,22 @@ def places(op: Op, run: Run) -> Places | None:
     return Places(run) if has_places(op.parents[0]) else None
 
 
+def where_after(base: ToStream | None, position: Position) -> dict[str, Any]:
+    """Where the element before a position comes from, as fields of a `BadRecord`; `base` is where indices begin."""
+    if base is not None:
+        return {"element": position - 1, **origin(base.parent, position - 1)}
+    text = repr(position)
+    return {"element": text if len(text) <= LONGEST_POSITION else hashlib.sha1(text.encode()).hexdigest()}
+
+
+class MissingElement(Exception):
+    """An index had no element, though the caller relies on every index having one."""
+
+
 class Stream:
     """Outputs in order from a position on; `position` is the one after all outputs pulled so far."""
+
+    is_relative = False  # whether positions only count the elements of a block
 
     def __init__(self, position: Position):
         self.position = position
@@ -141,11 +164,12 @@ class Context:
         elsewhere: The stream of an operation that workers compute; `None` if they do not.
         enter: Called with an interleave, a number and that dataset, before the dataset is opened.
         lookahead: How many datasets an interleave opens before their turn.
-        fetch: The function from indices to a block that computes an operation.
+        fetch: The function from indices to a block that computes an operation, given that and the guard.
         record: The record of the stage that ends with an operation, given who computes it.
         memory: Makes the arrays to stack an operation's batches in; `None` for NumPy's own.
         stop: A random-access chain ends before this index.
         dense: Whether an index without an element is an error.
+        guard: Decides about bad records; `None` where every error ends the run.
     """
 
     executor: Callable[[ReadOptions | None], Executor]
@@ -160,11 +184,12 @@ class Context:
     elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
     enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None
     lookahead: int = 0
-    fetch: Callable[[Op], Fetch] = fetcher
+    fetch: Callable[..., Fetch] = fetcher
     record: Callable[[Op, str], StageRecord] = lambda op, where: StageRecord(where)
     memory: Callable[[Op], Empty | None] = lambda op: None
     stop: int | None = None
     dense: bool = False
+    guard: Guard | None = None
 
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:

@@ -11,8 +11,11 @@ from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStr
 from headrace._ops.element import Filter, FlatMap, Map
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Rows, concat
+from headrace._plan.guard import BAD, Guard, records_per_element
+from headrace._plan.kernels import Fetch
 from headrace._plan.streams.base import (
     Context,
+    MissingElement,
     Position,
     Run,
     Stream,
@@ -22,15 +25,12 @@ from headrace._plan.streams.base import (
     open_stream,
     stream_of,
 )
+from headrace.errors import BadRecord
 
 LATE_S = 0.024  # a run that has taken this long is handed over unfinished
 PIECE_S = 0.001  # how much work to do between two looks at the clock
 CHEAP_S = 2e-6  # if an element costs less, runs are made in one piece
 FIRST_PIECE = 4
-
-
-class MissingElement(Exception):
-    """An index had no element, though the caller relies on every index having one."""
 
 
 class IndexStream(Stream):
@@ -39,7 +39,10 @@ class IndexStream(Stream):
     def __init__(self, op: ToStream, position: Position, context: Context):
         super().__init__(position or 0)
         self._op, self._is_late, self._element_s = op, False, 0.0
-        self._fetch = context.fetch(op.parent)
+        self._guard = context.guard
+        fetch = context.fetch(op.parent, context.guard)
+        self._fetch = fetch if context.guard is None else partial(self._fetch_guarded, fetch, context.guard)
+        self._bad: dict[int, list[BadRecord]] = {}  # found ahead: by the first index of what was fetched
         self._length = op.parent.length() if context.stop is None else min(op.parent.length(), context.stop)
         self._executor = context.executor(op.read_options)
         self._asked: deque[range] = deque()
@@ -67,17 +70,53 @@ class IndexStream(Stream):
             first, begin = self._asked.popleft().start, time.perf_counter()
             block = self._executor.next()
             self._tell(block, *self._made_by.pop(first), time.perf_counter() - begin)
+        if self._guard is not None:
+            return self._without_bad(block, first)
         if self._skips_missing and isinstance(block, Rows):
             full = [row for row in block.items if row is not None]
             if self._watch is not None:
                 self._watch.saw(len(block), len(full))
             if len(full) < len(block):
-                if self._dense:
-                    raise MissingElement
-                mask = [row is not None for row in block.items]
-                place = kept_places(mask, len(full))
-                return self._run(Rows(full, owned=block.owned), lambda j: first + place(j))
+                return self._kept(block, first, [row is not None for row in block.items], len(full))
         return self._run(block, lambda j: first + j)
+
+    def _kept(self, block: Rows, first: int, mask: list[bool], count: int) -> Run:
+        """The elements that a mask keeps, from index `first` on."""
+        if self._dense:
+            raise MissingElement
+        place = kept_places(mask, count)
+        return self._run(block.keep(mask), lambda j: first + place(j))
+
+    # ---- bad records
+
+    def _fetch_guarded(self, fetch: Fetch, guard: Guard, idx: range) -> Block:
+        with guard.collecting() as found:
+            block = fetch(idx)
+        if found:
+            self._bad[idx.start] = found
+        return block
+
+    def _without_bad(self, block: Block, first: int) -> Run:
+        """A block without bad and missing elements; reports the bad ones, in order."""
+        assert self._guard is not None
+        if self._bad:
+            for start in sorted(start for start in list(self._bad) if start < first + len(block)):
+                self._guard.report(self._bad.pop(start))
+        self._guard.saw(len(block) * self._records_per_element)
+        if isinstance(block, Rows):
+            mask = [row is not BAD and (row is not None or not self._skips_missing) for row in block.items]
+            count = sum(mask)
+            if self._watch is not None:
+                self._watch.saw(len(block), count)
+            if count < len(block):
+                return self._kept(block, first, mask, count)
+        return self._run(block, lambda j: first + j)
+
+    @cached_property
+    def _records_per_element(self) -> int:
+        return records_per_element(self._op.parent)
+
+    # ---- in time
 
     def _fetch_in_time(self, wanted: range) -> Block:
         """All the elements, or only the first of them if they take long."""

@@ -12,24 +12,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace._ops.base import Op
+from headrace._ops.buffer import ToStream
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap, Transformed
 from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows
 from headrace._plan.elements import blame, element_kernel
+from headrace._plan.guard import BAD, Where, call_each, guarded_kernel
 from headrace._plan.streams.base import (
     At,
     Context,
+    MissingElement,
     Places,
     Position,
     Run,
     Stream,
     UnaryStream,
-    has_places,
     kept_places,
     open_stream,
+    places_base,
     start_at,
     stay,
     stream_of,
+    where_after,
 )
 from headrace.errors import FilterError, FilterWarning
 from headrace.options import DatasetOptions
@@ -43,10 +47,12 @@ class Level(NamedTuple):
     Attributes:
         down: For the position after `j` outputs, the operation's own number, if it has one, and the number of inputs.
         before: The position before the first output, in a tuple; `None` if it follows from the one below.
+        source: The number of the input that output number `j` comes from.
     """
 
     down: Callable[[int], tuple[Any, int]]
     before: tuple[Position] | None = None
+    source: Callable[[int], int] = lambda j: j
 
 
 class Trace:
@@ -66,11 +72,11 @@ class Trace:
         """The position after `j` elements, counted after the first `num_levels` levels."""
         numbers = []
         for i in range(num_levels - 1, -1, -1):
-            down, before = self._levels[i]
-            if j == 0 and before is not None:
-                (position,) = before
+            level = self._levels[i]
+            if j == 0 and level.before is not None:
+                (position,) = level.before
                 break
-            number, j = down(j)
+            number, j = level.down(j)
             if number is not None:
                 numbers.append(number)
         else:
@@ -83,6 +89,12 @@ class Trace:
         """The position after `j` elements, counted after all levels so far."""
         return partial(self.position, len(self._levels))
 
+    def below(self, j: int) -> Position:
+        """The position of the stream below all levels, after the input that element number `j` comes from."""
+        for level in reversed(self._levels):
+            j = level.source(j)
+        return self._at(j + 1)
+
     def places(self, block: Block) -> Places:
         """The indices of elements in the random-access chain below."""
         if self._places is None:
@@ -90,93 +102,128 @@ class Trace:
         return self._places
 
 
+class Chain(NamedTuple):
+    """What the operations of one chain share: the context, and the start of the stream if elements have indices."""
+
+    context: Context
+    base: ToStream | None
+
+    def where(self, trace: Trace) -> Where:
+        """Where elements come from, for bad records."""
+        return lambda j: where_after(self.base, trace.below(j))
+
+
 class Step:
     """An operation on blocks; `position` is the one before its next output, `fan_out` the outputs per input."""
 
     fan_out = 1
 
-    def __init__(self, op: Any, position: Position, *, placed: bool):
-        self._op, self.position, self._placed = op, position, placed
+    def __init__(self, op: Any, position: Position, chain: Chain, *, placed: bool):
+        self._op, self.position, self._chain, self._placed = op, position, chain, placed
+        self._guard = chain.context.guard
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         raise NotImplementedError
 
-    def _where(self, block: Block, trace: Trace) -> Places | None:
+    def _places(self, block: Block, trace: Trace) -> Places | None:
         return trace.places(block) if self._placed else None
+
+    def _call_each(self, fn: Callable[[Any], Any], block: Block, trace: Trace) -> list[Any]:
+        """The output of a function for each element, `BAD` where it fails."""
+        assert self._guard is not None
+        places, where = self._places(block, trace), self._chain.where(trace)
+        return call_each(self._op, block.own_rows(), places, lambda x, _: fn(x), self._guard, where, none=True)
+
+    def _keep(self, block: Block, mask: list[Any], trace: Trace, first: int | None = None) -> Block:
+        """The elements that a mask keeps; their operation counts inputs from `first` on, if it counts."""
+        kept = block.keep(mask)
+        if len(kept):
+            place = kept_places(mask, len(kept))
+            last, below = place(len(kept)), trace.here()
+            end = trace.end if last == len(mask) else below(last)
+            number = (lambda j: None) if first is None else (lambda j: first + place(j))
+            level = Level(lambda j: (number(j), place(j)), (self.position,), lambda j: place(j + 1) - 1)
+            self.position = end if first is None else (first + last, end)
+            trace.add(level, self.position)
+        return kept
 
 
 class MapStep(Step):
-    """Maps each element; positions stay those below."""
+    """Maps each element; positions stay those below, or are as after a filter if bad records are left out."""
 
-    def __init__(self, op: Map, position: Position, *, placed: bool):
-        super().__init__(op, position, placed=placed)
-        self._kernel = element_kernel(op)
+    def __init__(self, op: Map, position: Position, chain: Chain, *, placed: bool):
+        super().__init__(op, position, chain, placed=placed)
+        self._kernel: Any = element_kernel(op) if self._guard is None else guarded_kernel(op, self._guard)
 
     def __call__(self, block: Block, trace: Trace) -> Block:
-        return self._kernel(block, self._where(block, trace))
+        return self._mapped(block, self._places(block, trace), trace)
+
+    def _mapped(self, block: Block, idx: Any, trace: Trace, first: int | None = None) -> Block:
+        if self._guard is None:
+            return self._kernel(block, idx)
+        made = self._kernel(block, idx, self._chain.where(trace))
+        mask = [row is not BAD for row in made.items] if isinstance(made, Rows) else [True] * len(made)
+        if self._chain.context.dense and not all(mask):
+            raise MissingElement
+        return self._keep(made, mask, trace, first)
 
 
 class PlacedStep(MapStep):
     """Maps each element with its place."""
 
     def __call__(self, block: Block, trace: Trace) -> Block:
-        return self._kernel(block, trace.places(block).numbers())
+        return self._mapped(block, trace.places(block).numbers(), trace)
 
 
-class CountedStep(Step):
+class CountedStep(MapStep):
     """Maps each element with the count of those before it; position: (count, the one below)."""
 
-    def __init__(self, op: MapWithIndex | RandomMap, position: Position, *, placed: bool):
-        super().__init__(op, position, placed=placed)
-        self._kernel, self._count = element_kernel(op), position[0]
+    def __init__(self, op: Any, position: Position, chain: Chain, *, placed: bool):
+        super().__init__(op, position, chain, placed=placed)
+        self._count = position[0]
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         first, self._count = self._count, self._count + len(block)
-        made = self._kernel(block, range(first, self._count))
-        trace.add(Level(lambda j: (first + j, j)), (self._count, trace.end))
+        made = self._mapped(block, range(first, self._count), trace, first)
+        if self._guard is None:
+            trace.add(Level(lambda j: (first + j, j)), (self._count, trace.end))
         return made
 
 
 class FilterStep(Step):
     """Keeps the elements for which a function is true; the position is the one below after the last element kept."""
 
-    def __init__(self, op: Filter, position: Position, *, placed: bool, context: Context):
-        super().__init__(op, position, placed=placed)
-        self._fn, self._watch = op.fn, context.watch(op)
+    def __init__(self, op: Filter, position: Position, chain: Chain, *, placed: bool):
+        super().__init__(op, position, chain, placed=placed)
+        self._fn, self._watch = op.fn, chain.context.watch(op)
 
     def __call__(self, block: Block, trace: Trace) -> Block:
-        feed = iter(block.own_rows())
-        fn = self._fn
-        try:
-            mask = [True if fn(x) else False for x in feed]  # noqa: SIM210  (a third of what `bool` costs)
-        except Exception as e:
-            blame(e, self._op, feed, self._where(block, trace))
-            raise
-        kept = block.keep(mask)
+        mask = self._mask(block, trace)
+        kept = self._keep(block, mask, trace)
         self._watch.saw(len(block), len(kept))
-        if len(kept):
-            place = kept_places(mask, len(kept))
-            last, below = place(len(kept)), trace.here()
-            end = trace.end if last == len(mask) else below(last)
-            trace.add(Level(lambda j: (None, place(j)), (self.position,)), end)
-            self.position = end
         return kept
+
+    def _mask(self, block: Block, trace: Trace) -> list[bool]:
+        fn = self._fn
+        if self._guard is not None:
+            return [kept is not BAD and bool(kept) for kept in self._call_each(fn, block, trace)]
+        feed = iter(block.own_rows())
+        try:
+            return [True if fn(x) else False for x in feed]  # noqa: SIM210  (a third of what `bool` costs)
+        except Exception as e:
+            blame(e, self._op, feed, self._places(block, trace))
+            raise
 
 
 class FlatMapStep(Step):
     """The children of each element in turn; position: (children taken, the one below before the element)."""
 
-    def __init__(self, op: FlatMap, position: Position, *, placed: bool):
-        super().__init__(op, position, placed=placed)
+    def __init__(self, op: FlatMap, position: Position, chain: Chain, *, placed: bool):
+        super().__init__(op, position, chain, placed=placed)
         self._taken = position[0]
 
     def __call__(self, block: Block, trace: Trace) -> Block:
-        feed = iter(block.own_rows())
-        try:
-            families = [self._op.children(x) for x in feed]
-        except Exception as e:
-            blame(e, self._op, feed, self._where(block, trace))
-            raise
+        families = self._families(block, trace)
         skipped, self._taken = self._taken, 0
         ends = np.cumsum([len(family) for family in families])
         children = [child for family in families for child in family][skipped:]
@@ -188,12 +235,26 @@ class FlatMapStep(Step):
                 return 0, last + 1
             return j + skipped - int(ends[last - 1] if last else 0), last
 
+        def source(j: int) -> int:
+            return int(np.searchsorted(ends, j + skipped, side="right"))
+
         if children:
             taken, inputs = down(len(children))
             end = taken, trace.end if inputs == len(families) else trace.here()(inputs)
-            trace.add(Level(down, (self.position,)), end)
+            trace.add(Level(down, (self.position,), source), end)
             self.position = end
         return Rows(children, owned=False)
+
+    def _families(self, block: Block, trace: Trace) -> list[list[Any]]:
+        children = self._op.children
+        if self._guard is not None:
+            return [[] if family is BAD else list(family) for family in self._call_each(children, block, trace)]
+        feed = iter(block.own_rows())
+        try:
+            return [children(x) for x in feed]
+        except Exception as e:
+            blame(e, self._op, feed, self._places(block, trace))
+            raise
 
 
 class ChainStream(UnaryStream):
@@ -268,28 +329,26 @@ def _(op: Op, position: Position, context: Context) -> Stream:
             parent = context.elsewhere(op, position, context)
         else:
             parent = open_stream(op, position, context)
-    return _chained(chain, has_places(op), parent, context)
+    return _chained(chain, None if parent.is_relative else places_base(op), parent, context)
 
 
-def _chained(chain: list[tuple[Any, int]], placed: bool, parent: Stream, context: Context) -> Stream:
+def _chained(chain: list[tuple[Any, int]], base: ToStream | None, parent: Stream, context: Context) -> Stream:
     steps: list[Step] = []
-    position = parent.position
+    position, placed = parent.position, base is not None
     for op, number in reversed(chain):
         if isinstance(op, Seed | Options):
             continue
         if isinstance(op, COUNTED | FlatMap):
             position = (number, position)
-        steps.append(_step(op, position, placed, context))
+        steps.append(_step(op, position, Chain(context, base), placed=placed))
         placed = placed and isinstance(op, Map | Filter)
     return ChainStream(steps, position, parent) if steps else parent
 
 
-def _step(op: Any, position: Position, placed: bool, context: Context) -> Step:
-    if isinstance(op, Filter):
-        return FilterStep(op, position, placed=placed, context=context)
-    kinds = {PlacedMap: PlacedStep, Map: MapStep, FlatMap: FlatMapStep}
+def _step(op: Any, position: Position, chain: Chain, *, placed: bool) -> Step:
+    kinds = {PlacedMap: PlacedStep, Map: MapStep, FlatMap: FlatMapStep, Filter: FilterStep}
     kind = next((step for kind, step in kinds.items() if isinstance(op, kind)), CountedStep)
-    return kind(op, position, placed=placed)
+    return kind(op, position, chain, placed=placed)
 
 
 class FilterWatch:

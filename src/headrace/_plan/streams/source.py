@@ -8,6 +8,7 @@ from typing import Any
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows
 from headrace._plan.elements import add_note
+from headrace._plan.guard import Guard
 from headrace._plan.streams.base import Context, Position, Run, Stream, stream_of
 from headrace.errors import StateError
 
@@ -27,9 +28,9 @@ class UserStream(Stream):
 
     EVERY = 16
 
-    def __init__(self, op: UserDataset, position: Position):
+    def __init__(self, op: UserDataset, position: Position, guard: Guard | None = None):
         super().__init__(position or op.first_position(()))
-        self._op, self._ended = op, False
+        self._op, self._guard, self._ended = op, guard, False
         self._iterator = op.dataset._own_iter()
         self._has_states = hasattr(self._iterator, "get_state")
         self._every = getattr(self._iterator, "_state_every", self.EVERY)
@@ -51,11 +52,15 @@ class UserStream(Stream):
             found = None if self._ended else self._read(max(n, 1), since)
         except Exception as e:
             add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
+            if self._guard is not None:
+                e.add_note(f"`on_error` cannot leave it out: the iterator of {self._op.label()} may have ended with it")
             raise
         if found is None:
             self._ended = True  # some iterators start again when called after their end
             return None
         block, state_after = found[0], functools.cache(found[1])
+        if self._guard is not None:
+            self._guard.saw(len(block))
 
         def after(j: int) -> Position:
             replay = (since + j) % self._every if self._has_states else since + j
@@ -86,4 +91,4 @@ class UserStream(Stream):
 
 @stream_of.register
 def _(op: UserDataset, position: Position, context: Context) -> Stream:
-    return UserStream(op, position)
+    return UserStream(op, position, context.guard)
