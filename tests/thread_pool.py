@@ -168,6 +168,9 @@ class ThreadPool:
             self._workers[worker].num_streams -= 1
             self.submit(lambda number: task, str, worker).cancelled = True
 
+    def work_of_workers(self):
+        return [f"computes {worker.open[0].describe()}" for worker in self._workers if worker.open]
+
     def interrupt(self):
         self.interrupted = True
 

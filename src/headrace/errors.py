@@ -9,6 +9,7 @@
     ├── SpecError (ValueError)         an element spec cannot be known without reading data
     ├── FilterError (ValueError)       a filter dropped more than the pipeline allows
     ├── BadRecordsError (ValueError)   more records were bad than the pipeline allows
+    ├── ElementTimeout (TimeoutError)  a worker took too long for one element
     ├── ClosedError (ValueError)       an iterator was used after `close()`
     ├── WorkerError (RuntimeError)     a worker process failed, or could not be given its work
     │   └── RingMemoryError (MemoryError)   too little memory for what workers hand over
@@ -74,6 +75,12 @@ class BadRecordsError(HeadraceError, ValueError):
     """More records were bad than `on_error` allows; `records` lists the last ones."""
 
     records: "list[BadRecord]"
+
+
+class ElementTimeout(HeadraceError, TimeoutError):
+    """A function or a read took longer than `timeout_s`, and its worker process was ended."""
+
+    key: str  # of the element: see `Guard`
 
 
 class ClosedError(HeadraceError, ValueError):

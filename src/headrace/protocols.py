@@ -188,6 +188,10 @@ class TaskPool(Protocol):
         """Tells a worker to close a stream that it keeps open, without waiting for it."""
         ...
 
+    def work_of_workers(self) -> list[str]:
+        """What each worker that has work is doing, for a warning."""
+        ...
+
     def interrupt(self) -> None:
         """Makes every thread that waits for a result stop with a `ClosedError`."""
         ...

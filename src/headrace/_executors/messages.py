@@ -1,5 +1,6 @@
 """The messages between a consumer and its workers: short, over a socket; they say where in a slot the rest is."""
 
+import signal
 import struct
 import sys
 
@@ -9,6 +10,10 @@ READY, RESULT, FAILURE, SKIPPED, NO_START = range(5)
 MESSAGE_BYTES = 1 << 17  # no message is longer
 STARTED_AS_WORKER = "HEADRACE_STARTED_AS_WORKER"  # an environment variable, which a worker removes at once
 WORKER = "headrace._executors.worker"  # the module that a worker process runs
+
+
+# Makes a worker write its stacks to a file.
+STACKS = signal.SIGRTMIN + 10 if hasattr(signal, "SIGRTMIN") else getattr(signal, "SIGUSR2", None)
 
 
 def is_worker_process() -> bool:

@@ -28,7 +28,7 @@ from headrace._executors.slots import Extent, Slot, Slots, Writer, read
 from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace.compat.grain import as_grain
-from headrace.errors import ClosedError, WorkerError
+from headrace.errors import ClosedError, ElementTimeout, WorkerError
 from headrace.protocols import ChunkLimits, PoolLoad
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
@@ -36,6 +36,7 @@ GRACE_DROPPED_S = 0.1  # the same with `wait=False`
 BLIND_S = 0.2  # without pidfds, how often to check whether a process has ended
 FULL_S = 0.01  # how often to retry sending a task to a worker that has no room for it
 INLINE_BYTES = 1 << 14 if sys.platform == "linux" else 1 << 10  # a longer task travels in its slot
+STUCK_S = 10.0  # a worker whose threads have not run for this long is stuck
 LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one per worker
 
 
@@ -218,6 +219,8 @@ class ProcessPool:
                 if process is not self._processes[worker]:  # it died meanwhile
                     process = self._processes[worker]
                     message = _message(pending, pending.make(process.number))
+            if not process.tasks:
+                process.since = time.monotonic()
             process.tasks.append(pending)
         except Exception:
             self._drop(pending)
@@ -245,6 +248,9 @@ class ProcessPool:
                     poll.register(fd, select.POLLIN)
         if timeout_s is None and not HAS_PIDFD:
             timeout_s = BLIND_S
+        if timeout_s is None and self.plan.options.timeout_s is not None:
+            timeout_s = STUCK_S / 4
+            self._end_stuck()
         found = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
         for process in list(self._processes):
             if process in self._processes and ({process.socket.fileno(), process.end_fd} & found or not HAS_PIDFD):
@@ -274,12 +280,36 @@ class ProcessPool:
         assert pending.number == number
         pending.took_s = took_s
         pending.answer = Extent(total, start)
+        process.since = time.monotonic()
         if kind == FAILURE:
             assert pending.slot is not None
             slot, pending.slot = pending.slot, None
             pending.answer = unpacked_error(self.slots.read_copy(slot, Extent(total, start)))
+            process.is_late = isinstance(pending.answer, ElementTimeout)
         if pending.cancelled or kind == SKIPPED:
             self._drop(pending)
+
+    # ---- workers that take long
+
+    def work_of_workers(self) -> list[str]:
+        """What each worker that has work is doing, with its stacks."""
+        found = []
+        for process in list(self._processes):
+            tasks = list(process.tasks)
+            if process.process is None or (process.ready and not tasks):
+                continue
+            doing = f"computes {tasks[0].describe()}" if process.ready else "is starting"
+            stacks = process.stacks.of(process.process) if process.ready else ""
+            found.append(f"Worker {process.index} (process {process.process.pid}) {doing}:\n{stacks}".rstrip())
+        return found
+
+    def _end_stuck(self) -> None:
+        """Ends workers that are late and cannot end themselves, because a function holds Python's lock."""
+        most_s = self.plan.options.timeout_s or 0.0
+        for process in self._processes:
+            is_late = process.tasks and process.ready and time.monotonic() - process.since > most_s + STUCK_S
+            if is_late and process.process is not None and process.stacks.seconds_since_touched() > STUCK_S:
+                process.process.kill()
 
     # ---- death
 
@@ -303,7 +333,7 @@ class ProcessPool:
             raise
         new.set_up(self)
         new.num_streams = dead.num_streams
-        if dead.tasks and dead.ready:
+        if dead.tasks and dead.ready and not dead.is_late:
             self._blame(dead.tasks[0], status)
         for pending in dead.tasks:
             if pending.cancelled or pending.answer is not None:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace._executors.messages import MESSAGE_BYTES, STARTED_AS_WORKER, WORKER
+from headrace._executors.messages import MESSAGE_BYTES, STACKS, STARTED_AS_WORKER, WORKER
+from headrace._executors.slots import anonymous_file
 from headrace._utils.signals import raised_by_signal
 from headrace.errors import WorkerError
 
@@ -34,6 +35,7 @@ def _has_pidfd() -> bool:
 
 
 HAS_PIDFD = _has_pidfd()
+STACKS_S = 2.0  # how long a worker may take to write its stacks
 ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -58,8 +60,11 @@ class Process:
         self.tasks: deque[Pending] = deque()
         self.ready = False
         self.num_streams = 0
+        self.since = time.monotonic()  # when it began its oldest task
         self.process: subprocess.Popen[bytes] | None = None
         self.end_fd = -1
+        self.is_late = False  # whether it has ended itself because of an element that took too long
+        self.stacks = Stacks()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, _MESSAGES)
         try:
             with theirs:
@@ -75,7 +80,7 @@ class Process:
         in_main_thread = threading.current_thread() is threading.main_thread()
         their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # not 0, 1 or 2, which Popen replaces
         try:
-            fds = (their_fd, pool.slots.fd, pool.plan.fd)
+            fds = (their_fd, pool.slots.fd, pool.plan.fd, self.stacks.fd)
             command += map(str, (*fds, int(in_main_thread), os.getpid()))
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
@@ -139,6 +144,7 @@ class Process:
                     os.killpg(self.process.pid, signal.SIGKILL)
             status = self.process.wait()
         self.socket.close()
+        self.stacks.close()
         if self.end_fd >= 0:
             os.close(self.end_fd)
             self.end_fd = -1
@@ -152,6 +158,40 @@ class Process:
         poll = select.poll()
         poll.register(self.end_fd, select.POLLIN)
         poll.poll(seconds * 1000)
+
+
+class Stacks:
+    """A file to which a worker writes the Python stacks of its threads when it gets a signal.
+
+    The file's offset is the same in both processes.
+    """
+
+    def __init__(self):
+        self.fd = anonymous_file(0)
+
+    def of(self, process: "subprocess.Popen[bytes]") -> str:
+        """The stacks of a worker now; empty if it does not answer in time."""
+        if STACKS is None or process.poll() is not None:
+            return ""
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        process.send_signal(STACKS)
+        size, deadline = -1, time.monotonic() + STACKS_S
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            last, size = size, os.fstat(self.fd).st_size
+            if size == last and size > 0:
+                break
+        return os.pread(self.fd, max(size, 0), 0).decode(errors="replace")
+
+    def seconds_since_touched(self) -> float:
+        """How long ago the worker's thread that watches for late elements showed that it runs."""
+        return time.time() - os.fstat(self.fd).st_mtime
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 _MESSAGES = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM

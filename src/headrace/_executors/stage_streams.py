@@ -28,7 +28,7 @@ from headrace._plan.stages import (
 )
 from headrace._plan.streams import Context, MissingElement, Position, Run, Stream, open_stream
 from headrace._plan.streams.base import places_base, where_after
-from headrace.errors import BadRecord
+from headrace.errors import BadRecord, ElementTimeout
 from headrace.options import MultiprocessingOptions
 from headrace.protocols import PendingTask, TaskPool
 
@@ -50,10 +50,18 @@ class Prefetching:
 
 @dataclasses.dataclass(slots=True)
 class _Sent:
-    """A task under way, the size of its chunk, and the expected bytes of its result."""
+    """A task under way.
+
+    Attributes:
+        chunk: The size of its chunk.
+        late: Keys of elements that took too long; `again` submits the task without them.
+        num_bytes: The expected size of its result.
+    """
 
     pending: PendingTask
     chunk: int
+    late: list[str]
+    again: Callable[[], PendingTask]
     num_bytes: int = 0
 
 
@@ -89,7 +97,9 @@ class StageStream(Stream):
                     self._learn_size()
                     self._work_ahead()
                 waited_s = time.perf_counter() - begin
-                result = self._pool.result(self._tasks[0].pending)
+                result = self._result(self._tasks[0])
+                if result is None:
+                    continue
                 sent = self._tasks.popleft()
                 self._load.expected_bytes -= sent.num_bytes
                 run = self._finish(result)
@@ -97,6 +107,17 @@ class StageStream(Stream):
                     self._record.add(run.block, sent.pending.took_s, waited_s)
                     self._adapt(sent, run.block)
                     return run
+            return None
+
+    def _result(self, sent: _Sent) -> Result | None:
+        """The result of a task; `None` if it is under way again, without an element that took too long."""
+        try:
+            return self._pool.result(sent.pending)
+        except ElementTimeout as e:
+            if self._context.guard is None or e.key in sent.late:
+                raise
+            sent.late.append(e.key)
+            sent.pending = sent.again()
             return None
 
     def ready(self) -> bool:
@@ -172,7 +193,19 @@ class StageStream(Stream):
         *,
         chunk: int | None = None,
     ) -> _Sent:
-        return _Sent(self._pool.submit(make, describe, worker), self._chunk if chunk is None else chunk)
+        late = self._late()
+
+        def make_without_late(number: int) -> Task:
+            return dataclasses.replace(make(number), late=tuple(late))  # type: ignore[type-var]
+
+        def submit() -> PendingTask:
+            return self._pool.submit(make_without_late if late else make, describe, worker)
+
+        return _Sent(submit(), self._chunk if chunk is None else chunk, late, submit)
+
+    def _late(self) -> list[str]:
+        """The keys of elements that took too long, for a new task."""
+        return []
 
     def _forget_tasks(self) -> None:
         with self._pool.locked():
@@ -303,6 +336,7 @@ class WholeStream(StageStream):
         self._worker = self._pool.pick_worker()
         self._process: int | None = None  # the process that has the stream open
         self._asked = self._answered = 0
+        self._late_ones: list[str] = []
 
     def _next_task(self) -> _Sent | None:
         number, n = self._asked, 0 if self._single_step else self._chunk
@@ -314,6 +348,9 @@ class WholeStream(StageStream):
             return StreamTask(self._place.path, self._key, number, self._position_before(number) if is_new else None, n)
 
         return self._submit(make, self._describe, self._worker)
+
+    def _late(self) -> list[str]:
+        return self._late_ones  # one list for all tasks, since another one may read the elements again
 
     def _describe(self) -> str:
         return f"the outputs of {self._stage.top.label()} after position {self.position}"

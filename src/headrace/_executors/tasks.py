@@ -62,6 +62,11 @@ class Task(Protocol):
     @property
     def path(self) -> Path: ...
 
+    @property
+    def late(self) -> tuple[str, ...]:
+        """The keys of elements that took too long when a worker computed the task before."""
+        ...
+
     def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result | None:
         """Computes the task; arrays of the result may be made in `memory`."""
         ...
@@ -79,6 +84,7 @@ class IndexTask:
     stop: int
     dense: bool
     single_step: bool
+    late: tuple[str, ...] = ()
 
     def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
         counts = Counts()
@@ -96,6 +102,7 @@ class BlockTask:
     depth: int
     block: Any
     single_step: bool
+    late: tuple[str, ...] = ()
 
     def encoded(self, memory: Memory) -> "BlockTask":
         """The task with its block in a form to pickle."""
@@ -123,6 +130,7 @@ class StreamTask:
     number: int
     position: tuple[Position] | None
     n: int
+    late: tuple[str, ...] = ()
 
     def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
         stream, counts, expected = runner.streams.pop(self.key, (None, Counts(), -1))
@@ -143,6 +151,7 @@ class CloseStream:
 
     path: Path
     key: int
+    late: tuple[str, ...] = ()
 
     def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> None:
         stream, _, _ = runner.streams.pop(self.key, (None, None, 0))
@@ -163,9 +172,9 @@ class TaskRunner:
         self.explain = explain  # adds notes to an error
         self._bad: list[BadRecord] = []  # since the task began
         self._read = 0
-        self._guard = None
-        if not options.on_error.raises:
-            self._guard = Guard(options.on_error, self._bad.extend, self._saw, is_lost)
+        self.guard: Guard | None = None
+        if not options.on_error.raises or options.timeout_s is not None:
+            self.guard = Guard(options.on_error, self._bad.extend, self._saw, is_lost, options.timeout_s)
         self.streams: dict[int, tuple[Stream, Counts, int]] = {}
         self._pipelines = pipelines
         self._found: dict[Path, Op] = {}
@@ -176,10 +185,14 @@ class TaskRunner:
         """Computes a task."""
         self._bad.clear()
         self._read = 0
-        result = in_pipeline(task.run, self, self.find(task.path), memory)
-        return (
-            result if result is None or self._guard is None else replace(result, bad=list(self._bad), read=self._read)
-        )
+        if self.guard is not None:
+            self.guard.known = task.late
+        try:
+            result = in_pipeline(task.run, self, self.find(task.path), memory)
+        finally:
+            if self.guard is not None:
+                self.guard.now = None
+        return result if result is None or self.guard is None else replace(result, bad=list(self._bad), read=self._read)
 
     def _saw(self, count: int) -> None:
         self._read += count
@@ -205,7 +218,7 @@ class TaskRunner:
             executor=self._executor,
             watch=counts.watch,
             fetch=lambda op, guard: self._fetch(op, stacked, empty),
-            guard=self._guard,
+            guard=self.guard,
             memory=lambda op: empty if op is stacked else None,
             **settings,
         )
@@ -235,7 +248,7 @@ class TaskRunner:
         """One fetcher for all chunks, since it caches its index blocks."""
         batch = last_batch(op)
         if id(op) not in self._fetchers:
-            self._fetchers[id(op)] = op, fetcher(batch or op, self._guard)
+            self._fetchers[id(op)] = op, fetcher(batch or op, self.guard)
         fetch = self._fetchers[id(op)][1]
         return partial(fetch, empty=empty) if batch is not None and batch is stacked else fetch
 

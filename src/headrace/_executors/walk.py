@@ -1,15 +1,18 @@
 """Walks a stream: hands over runs of outputs, knows its position at any moment, and recovers after an error."""
 
+import math
 import operator
 import time
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
-from headrace._executors import context
+from headrace._executors import context, hang_watch
 from headrace._executors.bad_records import BadRecords
 from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
 from headrace._ops.base import Op
+from headrace._ops.buffer import Prefetch
 from headrace._plan.blocks import Block
 from headrace._plan.origins import last_own
 from headrace._plan.plan import Plan
@@ -24,6 +27,7 @@ LONGEST_RUN = 1 << 13
 SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
 RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
+WATCHED_S = 1.0  # an iterator that has taken this long, or uses workers, is watched for hangs
 
 
 class Handover:
@@ -76,6 +80,10 @@ class Walk:
         self._stream_is_single_step = False
         self._in_step = False  # whether `_run` has everything pulled from the stream
         self._ended = self._closed = False
+        # Since when a thread waits for a run, and which; and the last wait that was told, and how often.
+        self.waiting: tuple[float, int] | None = None
+        self.told: tuple[tuple[float, int] | None, int] = (None, 0)
+        self._watched = False
 
     def __iter__(self) -> "Walk":
         return self
@@ -152,6 +160,7 @@ class Walk:
         if run is None:
             self._stay_here()
             self._ended = True
+            self._unwatch()
             self._workers.rest()
             return None
         rows = run.block.own_rows()
@@ -162,18 +171,40 @@ class Walk:
         return self._run.iterator if rows else None
 
     def _pull(self, stream: Stream) -> Run | None:
-        if self._single_steps_left:
-            run = in_pipeline(stream.pull, 0)
-            if run is not None:
-                self._record.add(run.block)
-            return run
         begin = time.perf_counter()
-        run = in_pipeline(stream.pull, self._n)
+        self.waiting = begin, get_ident()
+        try:
+            run = in_pipeline(stream.pull, 0 if self._single_steps_left else self._n)
+        finally:
+            self.waiting = None
         if run is not None:
             took_s = time.perf_counter() - begin
             self._record.add(run.block, took_s)
-            self._adapt(run.block, took_s)
+            if not self._single_steps_left:
+                self._adapt(run.block, took_s)
+            if not self._watched and self._record.busy_s > WATCHED_S:
+                self._watch()
         return run
+
+    def _watch(self) -> None:
+        """Lets a thread say where the pipeline is when it takes long; not for a few fast elements."""
+        if self.plan.options.warn_after_s is not None:
+            self._watched = True
+            hang_watch.watch.add(self)
+
+    @property
+    def warn_after_s(self) -> float:
+        """How long a wait is told."""
+        return self.plan.options.warn_after_s or math.inf
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            hang_watch.watch.remove(self)
+
+    def work_of_workers(self) -> list[str]:
+        """What the workers are doing, for a warning."""
+        return self._workers.work_of_workers()
 
     def _adapt(self, block: Block, took_s: float) -> None:
         if took_s > 4 * RUN_S:
@@ -242,6 +273,8 @@ class Walk:
             self._context = context(self.plan, self._workers, self.recorder, guard, single_step=single_step)
             self._stream = open_stream(self.op, self._run.position(), self._context)
             self._in_step = True
+            if not self._watched and (self._workers.are_open or isinstance(self.op, Prefetch)):
+                self._watch()
         return self._stream
 
     def start(self) -> None:
@@ -271,6 +304,7 @@ class Walk:
 
     def close(self) -> None:
         self._closed = True
+        self._unwatch()
         self._run.empty(self._run.position())
         self._discard_stream()
         self._workers.close()
@@ -278,6 +312,7 @@ class Walk:
     def drop(self) -> None:
         """Releases everything without waiting, when the iterator is garbage."""
         try:
+            self._unwatch()
             self._discard_stream(wait=False)
         finally:
             if not self._ended:

@@ -7,6 +7,7 @@ It ends when the consumer closes the connection or is gone, even if a fork of th
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import os
 import pickle
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,6 +32,7 @@ from headrace._executors.messages import (
     READY,
     RESULT,
     SKIPPED,
+    STACKS,
     STARTED_AS_WORKER,
     TASK,
 )
@@ -38,9 +41,10 @@ from headrace._executors.slots import Extent, Slot, Writer, read
 from headrace._executors.tasks import CloseStream, Result, StreamTask, Task, TaskRunner
 from headrace._executors.tracebacks import packed_error
 from headrace._ops.base import Op
+from headrace._plan.guard import Step
 from headrace._plan.origins import last_own
 from headrace.compat.grain import as_grain
-from headrace.errors import WorkerError
+from headrace.errors import ElementTimeout, WorkerError
 from headrace.options import DatasetOptions
 
 PR_SET_PDEATHSIG = 1
@@ -49,7 +53,9 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the consumer handles Ctrl-C
     os.environ.pop(STARTED_AS_WORKER, None)  # programs that functions start must not inherit it
-    connection_fd, slots_fd, plan_fd, kill_with_parent, parent = map(int, sys.argv[1:])
+    connection_fd, slots_fd, plan_fd, stacks_fd, kill_with_parent, parent = map(int, sys.argv[1:])
+    if STACKS is not None:
+        faulthandler.register(STACKS, stacks_fd)
     _end_with(parent, by_signal=bool(kill_with_parent))
     connection = socket.socket(fileno=connection_fd)
     index, count, plan, world = pickle.loads(_receive(connection) or _leave())
@@ -61,12 +67,17 @@ def main() -> None:
         if init is not None:
             _begin(init, index, count)
         worker = Worker(pipelines, options, slots_fd, missing)
+        if options.timeout_s is not None:
+            end_late = partial(_end_when_late, worker, connection, stacks_fd, options.timeout_s)
+            threading.Thread(target=end_late, name="headrace-late", daemon=True).start()
     except BaseException as e:
         _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + packed_error(e, MESSAGE_BYTES // 2))
         _leave()
     _send(connection, ANSWER.pack(0, READY, 0, 0, 0.0))
     while message := _receive(connection):
-        _send(connection, worker.answer(message))
+        answer = worker.answer(message)
+        with worker.answering:
+            _send(connection, answer)
     _leave()
 
 
@@ -146,6 +157,22 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
+def _end_when_late(worker: "Worker", connection: socket.socket, stacks_fd: int, timeout_s: float) -> None:
+    """Ends the process when a function or a read takes longer than `timeout_s`, with an error as the task's answer."""
+    while True:
+        os.utime(stacks_fd)  # shows that this thread runs
+        time.sleep(min(1.0, timeout_s / 10))
+        step = worker.late_step(timeout_s)
+        if step is None:
+            continue
+        with worker.answering:
+            if worker.late_step(timeout_s) is step:
+                _send(connection, worker.late_answer(step, timeout_s))
+                if os.getpgrp() == os.getpid():  # also kill what functions have started
+                    os.killpg(0, signal.SIGKILL)
+                os._exit(1)
+
+
 class Worker:
     """Answers messages: reads tasks from slots, computes them with a `TaskRunner`, and writes results to slots."""
 
@@ -153,11 +180,14 @@ class Worker:
         self._runner = TaskRunner(pipelines, options, missing.explain, missing.may_be_cause_of)
         self._slots_fd, self._missing = slots_fd, missing
         self._slots: dict[int, Slot] = {}
+        self._task: tuple[int, int] = (0, 0)  # the number and the slot of the task under way
+        self.answering = threading.Lock()
         self._cancelled_below = self._slot(0).bytes(8).view(np.int64)
 
     def answer(self, message: bytes) -> bytes:
         """The answer to a message."""
         number, slot_number, total, start = TASK.unpack_from(message)
+        self._task = number, slot_number
         slot = self._slot(slot_number)
         begin = time.perf_counter()
         kind, writer = RESULT, Writer(slot)
@@ -180,6 +210,26 @@ class Worker:
             self._missing.explain(e)
             kind, extent = FAILURE, Writer(slot).dump(packed_error(e))
         return ANSWER.pack(number, kind, *extent, time.perf_counter() - begin)
+
+    def late_step(self, timeout_s: float) -> Step | None:
+        """The call that has taken too long, if there is one."""
+        step = None if self._runner.guard is None else self._runner.guard.now
+        return step if step is not None and time.monotonic() - step.since > timeout_s else None
+
+    def late_answer(self, step: Step, timeout_s: float) -> bytes:
+        """The answer to the task under way when a call has taken too long."""
+        number, slot = self._task
+        where = step.where(step.j or 0)
+        which = "elements from" if step.j is None else "element"
+        origin = where.get("file") or where.get("source")
+        record = "" if origin is None else f" (record {where['index']} of {origin})"
+        error = ElementTimeout(
+            f"{step.op.label()} (pipeline at {step.op.site}) took more than timeout_s={timeout_s:g} for {which} "
+            f"{where['element']}{record}, so its worker process was ended."
+        )
+        error.key = step.key
+        extent = Writer(Slot(self._slots_fd, slot)).dump(packed_error(error))
+        return ANSWER.pack(number, FAILURE, *extent, time.monotonic() - step.since)
 
     def _slot(self, number: int) -> Slot:
         if number not in self._slots:

@@ -96,6 +96,15 @@ class Workers:
             cache.shared_plans[key] = shared_plan
         return shared_plan
 
+    @property
+    def are_open(self) -> bool:
+        """Whether there are workers now."""
+        return bool(self._pools)
+
+    def work_of_workers(self) -> list[str]:
+        """What the workers are doing, for a warning."""
+        return [each for pool in list(self._pools.values()) for each in pool.work_of_workers()]
+
     def interrupt(self) -> None:
         """Makes threads that wait for a worker stop, and prevents new streams."""
         self._interrupted = True

@@ -7,10 +7,11 @@ place, so that indices keep their meaning; a batch leaves it out, and a stream d
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,21 @@ Where = Callable[[int], dict[str, Any]]
 """From the number of an element in a block, fields of its `BadRecord`."""
 
 
+class Step(NamedTuple):
+    """A call of a function or of a source, for one element of a block or for all."""
+
+    since: float
+    op: Op
+    where: "Where"
+    j: int | None
+
+    @property
+    def key(self) -> str:
+        """What tells the call from others of the same task."""
+        kind = "all from" if self.j is None else "element"
+        return f"{self.op.label()} at {self.op.site}, {kind} {self.where(self.j or 0)['element']}"
+
+
 class Guard:
     """Decides about the errors of single elements.
 
@@ -57,8 +73,11 @@ class Guard:
         report: Callable[[list[BadRecord]], None],
         saw: Callable[[int], None] = lambda count: None,
         is_lost: Callable[[Exception], bool] = lambda error: False,
+        timeout_s: float | None = None,
     ):
-        self.report, self.saw = report, saw
+        self.report, self.saw, self.timeout_s = report, saw, timeout_s
+        self.now: Step | None = None  # what the last call is for, if calls are timed
+        self.known: Collection[str] = ()  # keys of elements that took too long before
         self._policy, self._is_lost = policy, is_lost
         self._local = threading.local()
 
@@ -74,7 +93,8 @@ class Guard:
     def check(self, error: Exception) -> None:
         """Raises an error that is not that of a single record."""
         is_ours = isinstance(error, HeadraceError) and not isinstance(error, DataError)
-        if is_ours or isinstance(error, MemoryError) or self._is_lost(error) or raised_by_signal(error):
+        ends_run = self._policy.raises or is_ours or isinstance(error, MemoryError) or self._is_lost(error)
+        if ends_run or raised_by_signal(error):
             raise error
 
     def judge(self, error: Exception, op: Op, where: dict[str, Any]) -> Any:
@@ -91,6 +111,15 @@ class Guard:
                 raise
         self._add(replace(record, replaced=made is not None))
         return BAD if made is None else made
+
+    def begin(self, op: Op, where: Where, j: int | None) -> None:
+        """Notes that a call begins, for element number `j` of a block or for all; raises if it took too long before."""
+        if self.timeout_s is None:
+            return
+        step = Step(time.monotonic(), op, where, j)
+        if self.known and step.key in self.known:
+            raise TimeoutError(f"took more than {self.timeout_s:g} s")
+        self.now = step
 
     def _add(self, record: BadRecord) -> None:
         found = getattr(self._local, "found", None)
@@ -129,18 +158,21 @@ def guarded_read(read: Callable[..., Block], op: Op, blamed: Op, guard: Guard | 
         return read
 
     def fetch(idx: Indices) -> Block:
+        where = index_of(op, idx)
         try:
+            guard.begin(blamed, where, None if len(idx) > 1 else 0)
             return read(idx)
         except Exception as e:
-            guard.check(e)
             if len(idx) == 1:
-                return Rows([guard.judge(e, blamed, index_of(op, idx)(0))], owned=True)
+                return Rows([guard.judge(e, blamed, where(0))], owned=True)
+            guard.check(e)
         rows = []
         for j in range(len(idx)):
             try:
+                guard.begin(blamed, where, j)
                 rows += read(idx[j : j + 1]).rows()
             except Exception as e:
-                rows.append(guard.judge(e, blamed, index_of(op, idx)(j)))
+                rows.append(guard.judge(e, blamed, where(j)))
         return Rows(rows, owned=False)
 
     return fetch
@@ -195,6 +227,7 @@ def call_each(
             out.append(row)
             continue
         try:
+            guard.begin(op, where, j)
             out.append(call(row, None if numbers is None else numbers[j]))
         except Exception as e:
             out.append(_judged(e, op, numbers, j, guard, where))
@@ -220,6 +253,7 @@ def _many(op: Op, kernel: Kernel, guard: Guard, block: Block, idx: Any, where: W
         kept = [j for j in kept if block.items[j] is not BAD]
     given = block if len(kept) == len(block) else block.take(np.array(kept, np.intp))
     try:
+        guard.begin(op, where, None)
         made = kernel(_copied(given), numbers if len(kept) == len(block) else _at(numbers, kept))
         if len(kept) == len(block):
             return made
@@ -230,6 +264,7 @@ def _many(op: Op, kernel: Kernel, guard: Guard, block: Block, idx: Any, where: W
     out: list[Any] = [BAD] * len(block)
     for j in kept:
         try:
+            guard.begin(op, where, j)
             (out[j],) = kernel(_copied(block.cut(j, j + 1)), _at(numbers, [j])).rows()
         except Exception as e:
             out[j] = guard.judge(e, op, where(j))
