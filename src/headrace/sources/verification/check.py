@@ -167,9 +167,7 @@ class _Run:
         for folder in self._unopened.intersection(folders):
             paths = [] if files.is_remote(folder) else list(_data_files(folder))
             before = len(self._damaged)
-            self.check(
-                [Unit(path, path, self._timeout_s + _num_bytes(path) / OPENED_BYTES_PER_S) for path in paths], {}
-            )
+            self.check([Unit(path, path, self._timeout_s + _opening_s(path)) for path in paths], {})
             if paths:
                 self._parts = [part for part in self._parts if part.path != folder]
             if len(self._damaged) > before:
@@ -251,7 +249,7 @@ class _Run:
 
 
 def _data_files(folder: str) -> Iterator[str]:
-    """The files below a folder that have the name of a data file."""
-    suffixes = tuple(suffix for form in formats.FORMATS for suffix in form.suffixes)
+    """The files of records below a folder."""
+    suffixes = tuple(suffix for name in ("ArrayRecord", "TFRecord", "Arrow") for suffix in formats.named(name).suffixes)
     for parent, _, names in sorted(os.walk(folder)):
         yield from (os.path.join(parent, name) for name in sorted(names) if formats.plain_name(name).endswith(suffixes))
