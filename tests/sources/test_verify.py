@@ -229,16 +229,17 @@ def refuse():
     raise ValueError("It is rotten.")
 
 
-@pytest.mark.parametrize("kind", [Records, Blocks])
 @pytest.mark.parametrize(
-    ("do", "text"),
+    ("kind", "do", "text"),
     [
-        (os.abort, "reading ends the process (killed by SIGABRT"),
-        (segfault, "reading ends the process (killed by SIGSEGV"),
-        (leave, "reading ends the process (exit status 3"),
-        (sleep, "reading hangs: no answer within 1 seconds"),
-        (allocate, "`max_memory_bytes` is 1000000000"),
-        (refuse, "ValueError: It is rotten."),
+        (Records, os.abort, "reading ends the process (killed by SIGABRT"),
+        (Blocks, segfault, "reading ends the process (killed by SIGSEGV"),
+        (Blocks, leave, "reading ends the process (exit status 3"),
+        (Records, sleep, "reading hangs: no answer within 1 seconds"),
+        (Blocks, sleep, "reading hangs: no answer within 1 seconds"),
+        (Blocks, allocate, "`max_memory_bytes` is 1000000000"),
+        (Records, refuse, "ValueError: It is rotten."),
+        (Blocks, refuse, "ValueError: It is rotten."),
     ],
 )
 def test_a_dangerous_record_is_named_and_the_rest_is_read(kind, do, text):

@@ -36,7 +36,7 @@ class Link:
     """What the process says to the one that started it."""
 
     def __init__(self, numbers_fd: int, messages_fd: int, timeout_s: float):
-        self._numbers = np.frombuffer(mmap.mmap(numbers_fd, NUMBERS_BYTES), np.int64)
+        self._numbers = memoryview(mmap.mmap(numbers_fd, NUMBERS_BYTES)).cast("q")
         self._messages_fd, self._timeout_s = messages_fd, timeout_s
         self._parent, self._next_beat = os.getppid(), 0.0
         self.num_good = 0
@@ -49,7 +49,8 @@ class Link:
     def begin(self, number: int, opening_s: float) -> None:
         """Says that a unit is opened."""
         self.num_good = 0
-        self._numbers[:] = number, 0, 0, 0
+        numbers = self._numbers
+        numbers[0], numbers[1], numbers[2], numbers[3] = number, 0, 0, 0
         self._beat(opening_s)
         self.say("opening", number)
 
