@@ -293,6 +293,17 @@ def test_blocks_that_fail_although_their_records_do_not_are_damaged():
     assert "only one by one can these be read. Together: ValueError: not together" in found.damaged[0].error
 
 
+def test_blocks_that_crash_although_their_records_do_not_are_not_good():
+    class Odd(Records):
+        def __getitems__(self, indices):
+            return [self[i] for i in indices] if len(indices) == 1 else os.abort()
+
+    found = headrace.verify(Odd([], refuse, 1000))
+    assert not found.is_good
+    assert found.damaged[0].num_records > 1
+    assert found.parts[0].unread_from == found.num_records == found.damaged[0].record
+
+
 def test_a_pipeline_can_be_verified():
     found = headrace.verify(headrace.MapDataset.range(10).map(lambda x: 1 // (x - 4)))
     assert [(one.file, one.record) for one in found.damaged] == [(None, 4)]
@@ -415,6 +426,8 @@ def test_arguments_are_checked(tmp_path):
         headrace.verify(path, format="nonsense")
     with pytest.raises(PipelineError, match="cannot be opened with these options: .*'nonsense'"):
         headrace.verify(path, nonsense=1)
+    with pytest.raises(PipelineError):
+        headrace.verify([])
     assert headrace.verify(path, verify=False).is_good
 
 
@@ -450,8 +463,11 @@ def test_nothing_is_left_of_a_verification():
             headrace.verify(Records([0], sleep), progress=interrupt)
 
 
-def test_a_signed_address_is_not_shown():
+def test_a_signed_address_is_not_shown(tmp_path):
     pytest.importorskip("fsspec")
+    _tfrecord(tmp_path / "a.tfrecord")
+    found = headrace.verify(f"file://{tmp_path}/a.tfrecord")
+    assert [(one.file, one.record) for one in found.damaged] == [(f"file://{tmp_path}/a.tfrecord", 7)]
     with pytest.raises(OSError) as raised:
         headrace.verify("http://user:secret@localhost:9/a.tfrecord?X-Amz-Signature=secret")
     assert "secret" not in str(raised.value)

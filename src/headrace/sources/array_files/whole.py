@@ -108,7 +108,7 @@ def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
             raise ValueError("it is a single array, not an archive")
         with loaded as archive:
             arrays, chosen = {}, chosen_keys(path, archive.files, keys)
-            sizes = {entry.filename: entry.file_size for entry in archive.zip.infolist()}
+            sizes = {entry.filename: entry.file_size for entry in archive.zip.infolist()}  # type: ignore[union-attr]
             check_size(f"it has {len(chosen)} arrays of data", sum(sizes.get(f"{key}.npy", 0) for key in chosen))
             for key in chosen:
                 try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 
+from headrace._utils.addresses import redacted
 from headrace.errors import DataError, MissingDependency, PipelineError, WorkerError
 from headrace.sources import files, metadata, opening
 from headrace.sources.opening import formats
@@ -72,15 +73,21 @@ def verify(
     elif form.many and len(paths) > 1 and run.is_good:
         opening_s = timeout_s + sum(map(_opening_s, paths))
         run.check([Unit(f"all {len(paths)} files together", paths, opening_s, only_opened=True)], options)
-    named = os.fsdecode(source) if isinstance(source, str | os.PathLike) else ", ".join(map(os.fsdecode, source))
-    return run.report(named, form.name, checksums)
+    first, *others = [source] if isinstance(source, str | os.PathLike) else source
+    named = os.fsdecode(first) + (f" and {len(others)} more" if others else "")
+    return run.report(_shown(named), form.name, checksums)
 
 
 def _is_path(source: Any) -> bool:
     """Whether something is a path or a sequence of paths, rather than a source."""
-    if isinstance(source, list | tuple) and source:
+    if isinstance(source, list | tuple):
         return all(isinstance(one, str | os.PathLike) for one in source)
     return isinstance(source, str | os.PathLike)
+
+
+def _shown(path: str) -> str:
+    """A path for the report: without the secrets of an address."""
+    return redacted(path) if files.is_remote(path) else path
 
 
 def _splits(folder: str) -> list[str]:
@@ -225,6 +232,8 @@ class _Run:
                 self._add(*now.tried, 1, death)
                 now.num_hangs, now.start = now.num_hangs + hangs, now.start + 1
             if now.num_deaths >= MOST_DEATHS or now.num_hangs >= MOST_HANGS:
+                if place.stop - place.first > 1:
+                    self._add(None, place.first, place.stop - place.first, death)
                 self._end_unit(unread_from=now.start)
 
     @property
@@ -233,7 +242,8 @@ class _Run:
 
     def _add(self, file: str | None, record: int | None, num_records: int, error: str) -> None:
         unit = self._units[self._now.number]
-        damage = Damage(file or (None if unit.is_pickled else unit.path), record, num_records, error)
+        named = file or (None if unit.is_pickled else unit.path)
+        damage = Damage(named and _shown(named), record, num_records, error)
         both = self._damaged[-1].and_also(damage) if self._damaged else None
         if both is not None:
             self._damaged[-1] = both
@@ -243,7 +253,7 @@ class _Run:
             self._damaged.append(damage)
 
     def _end_unit(self, unread_from: int | None) -> None:
-        self._parts.append(Part(self._path, self._now.num_good, unread_from))
+        self._parts.append(Part(_shown(self._path), self._now.num_good, unread_from))
         self._num_read += self._now.num_good
         self._now = _Progress(self._now.number + 1)
 

@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from headrace._utils.addresses import redacted
-
 SHOWN = 20  # damaged places in the text of a report
 
 
@@ -34,7 +32,7 @@ class Damage:
         return Damage(self.file, self.record, self.num_records + other.num_records, self.error)
 
     def __str__(self) -> str:
-        where = redacted(self.file or "the source")
+        where = self.file or "the source"
         if self.record is None:
             return f"{where}: {self.error}"
         if self.num_records == 1:
@@ -90,32 +88,32 @@ class Verification:
     @property
     def is_good(self) -> bool:
         """Whether every record could be read."""
-        return not self.damaged
+        return not self.damaged and all(part.unread_from is None for part in self.parts)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a dict that JSON can hold."""
         return {
-            "path": redacted(self.path),
+            "path": self.path,
             "is_good": self.is_good,
             "is_stopped": self.is_stopped,
             "format": self.format,
             "checksums": self.checksums,
             "num_records": self.num_records,
-            "damaged": [vars(damage) | {"file": damage.file and redacted(damage.file)} for damage in self.damaged],
-            "parts": [vars(part) | {"path": redacted(part.path)} for part in self.parts],
+            "damaged": [vars(damage) for damage in self.damaged],
+            "parts": [vars(part) for part in self.parts],
         }
 
     def __str__(self) -> str:
         num_files = f"{len(self.parts):,} {'part' if len(self.parts) == 1 else 'parts'}"
         lines = [
-            f"{redacted(self.path)}: {'good' if self.is_good else 'DAMAGED'}. {self.format}, {num_files}, "
+            f"{self.path}: {'good' if self.is_good else 'DAMAGED'}. {self.format}, {num_files}, "
             f"{self.num_records:,} records read without error."
         ]
         lines += [f"  {damage}" for damage in self.damaged[:SHOWN]]
         if len(self.damaged) > SHOWN:
             lines.append(f"  … and {len(self.damaged) - SHOWN} more.")
         unread = [part for part in self.parts if part.unread_from is not None]
-        lines += [f"  {redacted(part.path)}: not read from record {part.unread_from} on." for part in unread[:SHOWN]]
+        lines += [f"  {part.path}: not read from record {part.unread_from} on." for part in unread[:SHOWN]]
         if self.is_stopped:
             lines.append("  Stopped here: `max_damaged` damages were found. What follows was not read.")
         if self.checksums is not None:
