@@ -279,6 +279,7 @@ def test_verification_stops_after_so_many_damages():
     found = headrace.verify(Blocks(range(0, 100, 2), refuse, 100), max_damaged=3)
     assert [one.record for one in found.damaged] == [0, 2, 4]
     assert found.is_stopped
+    assert found.parts[0].unread_from == 6
     assert "`max_damaged` damages were found" in str(found)
     assert not headrace.verify(Blocks([0, 2, 4], refuse), max_damaged=3).is_stopped
 
@@ -333,6 +334,16 @@ def test_good_and_bad_shards_of_a_folder(tmp_path):
     assert "is damaged at record 4, offset 96" in found.damaged[0].error
 
 
+def test_what_follows_after_the_last_damage_is_not_read(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.tfrecord").write_bytes(b"something else entirely, which is no record")
+    write_records(tmp_path / "4.tfrecord")
+    found = headrace.verify(tmp_path, max_damaged=2, format="TFRecord")
+    assert places(found) == [("0.tfrecord", None, 0), ("1.tfrecord", None, 0)]
+    assert [part.unread_from for part in found.parts] == [0] * 5
+    assert headrace.verify(tmp_path / "[0-1].tfrecord", max_damaged=1, format="TFRecord").is_stopped
+
+
 def test_records_are_numbered_as_in_the_file(tmp_path):
     needs("array_record")
     _array_record(tmp_path / "a.array_record")
@@ -346,6 +357,7 @@ def test_files_that_do_not_fit_together(tmp_path):
     write_parquet([{"x": "one"}], tmp_path / "b.parquet")
     (damage,) = headrace.verify(tmp_path).damaged
     assert damage.file == "all 2 files together"
+    assert len(headrace.verify(tmp_path).parts) == 2
     assert "b.parquet" in damage.error
     assert "x" in damage.error
 

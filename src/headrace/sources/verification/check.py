@@ -166,12 +166,12 @@ class _Run:
                 raise WorkerError(f"The process that reads could not be started: {process.death}.")
             if process.death is not None and not self._is_stopped:
                 self._after_death(process.death, process.place, hangs=process.hangs)
-        if self._is_stopped:
-            self._end_unit(unread_from=self._now.start)
+        while self._is_stopped and self._now.number < len(units):
+            self._end_unit(unread_from=self._now.unread_from or 0)
 
     def check_files_in(self, folders: list[str]) -> None:
         """For folders that cannot be opened, checks the files in them one by one, which may tell more."""
-        for folder in self._unopened.intersection(folders):
+        for folder in filter(self._unopened.__contains__, folders):
             paths = [] if files.is_remote(folder) else list(_data_files(folder))
             before = len(self._damaged)
             self.check([Unit(path, path, self._timeout_s + _opening_s(path)) for path in paths], {})
@@ -203,10 +203,7 @@ class _Run:
 
     def _finished(self, num_good: int) -> None:
         self._now.num_good += num_good
-        if self._units[self._now.number].only_opened:
-            self._now = _Progress(self._now.number + 1)
-        else:
-            self._end_unit(unread_from=self._now.unread_from)
+        self._end_unit(unread_from=self._now.unread_from)
 
     def _refused(self, error: str, is_missing: bool) -> None:
         raise MissingDependency(error) if is_missing else PipelineError(error)
@@ -248,13 +245,14 @@ class _Run:
         if both is not None:
             self._damaged[-1] = both
         elif len(self._damaged) == self._max_damaged:
-            self._is_stopped = True
+            self._is_stopped, self._now.unread_from = True, record
         else:
             self._damaged.append(damage)
 
     def _end_unit(self, unread_from: int | None) -> None:
-        self._parts.append(Part(_shown(self._path), self._now.num_good, unread_from))
-        self._num_read += self._now.num_good
+        if not self._units[self._now.number].only_opened:
+            self._parts.append(Part(_shown(self._path), self._now.num_good, unread_from))
+            self._num_read += self._now.num_good
         self._now = _Progress(self._now.number + 1)
 
 
