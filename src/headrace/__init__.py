@@ -41,6 +41,7 @@ if _TYPE_CHECKING:
     from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
     from headrace.device.jax import device_put as device_put
     from headrace.performance import pick_performance_config as pick_performance_config
+    from headrace.sources.verification import verify as verify
 
 __version__ = "0.1.0"
 _MODULES = ("packing", "proto", "text")
@@ -50,6 +51,7 @@ _getattr, _dir, _ = _later(
         "checkpoint.elastic": ("ElasticIterator",),
         "device.jax": ("device_put",),
         "performance": ("pick_performance_config",),
+        "sources.verification": ("verify",),
     },
 )
 _sys.modules |= {  # `import headrace.constants`

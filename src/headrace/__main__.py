@@ -1,4 +1,4 @@
-"""The command line: `python -m headrace convert SOURCE TARGET`."""
+"""The command line: `python -m headrace convert SOURCE TARGET` and `python -m headrace doctor PATH`."""
 
 import argparse
 import contextlib
@@ -14,6 +14,7 @@ from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import HeadraceError
 from headrace.sources import files, opening
 from headrace.sources.tf_example import parse_example
+from headrace.sources.verification import verify
 from headrace.sources.writers import WRITERS, Progress, writer_of
 
 BAR_EVERY_S, LINE_EVERY_S = 0.1, 5.0
@@ -27,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return given.run(given)
     except (HeadraceError, OSError) as e:
         print(redacted(" ".join(map(str, ("headrace:", e, *getattr(e, "__notes__", ()))))), file=sys.stderr)
-        return 1
+        return given.failure
     except KeyboardInterrupt:
-        print("headrace: stopped. The same command goes on with the next shard.", file=sys.stderr)
+        print(f"headrace: stopped.{given.after_stop}", file=sys.stderr)
         return 130
 
 
@@ -53,8 +54,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--overwrite", action="store_true", help="replace existing files")
     convert.add_argument("--quiet", action="store_true", help="no progress bar")
-    convert.set_defaults(run=_convert)
+    convert.set_defaults(run=_convert, failure=1, after_stop=" The same command goes on with the next shard.")
+    doctor = commands.add_parser(
+        "doctor",
+        help="find damaged files and records",
+        description="Reads all data once, in a process of its own, and says which files and records cannot be read, "
+        "also those that end the process or never end. Exit status: 0 if all is good, 1 if something is damaged, 2 if "
+        "it cannot tell.",
+    )
+    doctor.add_argument("path", metavar="PATH", help="a path, a pattern in quotes, an address or a folder")
+    doctor.add_argument("--from", dest="format", metavar="FORMAT", help="the format, if it is not recognized")
+    doctor.add_argument("--split", help="which split of a TFDS or Hugging Face folder (all)")
+    doctor.add_argument("--timeout-s", type=_seconds, default=60.0, metavar="S", help="time for one record (60)")
+    doctor.add_argument("--max-memory-bytes", type=_positive, metavar="N", help="memory for reading (4 GiB)")
+    doctor.add_argument("--max-damaged", type=_positive, default=100, metavar="N", help="damages to report (100)")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.add_argument("--quiet", action="store_true", help="no progress bar")
+    doctor.set_defaults(run=_doctor, failure=2, after_stop="")
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0; got {text!r}")
+    return seconds
 
 
 def _positive(text: str) -> int:
@@ -81,6 +108,15 @@ def _convert(given: argparse.Namespace) -> int:
         )
     print(*paths, sep="\n")
     return 0
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    names = ("format", "split", "timeout_s", "max_memory_bytes", "max_damaged")
+    options = {name: value for name in names if (value := getattr(given, name)) is not None}
+    with contextlib.nullcontext() if given.quiet else _progress(given.path, sys.stderr) as progress:
+        found = verify(given.path, progress=progress, **options)
+    print(json.dumps(found.as_dict(), indent=2) if given.json else found)
+    return 0 if found.is_good else 1
 
 
 def _identity(given: argparse.Namespace, options: dict[str, Any]) -> str:

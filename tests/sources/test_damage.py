@@ -6,12 +6,17 @@ memory. To look at more damage: `HEADRACE_MUTATIONS=1000 pytest tests/sources/te
 
 import importlib.util
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import headrace
+from tests.sources.damage import mutate
 from tests.sources.intact import FORMS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -76,3 +81,20 @@ def test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it(name, tm
         assert "refused (DataError: " in outcome
         assert "has changed since its source was made" in outcome
         assert str(tmp_path) in outcome
+
+
+def test_verify_names_the_hdf5_files_that_make_the_library_hang(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    hanging = [12, 184, 355]  # with HDF5 1.14; another version may say that they are damaged
+    for seed in sorted({*range(MUTATIONS // 5), *hanging}):
+        with h5py.File(tmp_path / f"{seed:04}.h5", "w") as file:
+            file.create_dataset("id", data=np.arange(40))
+            texts = [f"text {i} " + "x" * (i % 5) for i in range(40)]
+            file.create_dataset("text", data=texts, dtype=h5py.string_dtype())
+        mutate(tmp_path / f"{seed:04}.h5", random.Random(f"text {seed}"))
+    begin = time.monotonic()
+    found = headrace.verify(tmp_path, timeout_s=1)
+    assert time.monotonic() - begin < 100
+    assert [os.path.basename(part.path) for part in found.parts] == sorted(os.listdir(tmp_path))
+    damaged = {os.path.basename(damage.file or "") for damage in found.damaged}
+    assert {f"{seed:04}.h5" for seed in hanging} <= damaged

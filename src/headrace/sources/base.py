@@ -61,7 +61,12 @@ class FileSource(BlockSource[T]):
 
     def file_of(self, index: int) -> str:
         """The file that an element is in."""
-        return self._paths[self._parts.find(place_of(index, len(self), self._what))[0]]
+        return self.__where__(place_of(index, len(self), self._what))[0]
+
+    def __where__(self, index: int) -> tuple[str, int]:
+        """The file of an element, and its number in it."""
+        number, place = self._parts.find(index)
+        return self._paths[number], place
 
     def _named(self) -> list[str]:
         """The names that distinguish this source from others."""

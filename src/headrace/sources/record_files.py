@@ -233,6 +233,10 @@ class RecordFiles(FileSource[bytes], abc.ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _readers=Readers())
 
+    def __where__(self, index: int) -> tuple[str, int]:
+        number, place = self._parts.find(index)
+        return self._paths[number], place + self._ranges[number][0]
+
     def _named(self) -> list[str]:
         ranges = zip(self._paths, self._ranges, strict=True)
         return [f"{identity(path)}[{start}:{stop}]" for path, (start, stop) in ranges]

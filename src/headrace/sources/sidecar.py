@@ -31,10 +31,12 @@ class Index(abc.ABC):
 
     SUFFIX: ClassVar[str]
     FOLDER: ClassVar[str]  # in the cache, for indexes that cannot be written beside their files
+    is_stored: ClassVar[bool] = True  # in a process that verifies files: False, so that it reads all of each
 
     def __init__(self, path: str, *, index_dir: str | None):
         self.path, self.version = path, files.fingerprint(path)
-        places = list(self._places(index_dir)) if self.version.version else []  # some servers report no version
+        is_known = self.is_stored and self.version.version  # some servers report no version
+        places = list(self._places(index_dir)) if is_known else []
         self._kept: Place | None = None
         for place in places:
             found = self._read(place)

@@ -50,6 +50,13 @@ def chosen_keys(path: str, found: Sequence[str], keys: list[str] | None) -> list
     return list(found) if keys is None else keys
 
 
+def check_size(what: str, num_bytes: int) -> None:
+    """Raises for data that cannot fit into memory: a small compressed file may hold very much, or say so."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > memory_bytes:
+        raise ValueError(f"{what}, which takes {num_bytes} bytes, but the memory of this machine is {memory_bytes}")
+
+
 _OF_DAMAGE = (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 
@@ -59,7 +66,10 @@ def damage_named(path: str, what: str) -> Iterator[None]:
     hidden = secrets_in(getattr(path, "options", None))
     try:
         yield
-    except (HeadraceError, ImportError, MemoryError):
+    except (HeadraceError, ImportError):
+        raise
+    except MemoryError as e:
+        e.add_note(f"reading {redacted(path)} as {what}")
         raise
     except (FileNotFoundError, PermissionError) as e:
         if without_secrets(e, hidden) is e:

@@ -11,7 +11,15 @@ import numpy as np
 from headrace._utils.addresses import told_apart
 from headrace.errors import DataError
 from headrace.sources import files
-from headrace.sources.array_files.paths import Path, checked_keys, chosen_keys, damage_named, each, existing
+from headrace.sources.array_files.paths import (
+    Path,
+    check_size,
+    checked_keys,
+    chosen_keys,
+    damage_named,
+    each,
+    existing,
+)
 from headrace.sources.arrays import ArrayDataSource
 
 READ_BYTES = 1 << 20
@@ -99,8 +107,10 @@ def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it is a single array, not an archive")
         with loaded as archive:
-            arrays = {}
-            for key in chosen_keys(path, archive.files, keys):
+            arrays, chosen = {}, chosen_keys(path, archive.files, keys)
+            sizes = {entry.filename: entry.file_size for entry in archive.zip.infolist()}  # type: ignore[union-attr]
+            check_size(f"it has {len(chosen)} arrays of data", sum(sizes.get(f"{key}.npy", 0) for key in chosen))
+            for key in chosen:
                 try:
                     arrays[key] = archive[key]
                 except ValueError as e:
@@ -127,6 +137,7 @@ def _parse_idx(stream: Any) -> np.ndarray:
         raise ValueError(f"it ends after {4 + len(lengths)} bytes, within the lengths of its {num_axes} axes")
     shape = np.frombuffer(lengths, ">u4").tolist()
     size = math.prod(shape) * dtype.itemsize
+    check_size(f"its shape is {shape} of {dtype}", size)
     content = _read_up_to(stream, size + 1)
     if len(content) != size:
         found = f"more than {start + size}" if len(content) > size else start + len(content)

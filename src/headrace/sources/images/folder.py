@@ -66,6 +66,10 @@ class ImageFolderDataSource:
             return [self[i] for i in indices]
         return map_in_threads(self.__getitem__, indices, READING_THREADS, "headrace-images")
 
+    def __where__(self, index: int) -> tuple[str, None]:
+        """The file of an image, which has no number in it."""
+        return files.below(self._root, self._names[index]), None
+
     @property
     def element_spec(self) -> Any:
         image = {"image": ShapeDtypeStruct((None, None, self._channels), np.uint8)}

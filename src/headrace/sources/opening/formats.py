@@ -25,6 +25,7 @@ class Format(NamedTuple):
     source: str  # the class and its module
     stream: str | None = None  # the class that reads compressed files
     many: bool = True  # whether it reads several files as one
+    checksums: str = "none"  # what they cover
 
 
 def imported(name: str) -> Any:
@@ -53,17 +54,48 @@ _TFRECORD, _TFRECORD_STREAM = "tfrecord.TFRecordDataSource", "tfrecord.TFRecordI
 _ARRAY_RECORD, _RIEGELI = "array_record.ArrayRecordDataSource", _starts(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f")
 _ARROW = _starts(b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")
 _BINARY = (
-    Format("ArrayRecord", (".array_record", ".arrayrecord", ".riegeli"), _RIEGELI, _ARRAY_RECORD),
-    Format("TFRecord", (".tfrecord", ".tfrecords"), begins_record, _TFRECORD, _TFRECORD_STREAM),
-    Format("Parquet", (".parquet", ".pq"), _starts(b"PAR1"), "tables.ParquetDataSource"),
+    Format(
+        "ArrayRecord", (".array_record", ".arrayrecord", ".riegeli"), _RIEGELI, _ARRAY_RECORD, checksums="every record"
+    ),
+    Format(
+        "TFRecord", (".tfrecord", ".tfrecords"), begins_record, _TFRECORD, _TFRECORD_STREAM, checksums="every record"
+    ),
+    Format(
+        "Parquet",
+        (".parquet", ".pq"),
+        _starts(b"PAR1"),
+        "tables.ParquetDataSource",
+        checksums="pages, if written with `write_page_checksum`; not the footer",
+    ),
     Format("Arrow", (".arrow", ".feather", ".ipc", ".arrows"), _ARROW, "tables.ArrowDataSource"),
     Format("NumPy", (".npy",), _starts(b"\x93NUMPY"), "array_files.NpyDataSource", many=False),
-    Format("HDF5", (".h5", ".hdf5"), _starts(b"\x89HDF\r\n\x1a\n"), "array_files.Hdf5DataSource", many=False),
+    Format(
+        "HDF5",
+        (".h5", ".hdf5"),
+        _starts(b"\x89HDF\r\n\x1a\n"),
+        "array_files.Hdf5DataSource",
+        many=False,
+        checksums="chunks, if they have the filter fletcher32 or gzip; not the metadata",
+    ),
     Format("IDX", (".idx", "-ubyte", ".ubyte"), _is_idx, _IDX, _IDX, many=False),
 )
 _ZIPPED = (
-    Format("NumPy archive", (".npz",), _starts(b"PK\3\4", b"PK\5\6"), "array_files.NpzDataSource", many=False),
-    Format("Zarr archive", (".zarr.zip",), _starts(b"PK\3\4"), "array_files.ZarrDataSource", many=False),
+    Format(
+        "NumPy archive",
+        (".npz",),
+        _starts(b"PK\3\4", b"PK\5\6"),
+        "array_files.NpzDataSource",
+        many=False,
+        checksums="every array",
+    ),
+    Format(
+        "Zarr archive",
+        (".zarr.zip",),
+        _starts(b"PK\3\4"),
+        "array_files.ZarrDataSource",
+        many=False,
+        checksums="every chunk",
+    ),
 )
 _TELLING = _BINARY + _ZIPPED
 _TEXTS = (
@@ -72,10 +104,16 @@ _TEXTS = (
     Format("text", (".txt",), _is_text, _TEXT, _TEXT_STREAM),
 )
 FOLDERS = (
-    Format("TFDS", (), None, "tfds.TfdsDataSource"),
+    Format("TFDS", (), None, "tfds.TfdsDataSource", checksums="every record; not the descriptions"),
     Format("Hugging Face", (), None, "opening.saved.open_saved"),
-    Format("Zarr", (".zarr",), None, "array_files.ZarrDataSource"),
-    Format("images", (), None, "images.ImageFolderDataSource"),
+    Format(
+        "Zarr",
+        (".zarr",),
+        None,
+        "array_files.ZarrDataSource",
+        checksums="chunks, if they have the codec crc32c, or zstd with a checksum; not the descriptions",
+    ),
+    Format("images", (), None, "images.ImageFolderDataSource", checksums="PNG: all bytes; JPEG, WebP and BMP: none"),
 )
 FORMATS = _TELLING + _TEXTS + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource"),)
 
@@ -106,6 +144,13 @@ def format_of(path: str, begin: bytes) -> Format:
     if begin.lstrip().startswith(b"{") and _is_text(begin):
         return named("JSON lines")
     raise DataError(f"{path} has no known format: it begins with {begin[:16]!r}. {known()} Name one with `format`.")
+
+
+def checksums_of(form: Format, begin: bytes) -> str:
+    """What the checksums in a file of a format cover, given its first bytes."""
+    if form.begins is None or not is_compressed(begin):
+        return form.checksums
+    return "all bytes, if zstd wrote one" if begin.startswith(ZSTD) else "all bytes, by gzip or zlib"
 
 
 def plain_name(path: str) -> str:

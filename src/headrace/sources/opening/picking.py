@@ -12,7 +12,7 @@ from headrace.sources import files
 from headrace.sources.bagz import shards_of
 from headrace.sources.files import is_folder, like, listed
 from headrace.sources.opening import formats
-from headrace.sources.opening.formats import FOLDERS, FORMATS, is_hidden
+from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, is_hidden
 
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
@@ -43,6 +43,33 @@ def open(  # the name is that of `headrace.sources.open`
     given = [path] if isinstance(path, str | os.PathLike) else path
     ranged = isinstance(given, Sequence) and any(_has_range(one) for one in given)
     return _open_files(paths_of(path), format, options, given=list(given) if ranged else None)
+
+
+def parts_of(
+    path: Any, *, format: str | None = None, storage_options: Mapping[str, Any] | None = None
+) -> tuple[Format, list[str], str]:
+    """The format of a data set, what of it can be opened alone (files, or the folder), and what its checksums cover."""
+    if storage_options:
+        path = _with_options(path, storage_options)
+    if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
+        folder = os.fsdecode(path)
+        form = _form_of_folder(folder, format)
+        if form is not None:
+            return form, [folder], form.checksums
+        paths = parts = _files_in(folder, format)
+    else:
+        paths, given = paths_of(path), [path] if isinstance(path, str | os.PathLike) else path
+        parts = [os.fsdecode(one) for one in given] if any(map(_has_range, given)) else paths
+    form = _form_of_files(paths) if format is None else formats.named(format)
+    return form, parts, formats.checksums_of(form, _begin(paths[0]))
+
+
+def _form_of_files(paths: list[str]) -> Format:
+    """The format of the first file that has a known one: those before it may be damaged."""
+    for path in paths:
+        with contextlib.suppress(DataError):
+            return formats.format_of(path, _begin(path))
+    return formats.format_of(paths[0], _begin(paths[0]))  # raises
 
 
 def paths_of(path: Any) -> list[str]:
@@ -77,9 +104,21 @@ def _begin(path: str) -> bytes:
 
 
 def _open_folder(folder: str, name: str | None, options: dict[str, Any]) -> Any:
+    form = _form_of_folder(folder, name)
+    if form is not None:
+        return formats.imported(form.source)(folder, **options)
+    return _open_files(_files_in(folder, name), name, options)
+
+
+def _form_of_folder(folder: str, name: str | None) -> Format | None:
+    """The format of a folder that is read as a whole."""
     kind = formats.kind_of_folder(folder) if name is None else name
-    if kind is not None and formats.named(kind) in FOLDERS:
-        return formats.imported(formats.named(kind).source)(folder, **options)
+    form = None if kind is None else formats.named(kind)
+    return form if form in FOLDERS else None
+
+
+def _files_in(folder: str, name: str | None) -> list[str]:
+    """The files to read in a folder: those of the only format, or of the named one."""
     paths = [path for path in listed(folder) if not is_hidden(path)]
     found: dict[str, list[str]] = {}
     for path in paths:
@@ -87,14 +126,14 @@ def _open_folder(folder: str, name: str | None, options: dict[str, Any]) -> Any:
             if formats.plain_name(path).endswith(form.suffixes):
                 found.setdefault(form.name, []).append(path)
     if name is not None:
-        return _open_files(found.get(formats.named(name).name) or paths, name, options)
+        return found.get(formats.named(name).name) or paths
     if len(found) != 1:
         seen = "; ".join(f"{len(few)} of {kind}, as {few[0]}" for kind, few in found.items())
         raise DataError(
             f"{folder} is a folder that has {seen or 'no data files'}. {formats.known()} Name the files with a "
             "pattern, or the format with `format`."
         )
-    return _open_files(next(iter(found.values())), None, options)
+    return next(iter(found.values()))
 
 
 def _with_options(path: Any, options: Mapping[str, Any]) -> Any:

@@ -216,6 +216,12 @@ class TableDataSource:
         """Shapes and dtypes of elements, if all are numbers."""
         return self._specs if self._columnar else None
 
+    def __where__(self, index: int) -> tuple[str, int]:
+        """The file of a row, and its number among the rows of that file that pass the filters."""
+        file = self._groups[self._parts.find(index)[0]].file
+        first = next(i for i, group in enumerate(self._groups) if group.file == file)
+        return self.paths[file], index - (int(self._parts.ends[first - 1]) if first else 0)
+
     def _open_caches(self) -> None:
         self._opened = Recent(MOST_OPEN, lambda _: 1)
         self._decoded = Recent(self.cache_bytes, num_bytes, self._decode)

@@ -103,6 +103,11 @@ class TfdsDataSource:
                     raise DataError(f"{self._paths[piece]}, record {place}: {e}") from e
             raise
 
+    def __where__(self, index: int) -> tuple[str, int]:
+        """The file of an example, and its number in it."""
+        piece, place = self._parts.find(index)
+        return self._paths[piece], place + int(self._starts[piece])
+
     def _elements(self, records: Sequence[bytes]) -> list[Any]:
         columns = self._parser.batch(records)
         names, rows = list(columns), zip(*columns.values(), strict=True)

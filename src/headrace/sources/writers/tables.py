@@ -34,9 +34,10 @@ def write_parquet(
     Args:
         schema: The pyarrow schema; by default that of the first row group.
         row_group_rows: The most rows in a row group, which also ends at 64 MiB.
-        options: Arguments of `pyarrow.parquet.ParquetWriter`.
+        options: Arguments of `pyarrow.parquet.ParquetWriter`; pages have checksums by default.
     """
     parquet = optional("pyarrow.parquet", extra="parquet")
+    options = {"write_page_checksum": True} | options
     open_writer = functools.partial(parquet.ParquetWriter, **options)
     make = _maker(open_writer, parquet.read_schema, _no_columns, schema, row_group_rows)
     kind = f"Parquet {row_group_rows} {sorted(options.items())} {schema}"
