@@ -14,22 +14,21 @@ import contextlib
 import itertools
 import os
 import random
-import signal
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from headrace.sources import InMemoryDataSource
-from tests.proc import named_memory, workers_of
+from tests.proc import named_memory
 from tests.soak import s3
-from tests.soak.pipelines import PIPELINES, How, write_files
-from tests.soak.track import RARELY_IN_STEADY, Track, can_mount, faults_of
+from tests.soak.pipelines import PIPELINES, write_files
+from tests.soak.track import RARELY_IN_STEADY, Settings, Track, can_mount, faults_of
 
 TURN_S = 30.0
 SAMPLES_PER_TURN = 30
@@ -67,7 +66,7 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.turn_s = min(TURN_S, 60 * args.minutes / len(args.only))
     args.sample_s = args.turn_s / SAMPLES_PER_TURN
-    args.hang_s = 20.0 if args.broken == "hang" else 60.0
+    args.hang_s = 10.0 if args.broken == "hang" else 60.0
     grow_s = 4.0 if args.broken in ("memory", "descriptors") else 40.0
     args.grow_samples = max(8, grow_s / args.sample_s)  # a process that has fewer is not asked whether it grew
     return args
@@ -76,49 +75,50 @@ def arguments() -> argparse.Namespace:
 @contextlib.contextmanager
 def made_tracks(args: argparse.Namespace, folder: Path) -> Iterator[list[Track]]:
     """For each pipeline a steady track and one whose runners are killed; no process is left afterwards."""
-    write_files(str(folder / "data"))
-    small_disk = can_mount(str(folder / "tmp"))
-    if not small_disk:
+    data = str(folder / "data")
+    write_files(data)
+    pause_s = min(2.0, args.turn_s / 10)
+    settings = Settings(data, args.hang_s, pause_s, small_disk=can_mount(folder / "tmp"), broken=args.broken)
+    if not settings.small_disk:
         print("No disk will be full: this user cannot mount a small file system.")
     with contextlib.ExitStack() as stack:
         remote = [name for name in args.only if name.startswith("s3")]
-        target = stack.enter_context(s3.server(str(folder / "data"))) if remote else ""
+        target = stack.enter_context(s3.server(data)) if remote else ""
         tracks = []
-        for seed, (name, is_steady) in enumerate(itertools.product(args.only, (True, False))):
-            track = Track(
-                name,
-                folder / str(seed),
-                How(str(folder / "data")),
-                proxy=s3.Proxy(target, args.seed + seed) if name in remote else None,
-                is_steady=is_steady,
-                hang_s=args.hang_s,
-                pause_s=min(2.0, args.turn_s / 10),
-                broken=args.broken,
-                small_disk=small_disk,
-            )
-            tracks.append(track)
-            stack.callback(track.kill)
+        for number, (name, is_steady) in enumerate(itertools.product(args.only, (True, False))):
+            proxy = s3.Proxy(target, args.seed + number) if name in remote else None
+            tracks.append(Track(name, folder / str(number), settings, proxy=proxy, is_steady=is_steady))
+            stack.callback(tracks[-1].kill)
         yield tracks
 
 
 def soak(tracks: list[Track], args: argparse.Namespace, begin: float) -> None:
     """Lets both lanes run, and takes samples meanwhile."""
-    end = begin + 60 * args.minutes
-    with ThreadPoolExecutor() as pool:
-        lanes = [
-            pool.submit(run_lane, [track for track in tracks if track.is_steady == is_steady], args, end)
-            for is_steady in (True, False)
-        ]
-        next_report = begin + 60
-        while not all(lane.done() for lane in lanes):
-            for track in tracks:
-                track.sample()
-            if time.monotonic() > next_report:
-                next_report += 60
-                print(f"{(time.monotonic() - begin) / 60:.0f} min: {summary(tracks)}", flush=True)
-            time.sleep(args.sample_s)
-        for lane in lanes:
-            lane.result()
+    next_report, end = begin + 60, begin + 60 * args.minutes
+    lanes = [in_thread(run_lane, tracks[first::2], args, end) for first in (0, 1)]
+    while not all(lane.done() for lane in lanes):
+        for track in tracks:
+            track.sample()
+        if time.monotonic() > next_report:
+            next_report += 60
+            print(f"{(time.monotonic() - begin) / 60:.0f} min: {summary(tracks)}", flush=True)
+        time.sleep(args.sample_s)
+    for lane in lanes:
+        lane.result()
+
+
+def in_thread(function: Callable[..., None], *args: Any) -> Future[None]:
+    """Unlike a thread of an executor, this one does not keep the program from ending after Ctrl-C."""
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function(*args))
+        except BaseException as e:
+            result.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
 
 
 def run_lane(tracks: list[Track], args: argparse.Namespace, end: float) -> None:
@@ -177,11 +177,10 @@ def grown(track: Track, least_samples: float) -> Iterator[str]:
 
 
 def left(tracks: list[Track], temporary: Path) -> Iterator[str]:
-    """What is left after the end."""
+    """What is left after the end, apart from workers, for which tracks look themselves."""
     InMemoryDataSource([0])  # whoever makes shared memory removes that of processes that were killed
-    for runner in (pid for track in tracks for pid in track.pids):
-        yield from (f"worker {pid}" for pid in workers_of(runner))
-        yield from (f"shared memory {name}" for name in named_memory(runner))
+    made = set[str]().union(*(track.named_memory for track in tracks))
+    yield from (f"shared memory {name}" for name in made & named_memory())
     yield from (f"temporary file {path.name}" for path in temporary.iterdir())
 
 

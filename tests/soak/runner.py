@@ -109,7 +109,7 @@ class Runner:
         if self._broken == "memory":
             self._kept.append(b"x" * 500_000)
         elif self._broken == "descriptors":
-            self._kept.append(open(os.devnull))
+            self._kept.append(os.open(os.devnull, os.O_RDONLY))
         elif self._number == BROKEN_AT:
             match self._broken:
                 case "lost":

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 FAULTS = ("delay", "reset", "cut", "500", "503")
 FAULT_RATE = 0.15
@@ -25,10 +26,8 @@ def server(folder: str) -> Iterator[str]:
     """The address of an S3 server that has the files of a folder in its bucket `data`."""
     command = [sys.executable, "-m", "tests.soak.s3", folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.stdin.close()  # which ends it
+        yield process.stdout.readline().strip()  # type: ignore[union-attr]
+        process.stdin.close()  # type: ignore[union-attr]  (which ends it)
 
 
 def serve(folder: str) -> None:
@@ -51,7 +50,7 @@ def serve(folder: str) -> None:
 
 
 class Proxy(ThreadingHTTPServer):
-    """Forwards requests to a server; some are delayed, dropped, cut or answered with an error, and during an outage all are."""
+    """Forwards requests to a server, but delays, drops and cuts some, or answers with an error; drops all in an outage."""
 
     daemon_threads = True
 
@@ -71,13 +70,13 @@ class Proxy(ThreadingHTTPServer):
             return "reset"
         return self.chance.choice(FAULTS) if self.chance.random() < FAULT_RATE else None
 
-    def handle_error(self, *_: object) -> None:
-        """Clients that were killed are expected."""
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is expected."""
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Proxy
+    server: Any  # a Proxy
 
     def do_GET(self) -> None:
         fault = self.server.fault()
@@ -117,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
