@@ -33,7 +33,7 @@ from tests.soak.track import RARELY_IN_STEADY, Settings, Track, can_mount, fault
 TURN_S = 30.0
 SAMPLES_PER_TURN = 30
 MOST_GROWTH = 0.05
-BREAKS = ("lost", "repeated", "different", "memory", "descriptors", "left", "hang")
+BREAKS = ("lost", "repeated", "different", "hidden", "memory", "descriptors", "left", "hang")
 BARS = "▁▂▃▄▅▆▇█"
 PLOT_WIDTH = 60
 

@@ -42,6 +42,7 @@ def test_every_pipeline_survives_faults():
         ("lost", r"index \(steady\): lost: in place of output 4 came output 5$"),
         ("repeated", r"index \(steady\): repeated: in place of output 5 came output 4$"),
         ("different", r"index \(steady\): different: output 4 is not what it must be$"),
+        ("hidden", r"index \(steady\): an error that .*ValueError\('of the library'\)$"),
         ("memory", r"index: the memory of the consumer grew from \d+.\d to \d+.\d MB$"),
         ("descriptors", r"index: the descriptors of the consumer grew from \d+ to \d\d+$"),
         ("left", r"left: temporary file \w+$"),

@@ -172,6 +172,8 @@ class Track:
                     self._forget_before(int(number) - 100)  # keeping some, to recognize one that is repeated
                 case ["interrupted"]:
                     self.survived["interrupted"] += 1
+                case ["hidden", *_]:
+                    self._fail(f"an error that the recovery from errors would hide: {line}")
             if self.failure:
                 return
 
