@@ -197,6 +197,7 @@ def report(tracks: list[Track], seconds: float) -> None:
         print("  " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))
         for name, series, unit in (
             ("consumer", steady.consumer_mb, " MB"),
+            ("shared", steady.shared_mb, " MB"),
             ("a worker", steady.workers_mb, " MB"),
             ("descriptors", steady.descriptors, ""),
             ("threads", steady.threads, ""),

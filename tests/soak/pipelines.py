@@ -142,12 +142,13 @@ def mix(how: How) -> IterDataset:
     weighted = how.stream(MapDataset.mix([part(0), part(1000)], [0.3, 0.7]).map(paced))
     changing = WeightSchedule({0: [1, 0], 500: [1, 1], 2000: [1, 3]})
     ds = IterDataset.mix([weighted, how.stream(part(2000)).filter(is_kept)], changing)
-    return how.ahead(IterDataset.mix([ds, how.stream(part(3000))], [2, 1]).batch(5))
+    ds = IterDataset.mix([ds, how.stream(part(3000))], [2, 1])
+    return how.ahead(IterDataset.zip([ds, how.stream(part(4000)).window_shuffle(9, seed=1)]).batch(5))
 
 
 def parts_in_workers(how: How) -> IterDataset:
     """Streams that have their own workers and threads, and are read in turn."""
-    parts = [index(how), how.ahead(how.stream(MapDataset.range(400).map(tokens).repeat(None)))]
+    parts = [index(how), how.ahead(how.stream(MapDataset.range(400).map(tokens).repeat(None)).padded_batch(3))]
     return IterDataset.mix(parts, [1, 2])
 
 

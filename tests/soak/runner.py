@@ -36,6 +36,7 @@ class Runner:
         self._number, self._taken, self._kept = 0, [], []
         self._interruptible, self._pause_s = False, 0.0
         self._iterator: Any = None
+        self._commands = sys.stdin.buffer.raw  # a buffer would hide commands from `select`
         signal.signal(signal.SIGINT, self._interrupt)
         logging.getLogger("headrace").addFilter(tell_of_hidden_errors)
 
@@ -91,9 +92,9 @@ class Runner:
 
     def _obey(self) -> bool:
         """Obeys a command, if there is one; returns whether to go on."""
-        if not select.select([sys.stdin], [], [], 0)[0]:
+        if not select.select([self._commands], [], [], 0)[0]:
             return True
-        line = sys.stdin.readline()
+        line = self._commands.readline()
         match json.loads(line) if line else None:
             case None:
                 return False

@@ -41,7 +41,7 @@ class Settings:
 
     data: str  # the folder of files
     hang_s: float  # how long to wait for an output
-    pause_s: float  # the longest pause of a worker, of the consumer and of S3
+    pause_s: float  # the longest pause of a worker or of the consumer
     small_disk: bool
     broken: str  # what runners do wrong
 
@@ -69,7 +69,7 @@ class Track:
         self._expected: list[str] = []  # the last outputs, from number `_first` on
         self._first = 0
         self.outputs, self.failure, self.survived = 0, "", Counter[str]()
-        self.consumer_mb, self.workers_mb = list[float](), list[float]()
+        self.consumer_mb, self.shared_mb, self.workers_mb = list[float](), list[float](), list[float]()
         self.worker_mb: dict[int, list[float]] = {}  # by worker
         self.descriptors, self.threads = list[int](), list[int]()
 
@@ -234,11 +234,12 @@ class Track:
             pid = self.pids[-1]
             own, shared = _memory_mb(pid)
             of_workers = {worker: _memory_mb(worker) for worker in self.workers()}
-            self.consumer_mb.append(own + shared + sum(shared for _, shared in of_workers.values()))
+            self.consumer_mb.append(own)
+            self.shared_mb.append(shared + sum(shared for _, shared in of_workers.values()))
             self.workers_mb.append(statistics.mean(own for own, _ in of_workers.values()) if of_workers else 0.0)
             for worker, (own, _) in of_workers.items():
                 self.worker_mb.setdefault(worker, []).append(own)
-            self.descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
+            self.descriptors.append(sum("memfd:headrace" not in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()))
             self.threads.append(len(os.listdir(f"/proc/{pid}/task")))
 
 
@@ -305,8 +306,9 @@ def fill_disk(track: Track, chance: random.Random) -> None:
 
 
 def s3_outage(track: Track, chance: random.Random) -> None:
+    """Short enough that a request is not yet at its last attempt."""
     assert track.proxy is not None
-    track.proxy.down_until = time.monotonic() + chance.uniform(0, track.settings.pause_s)
+    track.proxy.down_until = time.monotonic() + chance.uniform(0, track.settings.pause_s / 2)
 
 
 Fault = Callable[[Track, random.Random], None]
