@@ -163,7 +163,8 @@ def grown(track: Track, least_samples: float) -> Iterator[str]:
     """What has grown in a steady runner, and in the workers that lived long enough."""
     if not track.is_steady or len(track.consumer_mb) < least_samples:
         return
-    before, after = medians(track.consumer_mb)
+    with_shared_mb = list(map(sum, zip(track.consumer_mb, track.shared_mb, strict=True)))
+    before, after = medians(with_shared_mb)
     if after > before * (1 + MOST_GROWTH):
         yield f"the memory of the consumer grew from {before:.1f} to {after:.1f} MB"
     lives = [medians(life) for life in track.worker_mb.values() if len(life) >= least_samples]

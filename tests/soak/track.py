@@ -239,7 +239,7 @@ class Track:
             self.workers_mb.append(statistics.mean(own for own, _ in of_workers.values()) if of_workers else 0.0)
             for worker, (own, _) in of_workers.items():
                 self.worker_mb.setdefault(worker, []).append(own)
-            self.descriptors.append(sum("memfd:headrace" not in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()))
+            self.descriptors.append(_num_descriptors(pid))
             self.threads.append(len(os.listdir(f"/proc/{pid}/task")))
 
 
@@ -248,6 +248,12 @@ def _memory_mb(pid: int) -> tuple[float, float]:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     kb = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
     return kb["Pss_Anon"] / 1024, kb["Pss_Shmem"] / 1024
+
+
+def _num_descriptors(pid: int) -> int:
+    """Without those of shared memory, which has more slots the more is under way."""
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return sum("memfd:headrace" not in os.readlink(link) for link in links)
 
 
 # ---- faults: each returns when it is over
