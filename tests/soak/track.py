@@ -96,12 +96,17 @@ class Track:
         command = [sys.executable, "-m", "tests.soak.runner", self.name, self._folder / "state", how]
         command = [*ON_SMALL_TMPFS, self._disk, *command] if self.has_small_disk else command
         cache_bytes = 0 if self.name == "s3" else CACHE_BYTES
-        cache = {"HEADRACE_CACHE": f"{self._disk}/cache", "HEADRACE_CACHE_BYTES": str(cache_bytes)}
+        environment = os.environ | {
+            "HEADRACE_CACHE": f"{self._disk}/cache",
+            "HEADRACE_CACHE_BYTES": str(cache_bytes),
+            "MALLOC_ARENA_MAX": "1",  # or glibc's heaps, one for each thread, would grow for long
+            "SOAK_PACE_S": str(PACE_S),
+        }
         with open(self._folder / "stderr", "w") as errors:
             self.process = subprocess.Popen(
                 [*command, self.settings.broken],
                 cwd=ROOT,
-                env=os.environ | cache | {"SOAK_PACE_S": str(PACE_S)},
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
