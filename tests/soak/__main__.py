@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
     args.turn_s = min(TURN_S, 60 * args.minutes / len(args.only))
     args.sample_s = args.turn_s / SAMPLES_PER_TURN
     args.hang_s = 10.0 if args.broken == "hang" else 60.0
-    grow_s = 4.0 if args.broken in ("memory", "descriptors") else 40.0
+    grow_s = 4.0 if args.broken in ("memory", "descriptors") else 120.0
     args.grow_samples = max(8, grow_s / args.sample_s)  # a process that has fewer is not asked whether it grew
     return args
 

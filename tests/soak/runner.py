@@ -7,6 +7,7 @@ that it reads, which are JSON. It ends when these do, and fails unless everythin
 import contextlib
 import errno
 import faulthandler
+import gc
 import itertools
 import json
 import logging
@@ -57,6 +58,8 @@ class Runner:
     def _open(self, how: How, number: int, state: Any) -> None:
         if self._iterator is not None:
             self._iterator.close()
+            self._iterator = None
+            gc.collect()  # what is still there afterwards is a leak
         self._how, self._number, self._iterator = how, number, iter(self._pipeline(how))
         if state is not None:
             self._iterator.set_state(state)

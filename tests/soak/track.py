@@ -323,7 +323,7 @@ def s3_outage(track: Track, chance: random.Random) -> None:
 
 
 Fault = Callable[[Track, random.Random], None]
-RARELY_IN_STEADY = {"reopened": 0.3, "interrupted": 0.3}  # where others have a weight of 1: these end all workers
+RARELY_IN_STEADY = {"reopened": 0.1, "interrupted": 0.1}  # where others have a weight of 1: these end all workers
 
 
 def faults_of(track: Track) -> dict[str, Fault]:
