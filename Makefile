@@ -4,8 +4,10 @@ VENV := .venv
 BENCH := .venv-bench
 DEMO := .venv-demo
 JOBS ?= 3
+MINUTES ?= 60
+SEED ?= 0
 
-.PHONY: demo test soak check bench clean
+.PHONY: demo test soak faults check bench clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/python examples/digits.py
@@ -32,6 +34,9 @@ test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup
 
 soak: $(VENV)/installed
+	$(VENV)/bin/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
+
+faults: $(VENV)/installed
 	HEADRACE_FAULT_RUNS=$(or $(RUNS),200) HYPOTHESIS_PROFILE=thorough \
 	  $(VENV)/bin/python -m pytest tests/test_faults.py tests/test_processes.py
 

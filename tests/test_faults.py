@@ -1,6 +1,6 @@
 """Whatever happens to workers and their consumer: nothing is lost, nothing is left, and nothing hangs.
 
-Each fault is tried `RUNS` times, at moments that are drawn anew; `make soak` tries each 200 times and more.
+Each fault is tried `RUNS` times, at moments that are drawn anew; `make faults` tries each 200 times.
 """
 
 import contextlib

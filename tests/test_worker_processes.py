@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -9,12 +10,13 @@ import textwrap
 import threading
 import time
 import venv
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace import MapDataset, MultiprocessingOptions
+from headrace import IterDataset, MapDataset, MultiprocessingOptions
 from headrace.errors import WorkerError
 from tests.proc import descriptors, held_bytes, nothing_left, until
 
@@ -359,3 +361,31 @@ def test_a_notebook_has_no_source_but_its_modules_are_there(tmp_path):
     """
     done = run(script, cwd=tmp_path)
     assert done.stdout == "[0, 2, 4]\n", done.stderr
+
+
+sources_alive = weakref.WeakSet()
+
+
+class Numbers:
+    def __init__(self, first):
+        self.first = first
+        sources_alive.add(self)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return self.first + i
+
+
+@pytest.mark.parametrize("then_map", [False, True])
+def test_an_interleave_keeps_none_of_the_datasets_that_it_has_read(then_map):
+    def part(i):
+        ds = MapDataset.source(Numbers(4 * i))
+        return ds.to_iter_dataset().map(int) if then_map else ds
+
+    ds = IterDataset.interleave(MapDataset.range(200).map(part), cycle_length=2)
+    with iter(ds.mp_prefetch(TWO)) as iterator:
+        assert sorted(itertools.islice(iterator, 792)) == list(range(792))
+        gc.collect()
+        assert 1 <= len(sources_alive) < 50

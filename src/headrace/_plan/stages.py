@@ -169,7 +169,7 @@ class Stages:
         self.root, self._sparse, self._lossy = root, sparse, lossy
         self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
         self._places.update(places_in_plan(root, path))
-        self._stages: weakref.WeakKeyDictionary[Op, Stage | None] = weakref.WeakKeyDictionary()
+        self._stages: weakref.WeakKeyDictionary[Op, Callable[[Op], Stage] | None] = weakref.WeakKeyDictionary()
 
     def of(self, op: Op) -> Stage | None:
         """The stage that ends with an operation; `None` if the consumer computes it."""
@@ -177,8 +177,10 @@ class Stages:
         if place is not None and place.is_part and is_one_worker_stream(op):
             return StreamStage(op, op)
         if op not in self._stages:
-            self._stages.update(_stages_up_to(op, sparse=self._sparse, lossy=self._lossy))
-        return self._stages[op]
+            found = _stages_up_to(op, sparse=self._sparse, lossy=self._lossy)
+            self._stages.update((each, stage and _without_top(stage)) for each, stage in found)
+        stage_with_top = self._stages[op]
+        return stage_with_top and stage_with_top(op)
 
     def place(self, op: Op) -> "Place":
         """Where workers find an operation."""
@@ -217,6 +219,17 @@ def _stages_up_to(op: Op, *, sparse: bool, lossy: bool) -> list[tuple[Op, Stage 
         stage = longer
         found.append((op, stage))
     return found
+
+
+def _without_top(stage: Stage) -> Callable[[Op], Stage]:
+    """Makes the stage again from its last operation.
+
+    In a `WeakKeyDictionary`, a value that refers to its key keeps it: an interleave would keep all its datasets.
+    """
+    kind, base, numbers = type(stage), stage.base, (stage.aligned, stage.inputs, stage.counts)
+    if base is stage.top:
+        return lambda top: kind(top, top, *numbers)
+    return lambda top: kind(top, base, *numbers)
 
 
 def _may_be_in_a_stage(op: Op) -> bool:
