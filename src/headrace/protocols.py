@@ -19,6 +19,7 @@ class RandomAccessDataSource(Protocol[T_co]):
     - `__getcolumns__(indices)`: the items at an int64 array of indices, each in `0..len - 1`, as columns: a tree like
       one item, whose leaves are NumPy arrays in which row `j` is from item `indices[j]`, bit for bit. The arrays must
       be new, since users receive rows and batches of them. Headrace prefers this method to the others.
+    - `__where__(index)`: the file that an item is from, and its number there or `None`, for lists of bad records.
     - `element_spec`: the tree of shapes and dtypes of an item.
     """
 

@@ -14,8 +14,8 @@ import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import MissingDependency, PipelineError, RemoteError
-from headrace.sources import files
-from headrace.sources.remote import faults, reading
+from headrace.sources import files, retries
+from headrace.sources.remote import reading
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -53,7 +53,7 @@ class FixedRecords:
 def cache_folder(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("HEADRACE_CACHE", str(folder))
-    monkeypatch.setattr(faults, "FIRST_WAIT_S", 0.005)
+    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.005)
     return folder / "remote"
 
 
@@ -206,7 +206,7 @@ def test_a_fault_that_does_not_pass_is_an_error_with_its_address(server, monkeyp
     server.requests.clear()
     with pytest.raises(RemoteError, match=f"Reading bytes 0 to 10000 of {server.url('a')} failed 8 times.*{found}"):
         file.read(0, 10)
-    assert faults.ATTEMPTS <= len(server.requests) <= 2 * faults.ATTEMPTS  # aiohttp tries once more of its own accord
+    assert retries.ATTEMPTS <= len(server.requests) <= 2 * retries.ATTEMPTS  # aiohttp tries once more of its own accord
 
 
 def test_a_busy_server_is_not_taken_for_a_missing_file(server):

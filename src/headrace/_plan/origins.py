@@ -79,10 +79,11 @@ def origin(op: Op, index: int) -> dict[str, Any]:
         return {}
     source, indices = items[0]
     epochs, records = np.divmod(indices, max(source.length(), 1))
-    file_of = getattr(getattr(source, "source", None), "file_of", None)
+    where = getattr(getattr(source, "source", None), "__where__", None)
+    file = None if where is None else where(int(records[0]))[0]
     return {
         "source": source.label(),
-        "file": None if file_of is None else redacted(file_of(int(records[0]))),
+        "file": None if file is None else redacted(file),
         "index": int(records[0]) if len(records) == 1 else records.tolist(),
         "epoch": int(epochs[0]),
     }

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from headrace._utils.threads import map_in_threads
 from headrace.errors import StateError
 from headrace.sources import files
-from headrace.sources.indices import Parts, place_of
+from headrace.sources.indices import Parts
 
 T = TypeVar("T")
 
@@ -58,10 +58,6 @@ class FileSource(BlockSource[T]):
 
     def __len__(self) -> int:
         return self._parts.length
-
-    def file_of(self, index: int) -> str:
-        """The file that an element is in."""
-        return self.__where__(place_of(index, len(self), self._what))[0]
 
     def __where__(self, index: int) -> tuple[str, int]:
         """The file of an element, and its number in it."""

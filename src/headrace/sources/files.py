@@ -6,6 +6,7 @@ version of each file for as long as it exists, in all processes.
 """
 
 import contextlib
+import errno
 import glob
 import hashlib
 import io
@@ -186,6 +187,7 @@ class LocalFile:
     _fd = -1
 
     def __init__(self, path: str):
+        self._path = path
         self._fd = os.open(path, os.O_RDONLY)
         status = os.fstat(self._fd)
         self.version, self._found = _fingerprint(status), version_of(status)
@@ -197,11 +199,40 @@ class LocalFile:
             raise changed(path)
 
     def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._fd, length, offset)
+        try:
+            return os.pread(self._fd, length, offset)
+        except OSError as e:
+            return self._read_again(offset, length, e)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         fd, pread = self._fd, os.pread
-        return [pread(fd, length, offset) for offset, length in ranges]
+        try:
+            return [pread(fd, length, offset) for offset, length in ranges]
+        except OSError:
+            return [self.read(offset, length) for offset, length in ranges]
+
+    def _read_again(self, offset: int, length: int, fault: OSError) -> bytes:
+        """Tries again after a fault that may pass, as those of network file systems do."""
+        from headrace.sources.retries import Patience, may_pass
+
+        if not may_pass(fault):
+            raise fault
+        patience = Patience(self._path, f"Reading bytes {offset} to {offset + length} of")
+        while True:
+            patience.after(fault)
+            try:
+                if fault.errno == errno.ESTALE:  # the server has forgotten the descriptor
+                    self._reopen()
+                return os.pread(self._fd, length, offset)
+            except OSError as e:
+                fault = e
+
+    def _reopen(self) -> None:
+        again = LocalFile(self._path)
+        if again.version != self.version:
+            raise changed(self._path)
+        os.dup2(again._fd, self._fd, inheritable=False)  # other threads may be reading
+        again.close()
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -8,7 +8,6 @@ that are read or cached belong to one version.
 | file | |
 |---|---|
 | `addresses` | what an address or a pattern means, and what its server says about it |
-| `faults` | which faults are transient, and the waits between tries |
 | `fetching` | bytes of remote files |
 | `cache` | a folder of limited size, which several processes may share |
 | `reading` | files by offset, as streams, and as local copies |

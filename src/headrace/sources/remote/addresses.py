@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from headrace._utils.addresses import digest, identity, place_of, redacted, without_login
 from headrace.errors import MissingDependency, PipelineError, optional, without_secrets
 from headrace.sources.files import like
-from headrace.sources.remote.faults import patiently
+from headrace.sources.retries import patiently
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 30.0, 60.0
 ARCHIVES = ("zip", "tar", "libarchive")  # their members can only be read from the start

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.errors import DataError
 from headrace.sources.remote.addresses import Seen, file_system, in_archive, look
-from headrace.sources.remote.faults import Patience, ShortRead, may_pass, patiently
+from headrace.sources.retries import Patience, ShortRead, may_pass, patiently
 
 REQUESTS_AT_ONCE = 32
 REQUEST_BYTES = 2 << 20  # of each request when a whole file is copied
