@@ -13,10 +13,12 @@ import pytest
 
 import headrace
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from headrace.errors import ClosedError
+from headrace._executors.pool import ProcessPool
+from headrace._executors.shared_plan import SharedPlan
+from headrace.errors import ClosedError, WorkerError
 from tests import signals
 from tests.pipelines import slowly
-from tests.proc import nothing_left
+from tests.proc import descriptors, nothing_left
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = os.path.dirname(headrace.__file__)
@@ -154,6 +156,28 @@ def test_an_interrupt_somewhere_with_workers(run):
     chance = random.Random(run)
     with nothing_left():
         interrupted_at(int(10 ** chance.uniform(0, 3.8)), with_workers, plain(with_workers()))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_pool_that_does_not_start_leaves_nothing(error):
+    """Raises at every line of the start."""
+    op = MapDataset.range(10).to_iter_dataset().map(str)._op
+    with nothing_left():
+        before = len(descriptors())
+        for k in range(1, 10_000):
+            injected = Injected(k, error)
+            try:
+                with injected.at_work():
+                    pool = ProcessPool(SharedPlan([op], None), 1)
+                pool.close(wait=False)
+                del pool
+            except (error, WorkerError):
+                pass
+            assert len(descriptors()) <= before, k
+            if injected.left > 0:
+                break
+    assert 100 < k < 10_000
 
 
 CHECKS = [check for check in vars(signals) if check.startswith("check_")]

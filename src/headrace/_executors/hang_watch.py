@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from headrace._ops.base import Op
 from headrace._plan.elements import ints
 from headrace._utils.threads import start_thread
+from headrace.errors import in_words
 
 if TYPE_CHECKING:
     from headrace._executors.walk import Walk
 
+OVERSLEPT_S = 1.0  # a thread that sleeps this much too long was not alone
 LOOKS = 4  # how often to look at an iterator in the time after which it warns
 
 
@@ -38,8 +40,8 @@ class HangWatch:
     def add(self, walk: "Walk") -> None:
         with self._lock:
             self._walks.add(walk)
+            self._changed.clear()
             if self._thread is None or not self._thread.is_alive():
-                self._changed.clear()
                 self._thread = start_thread(self._watch, name="headrace-watch", stop=self._stop)
 
     def remove(self, walk: "Walk") -> None:
@@ -53,10 +55,14 @@ class HangWatch:
         self._changed.set()
 
     def _watch(self) -> None:
-        while (after_s := self._look()) is not None:
+        awake_since = 0.0
+        while (after_s := self._look(awake_since)) is not None:
+            begin = time.perf_counter()
             self._changed.wait(after_s)
+            if time.perf_counter() - begin > after_s + OVERSLEPT_S:  # the whole process was stopped
+                awake_since = time.perf_counter()
 
-    def _look(self) -> float | None:
+    def _look(self, awake_since: float) -> float | None:
         """Looks at all iterators; returns when to look again, or `None` if there are none."""
         with self._lock:
             walks = list(self._walks)
@@ -66,14 +72,17 @@ class HangWatch:
         for walk in walks:
             waiting = walk.waiting
             told, times = walk.told if walk.told[0] is waiting else (waiting, 0)
-            if told is not None and time.perf_counter() - told[0] > walk.warn_after_s * 2**times:
+            if told is not None and time.perf_counter() - max(told[0], awake_since) > walk.warn_after_s * 2**times:
                 walk.told = told, times + 1
                 _tell(walk, *told)
         return min(walk.warn_after_s for walk in walks) / LOOKS
 
 
 def _tell(walk: "Walk", since: float, thread: int) -> None:
-    found = [*walk.work_of_workers(), *_work_of_threads(thread)]
+    try:
+        found = [*walk.work_of_workers(), *_work_of_threads(thread)]
+    except Exception as e:  # such as a worker that has just ended
+        found = [f"What it is doing could not be found out: {in_words(e)}"]
     logging.getLogger("headrace").warning(
         "No element of %s (pipeline at %s) has come for %.0f s.%s",
         walk.op.label(),

@@ -296,11 +296,12 @@ class ProcessPool:
         found = []
         for process in list(self._processes):
             tasks = list(process.tasks)
-            if process.process is None or (process.ready and not tasks):
+            if process.is_dead() or process.process is None or (process.ready and not tasks):
                 continue
+            pid = process.process.pid
             doing = f"computes {tasks[0].describe()}" if process.ready else "is starting"
-            stacks = process.stacks.of(process.process) if process.ready else ""
-            found.append(f"Worker {process.index} (process {process.process.pid}) {doing}:\n{stacks}".rstrip())
+            stacks = process.stacks.of(pid) if process.ready else ""
+            found.append(f"Worker {process.index} (process {pid}) {doing}:\n{stacks}".rstrip())
         return found
 
     def _end_stuck(self) -> None:

@@ -68,27 +68,29 @@ class Process:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, _MESSAGES)
         try:
             with theirs:
-                self.process = self._start(theirs, pool)
-            self.end_fd = os.pidfd_open(self.process.pid) if HAS_PIDFD else -1
+                self._start(theirs, pool)
+            if HAS_PIDFD and self.process is not None:
+                self.end_fd = os.pidfd_open(self.process.pid)
         except BaseException:
             self.end(time.monotonic())
             raise
 
-    def _start(self, theirs: socket.socket, pool: "ProcessPool") -> "subprocess.Popen[bytes]":
+    def _start(self, theirs: socket.socket, pool: "ProcessPool") -> None:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [_python(), *flags, "-P", "-m", WORKER]
         in_main_thread = threading.current_thread() is threading.main_thread()
-        their_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # not 0, 1 or 2, which Popen replaces
-        try:
-            fds = (their_fd, pool.slots.fd, pool.plan.fd, self.stacks.fd)
+        # Not 0, 1 or 2, which Popen replaces.
+        with socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)) as passed:
+            fds = (passed.fileno(), pool.slots.fd, pool.plan.fd, self.stacks.fd)
             command += map(str, (*fds, int(in_main_thread), os.getpid()))
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
-            )
-        except OSError as e:
-            raise WorkerError(f"Worker process {self.index} of {pool.num_workers} could not be started: {e}.") from e
-        finally:
-            os.close(their_fd)
+            try:
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
+                )
+            except OSError as e:
+                raise WorkerError(
+                    f"Worker process {self.index} of {pool.num_workers} could not be started: {e}."
+                ) from e
 
     def set_up(self, pool: "ProcessPool") -> None:
         """Sends the process what it needs before its first task."""
@@ -169,13 +171,13 @@ class Stacks:
     def __init__(self):
         self.fd = anonymous_file(0)
 
-    def of(self, process: "subprocess.Popen[bytes]") -> str:
-        """The stacks of a worker now; empty if it does not answer in time."""
-        if STACKS is None or process.poll() is not None:
+    def of(self, pid: int) -> str:
+        """The stacks of a worker that nobody has waited for; empty if it does not answer in time."""
+        if STACKS is None:
             return ""
         os.ftruncate(self.fd, 0)
         os.lseek(self.fd, 0, os.SEEK_SET)
-        process.send_signal(STACKS)
+        os.kill(pid, STACKS)
         size, deadline = -1, time.monotonic() + STACKS_S
         while time.monotonic() < deadline:
             time.sleep(0.05)
@@ -192,6 +194,10 @@ class Stacks:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def __del__(self):
+        if hasattr(self, "fd"):
+            self.close()
 
 
 _MESSAGES = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM

@@ -9,7 +9,6 @@ import functools
 import io
 import os
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -28,6 +27,8 @@ from headrace.options import DatasetOptions
 class SharedPlan:
     """A plan in shared memory, while any pool uses it: pipelines, the function that workers begin with, and options."""
 
+    _fd = -1
+
     def __init__(
         self, pipelines: list[Op], init: Callable[[int, int], None] | None, options: DatasetOptions | None = None
     ):
@@ -39,17 +40,22 @@ class SharedPlan:
     @functools.cached_property
     def fd(self) -> int:
         """The file descriptor of the plan."""
-        fd = anonymous_file(1)
-        self._close = weakref.finalize(self, os.close, fd)
-        return fd
+        self._fd = anonymous_file(1)
+        return self._fd
 
     def give_up(self, user: int) -> None:
         """Removes a pool from the users; closes the plan after the last one."""
         self.users.discard(user)
         if not self.users:
             self.closed = True
-            if hasattr(self, "_close"):
-                self._close()
+            self._close()
+
+    def _close(self, close: Callable[[int], None] = os.close) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close(fd)
+
+    __del__ = _close
 
     @functools.cached_property
     def extent(self) -> Extent:

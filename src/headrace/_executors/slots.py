@@ -293,7 +293,6 @@ class Slots:
     """The slots of a pool, as the consumer sees them: free, in use, or leased to arrays."""
 
     def __init__(self, max_leased: int):
-        self.fd = anonymous_file(NUM_SLOTS)
         self._max_leased = max_leased
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
@@ -301,7 +300,9 @@ class Slots:
         self._ended: deque[_LeaseEnd] = deque()
         self._high: dict[int, int] = {}  # by slot, the most bytes used since it was cleaned
         self._typical_bytes = 0.0
+        self.fd = -1
         _all_slots.add(self)
+        self.fd = anonymous_file(NUM_SLOTS)  # last: an exception after it would leave the file open
 
     def take(self) -> Slot:
         """A free slot: the one used last, whose memory is likely still in the cache."""
