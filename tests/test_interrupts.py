@@ -16,7 +16,7 @@ from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOption
 from headrace.errors import ClosedError
 from tests import signals
 from tests.pipelines import slowly
-from tests.proc import nothing_left
+from tests.proc import LIMIT_S, nothing_left
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = os.path.dirname(headrace.__file__)
@@ -167,7 +167,7 @@ def test_signals_while_a_stream_is_read(check):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import headrace
+from tests.proc import LIMIT_S
 from tests.sources.damage import mutate
 from tests.sources.intact import FORMS
 
@@ -38,7 +39,7 @@ def written(name, folder):
 def run(*arguments):
     """What a process says of damaged files, line by line, and how it ended."""
     command = [sys.executable, "-m", "tests.sources.damage", *map(str, arguments)]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", timeout=100)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
     return ended.stdout.splitlines(), ended
 
 

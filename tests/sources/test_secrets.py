@@ -237,7 +237,7 @@ def test_presigned_objects_of_s3(bucket, cache_folder):
     def sign(seconds):
         return bucket.generate_presigned_url("get_object", {"Bucket": "data", "Key": "signed.bin"}, ExpiresIn=seconds)
 
-    first, second = sign(100), sign(200)
+    first, second = sign(1000), sign(2000)
     assert first != second
     assert "Signature" in first
     source = FixedRecords(first)
