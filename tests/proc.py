@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WAIT_S = 60.0  # only what hangs takes so long, however busy the machine is
-LIMIT_S = 300.0  # the same of a program
+LIMIT_S = 600.0  # the same of a program
 
 
 def workers_of(pid: int) -> set[int]:

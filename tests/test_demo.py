@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.data import digits
+from tests.proc import LIMIT_S
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "digits.py"
 MISSING = [module for module in ("jax", "optax", "flax", "orbax") if find_spec(module) is None]
@@ -40,7 +41,7 @@ def test_the_demo_goes_on_exactly_in_a_new_process_and_learns(tmp_path):
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=LIMIT_S,
         check=False,
     )
     out = done.stdout

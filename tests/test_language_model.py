@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.proc import LIMIT_S
+
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "language_model.py"
 NEEDED = ("jax", "optax", "flax", "orbax", "tokenizers", "pyarrow")
 MISSING = [module for module in NEEDED if find_spec(module) is None]
@@ -74,7 +76,7 @@ def test_the_language_model_goes_on_exactly_in_a_new_process_and_learns(tmp_path
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=LIMIT_S,
         check=False,
     )
     out = done.stdout
