@@ -5,7 +5,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from headrace._executors.walk import Walk
 from headrace._plan.streams import MissingElement
 from headrace.errors import HeadraceError
-from tests.proc import end_earlier_workers
+from tests.proc import end_earlier_workers, until
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,12 +47,13 @@ def no_mistake_is_hidden(monkeypatch):
 def no_thread_is_left():
     """No test leaves a thread of the library behind."""
     yield
-    for _ in range(100):
-        left = [t.name for t in threading.enumerate() if t.name.startswith("headrace")]
-        if not left:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"threads left: {left}")
+    if left := threads_left():
+        gc.collect()  # those of iterators in reference cycles end now, and not when the collector happens to run
+        until(lambda: not threads_left(), f"threads left: {left}")
+
+
+def threads_left():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("headrace")]
 
 
 @pytest.fixture

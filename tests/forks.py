@@ -16,7 +16,7 @@ def in_fork(function):
     """Runs a function in a fork of this process; whether it went well."""
     fork = os.fork()
     if fork == 0:
-        signal.alarm(30)
+        signal.alarm(60)
         try:
             os._exit(0 if function() else 1)
         finally:

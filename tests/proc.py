@@ -3,11 +3,14 @@
 import contextlib
 import gc
 import os
+import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-WAIT_S = 10.0
+WAIT_S = 60.0  # only what hangs takes so long, however busy the machine is
+LIMIT_S = 600.0  # the same of a program
 
 
 def workers_of(pid: int) -> set[int]:
@@ -66,6 +69,15 @@ def until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port that no connection gets by itself meanwhile, since it is below those that the system gives out."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def end_earlier_workers() -> None:

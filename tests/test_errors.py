@@ -23,6 +23,7 @@ from headrace.errors import (
     StructureError,
     optional,
 )
+from tests.proc import LIMIT_S
 
 RANGE = MapDataset.range(10)
 STREAM = RANGE.to_iter_dataset()
@@ -400,7 +401,7 @@ def test_an_error_reads_well_in_a_script(tmp_path):
         "for x in MapDataset.range(9).map(decode):\n"
         "    pass\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=LIMIT_S)
     assert 'train.py", line 3, in decode' in done.stderr
     assert done.stderr.rstrip().endswith(
         "ZeroDivisionError: division by zero\nin map(decode at train.py:2), element 3 (pipeline at train.py:4)"

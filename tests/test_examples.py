@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.proc import LIMIT_S
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -16,7 +18,7 @@ def run(name, *, needs=()):
     if missing:
         pytest.skip(f"{name} needs {', '.join(missing)}")
     command = [sys.executable, str(EXAMPLES / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr
     return done.stdout

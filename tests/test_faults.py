@@ -22,16 +22,12 @@ from headrace import IterDataset, MapDataset
 from headrace.errors import ClosedError, WorkerError
 from tests import forks
 from tests.pipelines import PIPELINES, TWO, Counting, assert_same, by_index, expected, slowly
-from tests.proc import nothing_left, until, workers_of
+from tests.proc import LIMIT_S, WAIT_S, nothing_left, until, workers_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = int(os.environ.get("HEADRACE_FAULT_RUNS", "20"))
-LIMIT_S = 60.0
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
-    pytest.mark.timeout(LIMIT_S),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 runs = pytest.mark.parametrize("run", range(RUNS))
 
 
@@ -57,7 +53,8 @@ def pipeline_of(run):
 def kill_one_worker(chance):
     workers = sorted(workers_of(os.getpid()))
     if workers:
-        os.kill(chance.choice(workers), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(chance.choice(workers), signal.SIGKILL)
 
 
 CONSUMER = """
@@ -69,7 +66,7 @@ CONSUMER = """
     fork = os.fork()
     if fork == 0:
         os.close(1)
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     print(fork, flush=True)
     for _ in iterator:
@@ -89,7 +86,7 @@ def consumer(then="pass"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(fork, signal.SIGKILL)
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=WAIT_S)
 
 
 @runs
@@ -98,7 +95,7 @@ def test_the_consumer_is_killed_while_a_fork_of_it_holds_the_pipes(run):
         assert len(workers_of(process.pid)) == 2
         time.sleep(random.Random(run).uniform(0, 0.1))
         process.kill()
-        process.wait(10)
+        process.wait(WAIT_S)
         until(lambda: not workers_of(process.pid), "workers outlive their consumer")
 
 
@@ -108,7 +105,7 @@ def test_ctrl_c_ends_the_consumer_and_its_workers(run):
         os.kill(fork, signal.SIGKILL)
         time.sleep(random.Random(run).uniform(0, 0.1))
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode in (1, -signal.SIGINT)
         assert errors.count("Traceback") == 1, errors
         assert "KeyboardInterrupt" in errors
@@ -119,7 +116,7 @@ def test_ctrl_c_ends_the_consumer_and_its_workers(run):
 def test_the_consumer_ends_half_way(run):
     with consumer(then="sys.exit(3)" if run % 2 else "break") as (process, fork):
         os.kill(fork, signal.SIGKILL)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == (3 if run % 2 else 0)
         assert errors == ""
         until(lambda: not workers_of(process.pid), "workers outlive their consumer")
@@ -195,7 +192,7 @@ def test_an_iterator_is_dropped_without_close(run):
 
 
 def sleep_long(i):
-    time.sleep(30 if i > 5 else 0)
+    time.sleep(1000 if i > 5 else 0)
     return i
 
 
@@ -214,10 +211,10 @@ def test_close_while_the_producer_is_blocked(run):
         else:
             del iterator
             gc.collect()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < WAIT_S
 
 
-@pytest.mark.timeout(LIMIT_S + 2 * RUNS)
+@pytest.mark.timeout(LIMIT_S + 10 * RUNS)
 def test_many_iterators_are_made_and_dropped():
     ds = MapDataset.range(1000).to_iter_dataset().mp_prefetch(TWO)
     with nothing_left():
@@ -330,13 +327,13 @@ def test_a_worker_that_holds_the_interpreter_dies_with_its_consumer(run):
         iterator = iter(MapDataset.range(9).map(endless_regex).to_iter_dataset().mp_prefetch(TWO))
         next(iterator)
         print("ready", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=WAIT_S)
     until(lambda: not workers_of(process.pid), "workers outlive their consumer")
 
 

@@ -1,7 +1,6 @@
 """States that hosts gather: trees of ints, or arrays of one size."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from headrace.experimental import BestFitPackIterDataset, ElasticIterator
 from headrace.sharding import ShardOptions
 from headrace.testing import FakeSource
 from tests.fixtures.make_states import streams
+from tests.proc import LIMIT_S, free_port
 
 STREAMS = dict(streams())
 
@@ -182,7 +182,7 @@ import headrace
 from headrace.experimental import BestFitPackIterDataset
 
 port, process = int(sys.argv[1]), int(sys.argv[2])
-jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=process, initialization_timeout=60)
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=process, initialization_timeout=300)
 
 
 def packed():
@@ -214,12 +214,6 @@ print(json.dumps([packs["rows"].tolist(), packs["taken_of_group"].tolist(), len(
 """
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def test_two_jax_processes_gather_their_states_and_go_on():
     port = str(free_port())
     source = str(Path(sys.modules["headrace"].__file__).parents[1])
@@ -230,11 +224,11 @@ def test_two_jax_processes_gather_their_states_and_go_on():
         for i in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=150) for process in processes]
+        outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.wait(timeout=10)
+            process.wait()
     assert [process.returncode for process in processes] == [0, 0], [error[-2000:] for _, error in outputs]
     (rows, taken, *_, shape), other = (json.loads(output.splitlines()[-1]) for output, _ in outputs)
     assert (rows, taken, shape) == (other[0], other[1], other[3])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.errors import StateError
+from tests.proc import LIMIT_S
 
 
 def plain(x):
@@ -272,7 +273,7 @@ def test_batches_of_one_worker_go_on_where_the_wheel_was(tmp_path):
     script.write_text(WITH_WORKERS)
     root = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
-    subprocess.run([sys.executable, script, found], check=True, timeout=240, env=environment, capture_output=True)
+    subprocess.run([sys.executable, script, found], check=True, timeout=LIMIT_S, env=environment, capture_output=True)
     walks = json.loads(found.read_text())
     elements, states = walks["1"]
     assert len(elements) > 8

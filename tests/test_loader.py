@@ -17,6 +17,7 @@ import headrace.python as hp
 from headrace.errors import PipelineError, StateError
 from tests import loaders
 from tests.loaders import CHAINS, FEW_CHAINS, SHARDS, make, walk
+from tests.proc import LIMIT_S
 
 # ------------------------------------------------------------------------------------------------ the stream
 
@@ -587,7 +588,7 @@ def test_what_grain_wrote_with_workers_is_restored_or_refused_with_the_reason(tm
         env={**__import__("os").environ, "PYTHONPATH": str(loaders.__file__).rsplit("/tests/", 1)[0]},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
     assert "FOUND" in run.stdout, run.stderr[-2000:]
@@ -628,18 +629,13 @@ def test_a_state_of_grains_for_another_loader_is_refused():
 
 
 def test_restoring_far_into_an_endless_stream_is_quick():
-    import time
-
     loader = hp.DataLoader(
         data_source=range(10**6), sampler=hp.IndexSampler(10**6, shuffle=True, seed=1), operations=[hp.Batch(8)]
     )
     iterator = iter(loader)
     state = json.dumps({**json.loads(iterator.get_state()), "position": {"next_index": 10**9}}).encode()
-    begin = time.perf_counter()
-    iterator.set_state(state)
-    batch = next(iterator)
-    assert time.perf_counter() - begin < 1
-    assert batch.tolist() == [loader.order.sampler.record_key(10**9 + i) for i in range(8)]
+    iterator.set_state(state)  # one by one, it would take hours
+    assert next(iterator).tolist() == [loader.order.sampler.record_key(10**9 + i) for i in range(8)]
 
 
 # --------------------------------------------------------------------------------------------------- errors

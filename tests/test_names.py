@@ -12,6 +12,7 @@ import grain.python
 import pytest
 
 import headrace
+from tests.proc import LIMIT_S
 from tests.surface import Differences, public_modules
 
 NAMES = {
@@ -230,7 +231,7 @@ def test_as_grain_called_stays():
     script = (
         "import headrace; headrace.as_grain(); import grain.python as g; print(g.DataLoader is headrace.DataLoader)"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert run.stdout == "True\n"
 
 
@@ -239,7 +240,7 @@ def test_importing_loads_no_optional_dependency():
         "import sys, headrace, headrace.python, headrace.experimental; "
         "print([m for m in ('jax', 'torch', 'orbax', 'pyarrow', 'array_record', 'tensorflow', 'grain', 'flax') if m in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert run.stdout == "[]\n"
 
 
@@ -264,7 +265,7 @@ def test_workers_import_as_grain_what_was_imported_so(tmp_path, way):
     script = f"import headrace\n{way}\nprint(list(my_pipeline.make(2)) == list(my_pipeline.make(0)))"
     (tmp_path / "script.py").write_text(script)
     run = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert run.stdout == "True\n", run.stderr[-2000:]
 

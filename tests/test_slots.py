@@ -13,7 +13,6 @@ from headrace._executors.slots import Slot, Slots, Writer, anonymous_file, read
 from headrace.testing import assert_equal
 from tests.proc import held_bytes, nothing_left
 
-pytestmark = pytest.mark.timeout(120)
 Pair = collections.namedtuple("Pair", ["a", "b"])
 
 

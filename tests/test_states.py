@@ -20,7 +20,7 @@ from headrace._ops.base import Op
 from headrace._plan.stages import all_operations
 from headrace.errors import HeadraceError, StateError, StateWarning
 from tests.fixtures.make_states import makers, streams
-from tests.proc import workers_of
+from tests.proc import WAIT_S, workers_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 OLD, NEWER = (json.loads((FIXTURES / f"states-{version}.json").read_text()) for version in ("0.1", "0.2"))
@@ -340,7 +340,7 @@ def test_a_state_that_was_changed_is_refused_or_means_the_same(name, count, seed
             assert rest == elements[count:]
         elif rest is not None:  # a random-access chain may be sent to any index
             assert rest == elements[changed.get("next_index", 0) :] or name.startswith(("batch", "filter"))
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < WAIT_S
 
 
 DAMAGED = [

@@ -34,11 +34,11 @@ def test_a_pipeline_in_the_consumer():
 
 
 def test_a_pipeline_with_threads():
-    ds = MapDataset.range(400).map(slow).to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=64))
-    stats = read(ds)
+    ds = MapDataset.range(100).map(lambda x: (time.sleep(0.05), x)[1])  # so that 5 s of work take little more than 1 s
+    stats = read(ds.to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=64)))
     (stage,) = stats["stages"]
-    assert (stage["where"], stage["elements"]) == ("threads", 400)
-    assert stage["busy_s"] >= 0.2
+    assert (stage["where"], stage["elements"]) == ("threads", 100)
+    assert stage["busy_s"] >= 5.0
     assert 0 < stage["waited_s"] <= stats["seconds"] < stage["busy_s"]
 
 
@@ -92,7 +92,7 @@ def test_a_stage_tells_once_a_run(monkeypatch):
     add = StageRecord.add
     monkeypatch.setattr(StageRecord, "add", lambda self, *args, **kwargs: calls.append(1) or add(self, *args, **kwargs))
     assert sum(MapDataset.range(100_000).map(abs).to_iter_dataset(ReadOptions(num_threads=0))) > 0
-    assert len(calls) < 300
+    assert len(calls) < 5000  # runs stay short on a busy machine
 
 
 def test_datasets_that_an_interleave_makes_share_a_record():

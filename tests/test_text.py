@@ -26,6 +26,7 @@ from headrace.packing import FirstFitPackIterDataset
 from headrace.sources import JsonLinesIterDataset
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from headrace.text import Tokenize
+from tests.proc import LIMIT_S
 
 sentencepiece = pytest.importorskip("sentencepiece")
 tiktoken = pytest.importorskip("tiktoken")
@@ -132,7 +133,7 @@ def made(bpe, ranks, pieces) -> dict[str, Made]:
 
 def run_script(source: str, *arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-c", textwrap.dedent(source), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 # ---- what comes out

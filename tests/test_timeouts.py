@@ -112,8 +112,7 @@ def test_any_pool_says_what_its_workers_do(caplog, tmp_path):
 def test_nothing_is_logged_and_no_thread_is_left_where_nothing_hangs(caplog):
     ds = MapDataset.range(2000).to_iter_dataset().map(lambda x: x)
     with caplog.at_level(logging.WARNING, "headrace"):
-        for options in ({"warn_after_s": 0.001}, {"warn_after_s": None}):
-            assert len(list(with_seconds(ds, **options))) == 2000
+        assert len(list(with_seconds(ds, warn_after_s=None))) == 2000
     assert "headrace-watch" not in {thread.name for thread in threading.enumerate()}
     assert caplog.text == ""
     with iter(with_seconds(ds, warn_after_s=None).mp_prefetch(TWO)) as iterator:
@@ -171,23 +170,23 @@ PIPELINES = {
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_an_element_that_takes_too_long_is_a_bad_record(name):
-    ds = with_seconds(PIPELINES[name](), timeout_s=2.0).on_error("skip").mp_prefetch(TWO)
+    ds = with_seconds(PIPELINES[name](), timeout_s=5.0).on_error("skip").mp_prefetch(TWO)
     with nothing_left(), iter(ds) as iterator:
         elements = list(map(int, iterator))
         bad = iterator.stats()["bad_records"]
         iterator.close()
     assert elements == [x for x in range(40) if x != 17]
     assert bad["count"] == 1
-    assert bad["last"][0]["error"] == "TimeoutError: took more than 2 s"
+    assert bad["last"][0]["error"] == "TimeoutError: took more than 5 s"
     assert bad["last"][0]["index"] == (17 if name != "after a shuffle" else None)
 
 
 def test_an_element_that_takes_too_long_is_an_error_that_names_it():
-    ds = with_seconds(FORTY.map(hangs).to_iter_dataset(), timeout_s=1.0).mp_prefetch(TWO)
+    ds = with_seconds(FORTY.map(hangs).to_iter_dataset(), timeout_s=4.0).mp_prefetch(TWO)
     found = []
     with nothing_left(), iter(ds) as iterator:
         with pytest.raises(
-            ElementTimeout, match=r"map\(hangs.*timeout_s=1 for element 17 \(record 17 of source\(Range"
+            ElementTimeout, match=r"map\(hangs.*timeout_s=4 for element 17 \(record 17 of source\(Range"
         ):
             found += iterator
         state = iterator.get_state()
@@ -197,8 +196,8 @@ def test_an_element_that_takes_too_long_is_an_error_that_names_it():
 
 
 def test_slow_elements_within_the_limit_are_no_error():
-    ds = FORTY.map(lambda x: time.sleep(0.2) or x).to_iter_dataset()
-    with iter(with_seconds(ds, timeout_s=5.0).mp_prefetch(TWO)) as iterator:
+    ds = FORTY.map(lambda x: time.sleep(0.5) or x).to_iter_dataset()
+    with iter(with_seconds(ds, timeout_s=9.0).mp_prefetch(TWO)) as iterator:
         assert list(iterator) == list(range(40))
 
 
@@ -210,7 +209,7 @@ def test_children_of_a_function_end_with_it(tmp_path):
             time.sleep(3600)
         return x
 
-    ds = with_seconds(MapDataset.range(6).map(starts_a_child).to_iter_dataset(), timeout_s=1.0)
+    ds = with_seconds(MapDataset.range(6).map(starts_a_child).to_iter_dataset(), timeout_s=4.0)
     with iter(ds.on_error("skip").mp_prefetch(MultiprocessingOptions(1))) as iterator:
         assert list(iterator) == [0, 1, 2, 4, 5]
     pid = int((tmp_path / "pid").read_text())
@@ -231,7 +230,7 @@ def test_a_function_that_holds_pythons_lock_is_ended_by_the_consumer(monkeypatch
         return x
 
     end_earlier_workers()
-    ds = with_seconds(MapDataset.range(6).map(holds_the_lock).to_iter_dataset(), timeout_s=1.0)
+    ds = with_seconds(MapDataset.range(6).map(holds_the_lock).to_iter_dataset(), timeout_s=4.0)
     with iter(ds.mp_prefetch(MultiprocessingOptions(1))) as iterator:
         assert [next(iterator) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(WorkerError, match=r"killed by SIGKILL.*element 3 of map\(holds_the_lock"):

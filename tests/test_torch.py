@@ -15,7 +15,7 @@ from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOp
 from headrace.errors import PipelineError, StateError
 from headrace.samplers import IndexSampler
 from headrace.transforms import Batch
-from tests.proc import nothing_left
+from tests.proc import LIMIT_S, nothing_left
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 torch = pytest.importorskip("torch")
@@ -33,7 +33,7 @@ def run_script(code):
     path = os.pathsep.join(sys.path)
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=100, check=False
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

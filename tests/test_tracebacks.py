@@ -11,7 +11,7 @@ import pytest
 
 from headrace import MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.errors import WorkerError
-from tests.proc import nothing_left
+from tests.proc import LIMIT_S, nothing_left
 
 HERE = str(Path(__file__))
 
@@ -199,7 +199,7 @@ def test_pytest_shows_the_users_line(tmp_path):
         """)
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(test)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=tmp_path).stdout
     assert "        half = x / 2\n>       return 1 / half\n" in shown
     assert "test_mine.py:6: ZeroDivisionError" in shown
 
@@ -225,7 +225,7 @@ def test_a_debugger_stands_in_the_users_function(tmp_path):
         input="where\nquit\n",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ).stdout

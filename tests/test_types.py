@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from tests.proc import LIMIT_S
 
 PROGRAM = {
     "MapDataset.range(10)": "MapDataset[int]",
@@ -44,7 +45,7 @@ def test_what_type_checkers_know_of_a_users_program(tmp_path):
     settings = {"include": ["program.py"], "strict": ["program.py"], "extraPaths": [str(package)]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     found = json.loads(done.stdout)["generalDiagnostics"]
     assert [each["message"] for each in found if each["severity"] != "information"] == []
     types = [each["message"].rsplit(' is "', 1)[1].rstrip('"') for each in found]

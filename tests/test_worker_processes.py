@@ -18,7 +18,7 @@ import pytest
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions
 from headrace.errors import WorkerError
-from tests.proc import descriptors, held_bytes, nothing_left, until
+from tests.proc import LIMIT_S, descriptors, held_bytes, nothing_left, until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
@@ -36,7 +36,7 @@ def run(script, **settings):
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
         **settings,
     )
@@ -87,7 +87,7 @@ def test_a_program_that_runs_itself_as_its_worker_is_stopped(tmp_path):
         list(MapDataset.range(9).to_iter_dataset().mp_prefetch(MultiprocessingOptions(2)))
         """)
     )
-    done = subprocess.run([application], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([application], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert "end while they start" in done.stderr
     assert "was started as a worker process" in done.stderr
     assert 1 < len(starts.read_text()) < 10
@@ -213,7 +213,7 @@ def test_a_fork_goes_on_with_a_stream_that_a_thread_computed():
         first = next(iterator)
         fork = os.fork()
         if fork == 0:
-            signal.alarm(20)
+            signal.alarm(60)
             os._exit(0 if [first, *iterator] == list(range(20)) else 1)
         assert os.waitpid(fork, 0)[1] == 0
         assert [first, *iterator] == list(range(20))
@@ -260,7 +260,7 @@ def test_workers_find_all_parts_of_a_namespace_package(tmp_path):
     )
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [environment / "bin" / "python", script]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.stdout == "[120, 121, 122]\n", done.stderr
 
 
@@ -344,7 +344,7 @@ def test_what_modules_of_the_script_register_is_there_in_workers(tmp_path, impor
     for path, text in files.items():
         (tmp_path / path).write_text(textwrap.dedent(text))
     done = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert expected in (done.stdout or done.stderr), done.stderr
 

@@ -184,4 +184,4 @@ class ThreadPool:
                 worker.tasks.put(None)
             if wait:
                 for worker in self._workers:
-                    worker.thread.join(10)
+                    worker.thread.join(60)

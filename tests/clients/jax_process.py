@@ -25,7 +25,7 @@ def pipeline(index: int):
 
 def main() -> None:
     index, port = map(int, sys.argv[1:])
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index, initialization_timeout=60)
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index, initialization_timeout=300)
     iterator = pipeline(index)
     for _ in range(3 + index):  # the processes are at different places
         next(iterator)

@@ -1,11 +1,12 @@
 """States of several JAX processes travel as arrays, and come back as what they were."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.proc import LIMIT_S, free_port
 
 pytest.importorskip("jax")
 
@@ -13,16 +14,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_states_of_a_packed_run_are_gathered_and_restored():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    commands = [[sys.executable, "-m", "tests.clients.jax_process", str(index), str(port)] for index in range(2)]
+    port = str(free_port())
+    commands = [[sys.executable, "-m", "tests.clients.jax_process", str(index), port] for index in range(2)]
     processes = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for command in commands
     ]
     try:
-        done = [process.communicate(timeout=100) for process in processes]
+        done = [process.communicate(timeout=LIMIT_S) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.proc import LIMIT_S
+
 pytest.importorskip("keras")
 pytest.importorskip("PIL")
 pytest.importorskip("tensorflow")  # Keras's preprocessing layers ask for it on every backend
@@ -30,7 +32,7 @@ def found(request, tmp_path_factory):
         "tests.clients.keras_program",
         str(tmp_path_factory.mktemp("files")),
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.sources import write_array_record, write_parquet, write_tfrecord
 from tests.clients.drive import SAVED_AT
+from tests.proc import LIMIT_S
 
 pytest.importorskip("grain")
 pytest.importorskip("jax")
@@ -41,7 +42,7 @@ def folder(tmp_path_factory):
 
 def run(library: str, name: str, folder: Path, output: Path) -> tuple:
     command = [sys.executable, "-m", "tests.clients.drive", library, name, str(folder), str(output)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return pickle.loads(output.read_bytes())
 

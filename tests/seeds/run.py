@@ -23,7 +23,7 @@ from tests.seeds import claims, documents, repairs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REPORT = "report.json"
-TIME_LIMIT_S = 100
+TIME_LIMIT_S = 600
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from headrace.errors import ClosedError, DataError, MissingDependency, PipelineE
 from headrace.sources import array_record, record_files
 from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.testing import assert_equal
+from tests.proc import until
 
 grain = pytest.importorskip("grain")
 writers = pytest.importorskip("array_record.python.array_record_module")
@@ -320,7 +321,10 @@ def test_many_files_far_away_are_opened_in_threads(shards, monkeypatch):
 
     def slowly(self, path):
         seen.add(threading.current_thread().name)
-        time.sleep(0.01)
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.01)
+        else:
+            until(lambda: len(seen) > 2, "one thread opens all files")
         return opened(self, path)
 
     monkeypatch.setattr(ArrayRecordDataSource, "_open", slowly)
@@ -343,7 +347,7 @@ def test_threads_share_an_array_record_source(shards, monkeypatch):
     start = threading.Barrier(8)
 
     def read(seed):
-        start.wait(10)
+        start.wait(60)
         for i in range(30):
             indices = np.random.default_rng([seed, i]).integers(0, len(source), 20).tolist()
             assert source.__getitems__(indices) == [RECORDS[i] for i in indices]

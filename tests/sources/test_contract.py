@@ -168,7 +168,7 @@ def test_threads_share_a_source(source):
     elements, start = list(source), threading.Barrier(8)
 
     def read(seed):
-        start.wait(10)
+        start.wait(60)
         for index in np.random.default_rng(seed).integers(0, len(source), 20).tolist():
             assert_equal(source[index], elements[index])
             if hasattr(source, "__getitems__"):

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from headrace import MapDataset
 from headrace.__main__ import main
 from headrace.sources.opening import open
 from headrace.sources.writers import shard_names, write_array_record, write_tfrecord
+from tests.proc import LIMIT_S, WAIT_S, until
 
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("array_record")
@@ -101,7 +101,7 @@ def test_a_bar_shows_the_progress_on_a_terminal(tmp_path):
     terminal, other = pty.openpty()
     try:
         command = [sys.executable, "-m", "headrace", "convert", source, str(tmp_path / "b.tfrecord")]
-        done = subprocess.run(command, stderr=other, stdout=subprocess.PIPE, timeout=60, check=True)
+        done = subprocess.run(command, stderr=other, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
         os.close(other)
         shown = b""
         while b"\n" not in shown:
@@ -118,28 +118,43 @@ def start(source, target, shards):
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+HALTED = """
+import os, sys, time
+from headrace.__main__ import main
+replace = os.replace
+def halt_before(partial, name):
+    if "-00020-of-" in name:
+        time.sleep(1000)
+    replace(partial, name)
+os.replace = halt_before
+sys.exit(main(["convert", *sys.argv[1:]]))
+"""
+
+
+def start_and_halt(source, target, shards):
+    """Converts up to the twentieth shard, and waits to be stopped."""
+    command = [sys.executable, "-c", HALTED, str(source), str(target), "--shards", str(shards)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_conversion_leaves_no_half_file_and_goes_on_where_it_stopped(tmp_path, stop):
     records = [bytes([i % 256]) * 2000 for i in range(40_000)]
     (source,) = write_array_record(records, tmp_path / "a.array_record")
     folder = tmp_path / "out"
     names = shard_names(str(folder / "b.tfrecord"), 40)
-    process = start(source, folder / "b.tfrecord", 40)
+    process = start_and_halt(source, folder / "b.tfrecord", 40)
     try:
-        deadline = time.monotonic() + 60
-        while not os.path.exists(names[2]):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: os.path.exists(names[2]) or process.poll() is not None, "no shard is written", LIMIT_S)
     finally:
         process.send_signal(stop)
-        assert process.wait(60) != 0
+        assert process.wait(WAIT_S) != 0
     finished = [name for name in names if os.path.exists(name)]
     assert 3 <= len(finished) < 40
     assert list(open(finished, index_dir=tmp_path)) == records[: len(finished) * 1000]
     inodes = {name: os.stat(name).st_ino for name in finished}
     again = start(source, folder / "b.tfrecord", 40)
-    assert again.wait(100) == 0
+    assert again.wait(LIMIT_S) == 0
     assert {name: os.stat(name).st_ino for name in inodes} == inodes
     assert names_in(folder) == [os.path.basename(name) for name in names]
     assert list(open(names, index_dir=tmp_path)) == records
@@ -186,7 +201,7 @@ def test_kills_at_random_moments_leave_whole_shards_that_are_kept(tmp_path):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(choose.uniform(0.2, 0.7))
         process.send_signal(signal.SIGKILL)
-        if process.wait(60) == 0:
+        if process.wait(WAIT_S) == 0:
             break
         there = {name: os.stat(name).st_ino for name in names if os.path.exists(name)}
         assert kept.items() <= there.items()
@@ -196,7 +211,7 @@ def test_kills_at_random_moments_leave_whole_shards_that_are_kept(tmp_path):
         if len(there) == len(names) and not (tmp_path / "out" / ".b.tfrecord.job").exists():
             break  # it was killed when all was done
     else:
-        assert start(source, tmp_path / "out" / "b.tfrecord", 100).wait(100) == 0
+        assert start(source, tmp_path / "out" / "b.tfrecord", 100).wait(LIMIT_S) == 0
     assert kept.items() <= {name: os.stat(name).st_ino for name in names}.items()
     assert names_in(tmp_path / "out") == [os.path.basename(name) for name in names]
     assert list(open(names, index_dir=tmp_path)) == records

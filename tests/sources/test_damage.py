@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import headrace
+from tests.proc import LIMIT_S
 from tests.sources.damage import mutate
 from tests.sources.intact import FORMS
 
@@ -38,7 +39,7 @@ def written(name, folder):
 def run(*arguments):
     """What a process says of damaged files, line by line, and how it ended."""
     command = [sys.executable, "-m", "tests.sources.damage", *map(str, arguments)]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", timeout=100)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
     return ended.stdout.splitlines(), ended
 
 
@@ -94,7 +95,7 @@ def test_verify_names_the_hdf5_files_that_make_the_library_hang(tmp_path):
         mutate(tmp_path / f"{seed:04}.h5", random.Random(f"text {seed}"))
     begin = time.monotonic()
     found = headrace.verify(tmp_path, timeout_s=1)
-    assert time.monotonic() - begin < 100
+    assert time.monotonic() - begin < LIMIT_S
     assert [os.path.basename(part.path) for part in found.parts] == sorted(os.listdir(tmp_path))
     damaged = {os.path.basename(damage.file or "") for damage in found.damaged}
     assert {f"{seed:04}.h5" for seed in hanging} <= damaged

@@ -105,7 +105,7 @@ def test_what_does_not_fit_in_memory_is_not_mapped(path):
 def test_threads_get_one_file(path):
     pool, start = files.Pool(), threading.Barrier(8)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: start.wait(10) is not None and pool.get(path), range(8)))
+        found = list(threads.map(lambda _: start.wait(60) is not None and pool.get(path), range(8)))
     assert len(set(map(id, found))) == 1
 
 
@@ -115,7 +115,7 @@ def test_threads_and_pools_share_the_descriptors(tmp_path):
     start = threading.Barrier(8)
 
     def read(seed):
-        start.wait(10)
+        start.wait(60)
         for i in np.random.default_rng(seed).integers(0, 400, 500).tolist():
             assert pools[i % 4].get(paths[i // 4]).read(0, 3) == b"%03d" % (i // 4)
 

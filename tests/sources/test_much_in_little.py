@@ -17,6 +17,7 @@ from headrace.sources.json_lines import JsonLinesIterDataset, TextLinesIterDatas
 from headrace.sources.tfds.features import Leaf
 from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
 from headrace.sources.tfrecord.framing import HEADER, framed
+from tests.proc import LIMIT_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEBIBYTE = 1 << 20
@@ -46,7 +47,7 @@ def read_in_little_memory(code, *, most_bytes=700 * MEBIBYTE):
         assert taken < {most_bytes}, taken
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout
 

@@ -26,7 +26,7 @@ from headrace.sources import (
     ZarrDataSource,
     files,
 )
-from headrace.sources.remote import addresses, faults
+from headrace.sources.remote import addresses
 from headrace.sources.writers import write_array_record, write_json_lines, write_parquet, write_tfrecord
 from tests.sources import test_remote, test_remote_s3
 from tests.sources.test_remote import TWO, FixedRecords, some_bytes
@@ -143,7 +143,7 @@ def test_an_error_of_a_worker_shows_no_secret(server):
 
 
 def test_faults_that_do_not_pass_show_no_secret(server, monkeypatch):
-    monkeypatch.setattr(faults, "ATTEMPTS", 2)
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
     server.contents["a"] = some_bytes(1000)
     file = files.open_file(signed(server, "a"))
     for fault in (503, "drop", "half"):
@@ -237,7 +237,7 @@ def test_presigned_objects_of_s3(bucket, cache_folder):
     def sign(seconds):
         return bucket.generate_presigned_url("get_object", {"Bucket": "data", "Key": "signed.bin"}, ExpiresIn=seconds)
 
-    first, second = sign(100), sign(200)
+    first, second = sign(1000), sign(2000)
     assert first != second
     assert "Signature" in first
     source = FixedRecords(first)
@@ -257,7 +257,7 @@ def test_presigned_objects_of_s3(bucket, cache_folder):
 
 def test_options_with_keys_are_not_shown(monkeypatch):
     pytest.importorskip("s3fs")
-    monkeypatch.setattr(faults, "ATTEMPTS", 1)
+    monkeypatch.setattr(retries, "ATTEMPTS", 1)
     path = Address("s3://data/a", key="firstSecret", secret="secondSecret", endpoint_url="http://127.0.0.1:9")
     with pytest.raises(RemoteError) as caught:
         files.open_file(path)
@@ -267,7 +267,7 @@ def test_options_with_keys_are_not_shown(monkeypatch):
         raise ValueError("no access for firstSecret")
 
     with pytest.raises(RemoteError, match="no access for …") as caught:
-        faults.patiently(fails, path, "Looking at")
+        retries.patiently(fails, path, "Looking at")
     assert not shows(shown(caught.value))
 
 

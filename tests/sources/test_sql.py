@@ -17,6 +17,7 @@ from headrace.errors import DataError, PipelineError
 from headrace.sources import sql
 from headrace.sources.sql import SqlDataSource
 from headrace.testing import assert_equal
+from tests.proc import LIMIT_S
 
 QUERY = "SELECT id, name, score FROM people"
 COUNT = 1300
@@ -152,7 +153,7 @@ def test_every_thread_has_a_connection_of_its_own_and_all_are_closed(path):
 
     source = SqlDataSource(connect, QUERY, key="id")
     assert len(source) == COUNT
-    barrier = threading.Barrier(3, timeout=30)
+    barrier = threading.Barrier(3, timeout=LIMIT_S)
 
     def read(index):
         barrier.wait()
@@ -255,7 +256,7 @@ def test_the_repr_identifies_the_query(path):
 def test_a_forked_process_opens_its_own_connection(path):
     """In a process of its own: this one may have JAX, whose threads do not like forks."""
     script = f"from tests.sources.test_sql import fork_and_read; fork_and_read({str(path)!r})"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_S)
 
 
 def fork_and_read(path):

@@ -26,6 +26,7 @@ from headrace.sources.tf_example import (
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.sources.writers import write_tfrecord
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from tests.proc import LIMIT_S
 from tests.sources.fixtures.tfrecords import FIXTURES, NUM_FIXTURES, features_of, sequence_of, write
 
 TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
@@ -375,7 +376,7 @@ def test_examples_are_what_tensorflow_makes_of_them():
         records.append(encode({name: named[name] for name in names}, packed=i % 10 > 0))
     given = pickle.dumps((records, k))
     done = subprocess.run(
-        [sys.executable, "-c", TENSORFLOW_PARSES], input=given, check=True, capture_output=True, timeout=100
+        [sys.executable, "-c", TENSORFLOW_PARSES], input=given, check=True, capture_output=True, timeout=LIMIT_S
     )
     features = {
         "i": np.int64,
@@ -420,7 +421,9 @@ for name, feature in tf.train.Example.FromString(record).features.feature.items(
 print(json.dumps(found))
 """
     pytest.importorskip("tensorflow_datasets")
-    out = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=100, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
     assert json.loads(out.stdout) == {
         "int": ["int64_list", [5]],
         "negative": ["int64_list", [-1, 300, 2**62]],

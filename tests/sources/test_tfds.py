@@ -23,6 +23,7 @@ from headrace.sources.tfds import TfdsDataSource
 from headrace.sources.tfds.splits import Piece, pieces_of
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.testing import assert_equal
+from tests.proc import LIMIT_S
 from tests.sources.fixtures import make_tfds
 from tests.sources.fixtures.tfrecords import write
 
@@ -364,7 +365,6 @@ def some_slices(lengths, count):
     return specs
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow_datasets") is None, reason="TensorFlow Datasets is not installed"
 )
@@ -400,7 +400,7 @@ def run(arguments, stdin=b""):
     }
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, input=stdin, capture_output=True, cwd=REPOSITORY, env=environment, timeout=90, check=False
+        command, input=stdin, capture_output=True, cwd=REPOSITORY, env=environment, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
     return done.stdout

@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import PipelineError, StateError
 from headrace.sources.tfrecord import TFRecordIterDataset
 from headrace.testing import assert_equal, assert_resumable
+from tests.proc import LIMIT_S
 from tests.sources.fixtures.tfrecords import damage, write
 from tests.sources.test_array_record import (
     TWO,
@@ -38,7 +39,9 @@ with tf.io.TFRecordWriter(path) as writer:
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs tensorflow")
 def test_tfrecord_files_are_those_that_tensorflow_writes(tmp_path):
     given = pickle.dumps((str(tmp_path / "theirs"), TEXTS))
-    subprocess.run([sys.executable, "-c", TENSORFLOW_WRITES], input=given, check=True, capture_output=True, timeout=100)
+    subprocess.run(
+        [sys.executable, "-c", TENSORFLOW_WRITES], input=given, check=True, capture_output=True, timeout=LIMIT_S
+    )
     assert Path(write(tmp_path / "ours", TEXTS)).read_bytes() == (tmp_path / "theirs").read_bytes()
     assert list(TFRecordIterDataset(tmp_path / "theirs")) == TEXTS
 

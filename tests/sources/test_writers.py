@@ -30,6 +30,7 @@ from headrace.sources.writers import (
     write_parquet,
     write_tfrecord,
 )
+from tests.proc import LIMIT_S, until
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -251,18 +252,18 @@ def test_two_calls_do_not_write_one_file_at_once(tmp_path):
     def slow():
         yield b"x"
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         yield b"y"
 
     thread = threading.Thread(target=write_tfrecord, args=(slow(), tmp_path / "a.tfrecord"))
     thread.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(60)
         with pytest.raises(PipelineError, match="Another process is writing .*a.tfrecord"):
             write_tfrecord([b"z"], tmp_path / "a.tfrecord")
     finally:
         go_on.set()
-        thread.join(20)
+        thread.join(60)
     assert read_tfrecord([str(tmp_path / "a.tfrecord")]) == [b"x", b"y"]
 
 
@@ -272,7 +273,7 @@ from headrace.sources import writers
 class Slow:
     def __len__(self): return 400
     def __getitem__(self, i):
-        time.sleep(0.002)
+        time.sleep(0.002 if i < 320 else 1000)
         return b"%d" % i
 getattr(writers, sys.argv[1])(Slow(), sys.argv[2], num_shards=8, job="j")
 """
@@ -284,12 +285,9 @@ def test_a_kill_leaves_no_half_file_and_the_next_call_goes_on(tmp_path, suffix, 
     names = [Path(name) for name in shard_names(str(target), 8)]
     process = subprocess.Popen([sys.executable, "-c", KILLED, write.__name__, str(target)])
     try:
-        deadline = time.monotonic() + 60
-        while not names[1].exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: names[1].exists() or process.poll() is not None, "no shard is written", LIMIT_S)
         time.sleep(0.02)
+        assert process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

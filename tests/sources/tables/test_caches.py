@@ -29,7 +29,7 @@ def test_threads_decode_a_group_once(tmp_path):
     together = threading.Barrier(8)
 
     def read(seed):
-        together.wait(10)
+        together.wait(60)
         indices = np.random.default_rng(seed).integers(0, 4000, 500)
         return np.array_equal(source.__getcolumns__(indices)["i"], indices)
 
