@@ -7,7 +7,7 @@ import pytest
 
 from headrace import MapDataset
 from headrace.errors import DataError, RemoteError
-from headrace.sources import Address, files
+from headrace.sources import Address, files, retries
 from headrace.sources.remote import RemoteFile
 from headrace.testing import assert_block_law, assert_resumable
 from tests.sources import test_remote
@@ -62,7 +62,9 @@ def test_an_s3_server_that_is_down_is_an_error_with_the_address(monkeypatch):
     pytest.importorskip("s3fs")
     monkeypatch.setattr(retries, "ATTEMPTS", 2)
     path = Address("s3://data/a", key="k", secret="s", endpoint_url="http://127.0.0.1:9")
-    with pytest.raises(RemoteError, match="Looking at s3://data/a failed 2 times, at last with .*Is the server up"):
+    with pytest.raises(
+        RemoteError, match=r"Looking at s3://data/a failed 2 times in \d+ s, at last with .*Is the server up"
+    ):
         files.open_file(path)
 
 

@@ -25,6 +25,7 @@ from headrace.sources import (
     TFRecordIterDataset,
     ZarrDataSource,
     files,
+    retries,
 )
 from headrace.sources.remote import addresses
 from headrace.sources.writers import write_array_record, write_json_lines, write_parquet, write_tfrecord
