@@ -136,6 +136,22 @@ class Few(IterDataset):
         yield from range(3 * self._i, 3 * self._i + 3)
 
 
+def test_an_error_names_no_element_where_only_the_place_in_a_chunk_is_known():
+    def fails_at_50(x):
+        if x == 50:
+            raise Boom("at 50")
+        return x
+
+    ds = MapDataset.range(60).to_iter_dataset().filter(lambda x: x > 30)
+    ds = ds.random_map(lambda x, rng: x, seed=1).map(fails_at_50)
+    for each in (ds, ds.mp_prefetch(workers(2))):
+        with iter(each) as iterator, pytest.raises(Boom) as error:
+            list(iterator)
+        (note,) = error.value.__notes__
+        assert note.startswith("in map(fails_at_50 at test_processes.py")
+        assert "element" not in note
+
+
 def test_very_many_streams_in_one_worker():
     """More tasks and answers under way than the pipes between them hold."""
     parts = [Few(i) for i in range(350)]
