@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from headrace import (
     MapDataset,
     MultiprocessingOptions,
     ReadOptions,
+    pick_performance_config,
 )
 from headrace.errors import BadRecordsError, DataError, PipelineError, RemoteError, StructureError
 from headrace.sources import ArrayRecordDataSource
@@ -541,6 +543,17 @@ def test_iterators_of_several_threads_and_policies_share_nothing():
     assert found["skip"] == good(300)
     assert found["raise"] == "error"
     assert found["replace"] == [0 if is_bad(x) else x for x in range(300)]
+
+
+def test_a_trial_leaves_bad_records_out_as_well(tmp_path):
+    def slow(x):
+        time.sleep(0.001)
+        return fails(x)
+
+    path = tmp_path / "bad.jsonl"
+    for ds in (MapDataset.range(300).map(slow).to_iter_dataset(), MapDataset.range(300).to_iter_dataset().map(slow)):
+        pick_performance_config(skipping(ds, quarantine=path))
+    assert not path.exists()
 
 
 def test_every_element_operation_is_tried():

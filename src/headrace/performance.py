@@ -17,8 +17,10 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.memory import available_bytes
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
+from headrace._ops.order import gather_options
 from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block
+from headrace._plan.guard import Guard
 from headrace._plan.kernels import fetcher
 from headrace._plan.stages import all_operations
 from headrace._plan.streams import Context, FilterWatch, Position, Run, Stream, UnaryStream, open_stream, stream_of
@@ -100,7 +102,7 @@ def pick_performance_config(
         source = max(sample.reads.values(), key=lambda each: each.took_s, default=None)
         most_threads = 0
         if source is not None and sample.mostly_reads:
-            most_threads = _threads_that_pay(source, sample.busy_s / sample.took_s, cores, begin + TRIAL_S)
+            most_threads = _threads_that_pay(source, sample, cores, begin + TRIAL_S)
         if source is not None and most_threads:
             read = _reading(read, most_threads, budget // source.element_bytes, max_buffer_size)
         else:
@@ -152,6 +154,7 @@ class _Sample:
     busy_s: float = 0.0  # how much of it the thread wanted a core
     element_bytes: int = 1
     reads: dict[Op, _Reads] = field(default_factory=dict)
+    guard: Guard | None = None
 
     @property
     def cost_s(self) -> float:
@@ -183,7 +186,9 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
     def paced(op: Op, position: Position, context: Context) -> Stream | None:
         return _PacedStream(op, position, context, sample, deadline) if isinstance(op, ToStream | UserDataset) else None
 
-    stream = open_stream(op, None, replace(_HERE, elsewhere=paced))
+    policy = gather_options(op).on_error
+    sample.guard = None if policy.raises else Guard(policy, lambda records: None)  # the run itself will report them
+    stream = open_stream(op, None, replace(_HERE, elsewhere=paced, guard=sample.guard))
     try:
         while len(sample.outputs_s) < count and (run := stream.pull(1)) is not None:
             if rows := run.block.own_rows():
@@ -263,9 +268,10 @@ class _Round(NamedTuple):
     cores: float
 
 
-def _threads_that_pay(reads: _Reads, busy_share: float, cores: int, deadline: float) -> int:
+def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: float) -> int:
     """How many threads keep all cores busy; 0 unless two are faster than one: if they wait or release the GIL."""
-    length, fetch, indices = reads.op.length(), fetcher(reads.op), itertools.count(reads.elements)
+    length, indices, busy_share = reads.op.length(), itertools.count(reads.elements), sample.busy_s / sample.took_s
+    fetch = fetcher(reads.op, sample.guard)
 
     def read_for_a_while(start: threading.Barrier) -> tuple[float, float, float]:
         start.wait()
