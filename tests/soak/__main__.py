@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,8 +25,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from headrace.sources import InMemoryDataSource
-from tests.proc import named_memory
+from tests.proc import LIMIT_S, named_memory
 from tests.soak import s3
 from tests.soak.pipelines import PIPELINES, write_files
 from tests.soak.track import RARELY_IN_STEADY, Settings, Track, can_mount, faults_of
@@ -179,7 +179,9 @@ def grown(track: Track, least_samples: float) -> Iterator[str]:
 
 def left(tracks: list[Track], temporary: Path) -> Iterator[str]:
     """What is left after the end, apart from workers, for which tracks look themselves."""
-    InMemoryDataSource([0])  # whoever makes shared memory removes that of processes that were killed
+    # A process removes the shared memory of processes that were killed when it first makes some itself.
+    sweep = "from headrace.sources import InMemoryDataSource; InMemoryDataSource([0])"
+    subprocess.run([sys.executable, "-c", sweep], check=True, timeout=LIMIT_S)
     made = set[str]().union(*(track.named_memory for track in tracks))
     yield from (f"shared memory {name}" for name in made & named_memory())
     yield from (f"temporary file {path.name}" for path in temporary.iterdir())

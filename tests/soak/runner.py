@@ -102,6 +102,7 @@ class Runner:
             case None:
                 return False
             case {"how": how}:
+                self._save()  # the next runner goes on from here at the earliest
                 self._open(How(**how), self._number, self._iterator.get_state())
             case {"pause_s": seconds}:
                 self._pause_s = seconds
