@@ -195,6 +195,29 @@ def test_an_element_that_takes_too_long_is_an_error_that_names_it():
     assert state["next_index"] == 17
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("kind", ["index", "stream"])
+def test_a_batch_that_takes_too_long_is_an_error_and_no_record_is_lost_for_it(kind, on_error):
+    def collate(rows):
+        if 17 in rows:
+            time.sleep(3600)
+        return rows
+
+    ds = FORTY.map(lambda x: x)
+    if kind == "index":
+        ds = ds.batch(4, batch_fn=collate).to_iter_dataset()
+    else:
+        ds = ds.to_iter_dataset().batch(4, batch_fn=collate)
+    ds = with_seconds(ds, timeout_s=4.0).on_error(on_error).mp_prefetch(TWO)
+    found = []
+    with nothing_left(), iter(ds) as iterator:
+        with pytest.raises(TimeoutError):
+            found += iterator
+        assert iterator.stats()["bad_records"]["count"] == 0
+        iterator.close()
+    assert found == [list(range(i, i + 4)) for i in range(0, 16, 4)]
+
+
 def test_slow_elements_within_the_limit_are_no_error():
     ds = FORTY.map(lambda x: time.sleep(0.5) or x).to_iter_dataset()
     with iter(with_seconds(ds, timeout_s=9.0).mp_prefetch(TWO)) as iterator:

@@ -191,7 +191,7 @@ class TaskRunner:
             result = in_pipeline(task.run, self, self.find(task.path), memory)
         finally:
             if self.guard is not None:
-                self.guard.now = None
+                self.guard.now.clear()
         return result if result is None or self.guard is None else replace(result, bad=list(self._bad), read=self._read)
 
     def _saw(self, count: int) -> None:

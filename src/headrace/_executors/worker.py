@@ -213,8 +213,8 @@ class Worker:
 
     def late_step(self, timeout_s: float) -> Step | None:
         """The call that has taken too long, if there is one."""
-        step = None if self._runner.guard is None else self._runner.guard.now
-        return step if step is not None and time.monotonic() - step.since > timeout_s else None
+        steps = [] if self._runner.guard is None else list(self._runner.guard.now.values())
+        return next((step for step in steps if time.monotonic() - step.since > timeout_s), None)
 
     def late_answer(self, step: Step, timeout_s: float) -> bytes:
         """The answer to the task under way when a call has taken too long."""

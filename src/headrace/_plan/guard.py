@@ -76,7 +76,7 @@ class Guard:
         timeout_s: float | None = None,
     ):
         self.report, self.saw, self.timeout_s = report, saw, timeout_s
-        self.now: Step | None = None  # what the last call is for, if calls are timed
+        self.now: dict[int, Step] = {}  # by thread, the call that it is in, if calls are timed
         self.known: Collection[str] = ()  # keys of elements that took too long before
         self._policy, self._is_lost = policy, is_lost
         self._local = threading.local()
@@ -119,7 +119,23 @@ class Guard:
         step = Step(time.monotonic(), op, where, j)
         if self.known and step.key in self.known:
             raise TimeoutError(f"took more than {self.timeout_s:g} s")
-        self.now = step
+        self.now[threading.get_ident()] = step
+
+    def end(self) -> None:
+        """Notes that a call has ended."""
+        if self.timeout_s is not None:
+            self.now.pop(threading.get_ident(), None)
+
+    def timed(self, op: Op, where: Where, call: Callable[..., Any], *args: Any) -> Any:
+        """The result of a call whose errors always end the run."""
+        try:
+            self.begin(op, where, None)
+            return call(*args)
+        except TimeoutError as e:
+            add_note(e, f"in {op.label()} (pipeline at {op.site})")
+            raise
+        finally:
+            self.end()
 
     def _add(self, record: BadRecord) -> None:
         found = getattr(self._local, "found", None)
@@ -166,6 +182,8 @@ def guarded_read(read: Callable[..., Block], op: Op, blamed: Op, guard: Guard | 
             if len(idx) == 1:
                 return Rows([guard.judge(e, blamed, where(0))], owned=True)
             guard.check(e)
+        finally:
+            guard.end()
         rows = []
         for j in range(len(idx)):
             try:
@@ -173,6 +191,8 @@ def guarded_read(read: Callable[..., Block], op: Op, blamed: Op, guard: Guard | 
                 rows += read(idx[j : j + 1]).rows()
             except Exception as e:
                 rows.append(guard.judge(e, blamed, where(j)))
+            finally:
+                guard.end()
         return Rows(rows, owned=False)
 
     return fetch
@@ -185,7 +205,7 @@ def guarded_kernel(op: Op, guard: Guard) -> "GuardedKernel":
     """The kernel of an element operation that also gets to know where elements are, for those that fail."""
     kernel = element_kernel(op)
     if not op.is_guarded:
-        return lambda block, idx, where: kernel(block, idx)
+        return lambda block, idx, where: guard.timed(op, where, kernel, block, idx)
     if isinstance(op, Map) and (op.batch_fn is not None or op.rows_fn is not None):
         return partial(_many, op, kernel, guard)
     start, none = _calls(op), isinstance(op, Map) and not op.skips_none
@@ -231,6 +251,8 @@ def call_each(
             out.append(call(row, None if numbers is None else numbers[j]))
         except Exception as e:
             out.append(_judged(e, op, numbers, j, guard, where))
+        finally:
+            guard.end()
     return out
 
 
@@ -261,6 +283,8 @@ def _many(op: Op, kernel: Kernel, guard: Guard, block: Block, idx: Any, where: W
         return Rows([BAD if row is BAD else next(rows) for row in block.rows()], owned=False)
     except Exception as e:
         guard.check(e)
+    finally:
+        guard.end()
     out: list[Any] = [BAD] * len(block)
     for j in kept:
         try:
@@ -268,6 +292,8 @@ def _many(op: Op, kernel: Kernel, guard: Guard, block: Block, idx: Any, where: W
             (out[j],) = kernel(_copied(block.cut(j, j + 1)), _at(numbers, [j])).rows()
         except Exception as e:
             out[j] = guard.judge(e, op, where(j))
+        finally:
+            guard.end()
     return Rows(out, owned=False)
 
 

@@ -282,7 +282,7 @@ def _children(op: FlatMap, rows: list[Any], numbers: list[int], guard: Guard | N
 def _(op: Batch, guard: Guard | None = None) -> Fetch:
     """The function also takes `empty`, which makes the arrays to stack elements in."""
     parent, layout = fetcher(op.parent, guard), _BatchLayout(op)
-    make = make_batch if guard is None else _batch_of_good
+    make = make_batch if guard is None else partial(_batch_of_good, guard)
     if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
         return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
 
@@ -318,11 +318,11 @@ def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.E
         raise
 
 
-def _batch_of_good(op: Batch, block: Block, index: int, empty: trees.Empty | None) -> Any:
+def _batch_of_good(guard: Guard, op: Batch, block: Block, index: int, empty: trees.Empty | None) -> Any:
     """One batch from its elements, without the bad ones; if all are bad, so is the batch."""
     if isinstance(block, Rows):
         block = block.keep([row is not BAD for row in block.items])
-    return make_batch(op, block, index, empty) if len(block) else BAD
+    return guard.timed(op, index_of(op, [index]), make_batch, op, block, index, empty) if len(block) else BAD
 
 
 class _BatchLayout:
