@@ -80,7 +80,7 @@ class BadRecordsError(HeadraceError, ValueError):
 class ElementTimeout(HeadraceError, TimeoutError):
     """A function or a read took longer than `timeout_s`, and its worker process was ended."""
 
-    key: str  # of the element: see `Guard`
+    key: str  # of the call: see `Guard`; empty if it is not for one element
 
 
 class ClosedError(HeadraceError, ValueError):
@@ -126,7 +126,8 @@ class BadRecord:
         file: The file that the record is from, where the source knows.
         index: The record's index in the source; several, for an operation on batches.
         epoch: The epoch in which it failed, from 0 on.
-        element: The index of the element in the operation's input; in a stream without indices, its position.
+        element: The index of the element in the operation's input, and after a `flat_map` of a stream the child;
+            in a stream without indices, its position.
         site: The line of code that built the operation.
         replaced: Whether a handler replaced what the operation would have returned.
         exception: The error itself, for a handler.
@@ -151,10 +152,10 @@ class BadRecord:
         """The record with the text of its error only."""
         return BadRecord(**{**self.__dict__, "exception": None})
 
-    def key(self, *, with_epoch: bool = True) -> str:
+    @property
+    def key(self) -> str:
         """What tells it from other bad records, in this run and in one that goes on from a state."""
-        where = self.element if self.index is None else (self.index, self.epoch if with_epoch else None)
-        return repr((self.source, self.file, where, self.error))
+        return repr((self.source, self.file, self.index, self.epoch, self.element, self.error))
 
     def __str__(self) -> str:
         found = [self.file or self.source, None if self.index is None else f"record {self.index}"]

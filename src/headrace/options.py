@@ -118,7 +118,8 @@ class ErrorPolicy:
     Args:
         action: "raise" ends the run. "skip" leaves the record out. A function gets the `BadRecord` and returns what the
             operation that failed should have returned, or `None` to leave the record out; it runs in workers too.
-        max_errors: The run ends with a `BadRecordsError` after more bad records than this; `None` for any number.
+        max_errors: The run ends with a `BadRecordsError` after more bad records than this in one epoch; `None` for any
+            number.
         max_ratio: It also ends if bad records are more than this share of all that were read, from the eleventh bad
             one on; `None` for any share.
         quarantine: A JSON lines file that lists each bad record once, also over several runs.

@@ -5,15 +5,12 @@ import json
 import logging
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
-from headrace._ops.base import Op
-from headrace._ops.combine import Zip
-from headrace._plan.guard import Guard
+from headrace._plan.guard import Guard, check_nothing_is_paired
 from headrace._plan.plan import Plan
-from headrace._plan.stages import all_operations
-from headrace.errors import BadRecord, BadRecordsError, PipelineError
+from headrace.errors import BadRecord, BadRecordsError
 
 MOST_LISTED = 10  # in an error, in `stats()`, and one by one in the log
 ALWAYS_ALLOWED = 10  # the share counts only with more than this
@@ -28,10 +25,10 @@ class BadRecords:
     def __init__(self, plan: Plan):
         self._policy = plan.options.on_error
         if not self._policy.raises:
-            _check_nothing_is_paired(plan.op)
+            check_nothing_is_paired(plan.op)
         self._lock = threading.RLock()
         self._seen: set[str] = set()
-        self._distinct: set[str] = set()  # a record that is bad in each epoch is one of these
+        self._by_epoch: Counter[int | None] = Counter()
         self._last: deque[BadRecord] = deque(maxlen=MOST_LISTED)
         self._too_many: tuple[str, str] | None = None  # the record that was one too many, and why
         self.read = 0
@@ -50,14 +47,15 @@ class BadRecords:
         """Adds bad records; raises at the first one that is too many, whenever that is reported."""
         with self._lock:
             for record in records:
-                key = record.key()
-                if key not in self._seen:
+                key = record.key
+                is_new = key not in self._seen
+                if is_new:
                     self._seen.add(key)
-                    self._distinct.add(record.key(with_epoch=False))
+                    self._by_epoch[record.epoch] += 1
                     self._last.append(record)
                     self._tell(record)
-                    self._judge(key)
-                if self._too_many is not None and self._too_many[0] == key:
+                    self._judge(record)
+                if self._too_many is not None and (is_new or self._too_many[0] == key):
                     raise self._error(self._too_many[1])
 
     def _tell(self, record: BadRecord) -> None:
@@ -70,12 +68,12 @@ class BadRecords:
             done = "Replaced" if record.replaced else "Left out"
             logging.getLogger("headrace").warning("%s bad record number %d: %s", done, count, record)
 
-    def _judge(self, key: str) -> None:
+    def _judge(self, record: BadRecord) -> None:
         if self._too_many is not None:
             return
-        count, most, ratio = len(self._seen), self._policy.max_errors, self._policy.max_ratio
-        if most is not None and len(self._distinct) > most:
-            self._too_many = key, f"more than max_errors={most}"
+        key, count, most, ratio = record.key, len(self._seen), self._policy.max_errors, self._policy.max_ratio
+        if most is not None and self._by_epoch[record.epoch] > most:
+            self._too_many = key, f"more than max_errors={most}{' in one epoch' if record.epoch else ''}"
         elif ratio is not None and count > ALWAYS_ALLOWED and count > ratio * self.read:
             self._too_many = key, f"more than max_ratio={ratio} of the {self.read:,} read so far"
 
@@ -84,7 +82,7 @@ class BadRecords:
         listed = "" if quarantine is None else f" {quarantine} lists all of them."
         last = "".join(f"\n  {record}" for record in self._last)
         error = BadRecordsError(
-            f"{len(self._distinct)} bad records are {why}.{listed} Repair the data, or allow more with `on_error`. "
+            f"{len(self._seen)} bad records are {why}.{listed} Repair the data, or allow more with `on_error`. "
             f"The last ones:{last}"
         )
         error.records = list(self._last)
@@ -93,21 +91,7 @@ class BadRecords:
     def stats(self) -> dict[str, Any]:
         """How many there are, and the last ones."""
         with self._lock:
-            return {
-                "count": len(self._seen),
-                "distinct": len(self._distinct),
-                "last": [record.as_dict() for record in self._last],
-            }
-
-
-def _check_nothing_is_paired(op: Op) -> None:
-    zipped = next((each for each in all_operations(op) if isinstance(each, Zip) and each.is_stream), None)
-    if zipped is not None:
-        raise PipelineError(
-            f"{zipped.label()} (pipeline at {zipped.site}) pairs the elements of streams in order, so a record that "
-            "`on_error` leaves out of one of them would shift all pairs after it. Zip MapDatasets, before "
-            '`to_iter_dataset()`, or use on_error("raise").'
-        )
+            return {"count": len(self._seen), "last": [record.as_dict() for record in self._last]}
 
 
 class _Quarantine:
@@ -115,24 +99,33 @@ class _Quarantine:
 
     def __init__(self, path: str):
         self._path, self._can_write = path, True
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._listed = {record.key() for record in _listed(path)}
+        self._listed: set[str] = set()
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._listed.update(record.key for record in _listed(path))
+        except OSError as e:
+            self._warn(e)
 
     def add(self, record: BadRecord) -> None:
-        if record.key() in self._listed:
+        if record.key in self._listed:
             return
-        self._listed.add(record.key())
+        self._listed.add(record.key)
         line = (json.dumps(record.as_dict()) + "\n").encode()
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                os.write(fd, line)  # in one piece: other processes may write to the file as well
+                size = os.fstat(fd).st_size
+                is_cut = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # by a process that was killed
+                os.write(fd, b"\n" * is_cut + line)  # in one piece: other processes may write to the file as well
             finally:
                 os.close(fd)
         except OSError as e:
-            if self._can_write:
-                self._can_write = False
-                logging.getLogger("headrace").warning("Bad records cannot be listed in %s: %s", self._path, e)
+            self._warn(e)
+
+    def _warn(self, error: OSError) -> None:
+        if self._can_write:
+            self._can_write = False
+            logging.getLogger("headrace").warning("Bad records cannot be listed in %s: %s", self._path, error)
 
 
 def _listed(path: str) -> list[BadRecord]:

@@ -114,7 +114,7 @@ class StageStream(Stream):
         try:
             return self._pool.result(sent.pending)
         except ElementTimeout as e:
-            if self._context.guard is None or e.key in sent.late:
+            if self._context.guard is None or not e.key or e.key in sent.late:
                 raise
             sent.late.append(e.key)
             sent.pending = sent.again()
@@ -314,7 +314,7 @@ class BlockStageStream(StageStream):
     def _located(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
         at = self._runs[0].at  # the worker has counted elements from the start of its block
         base = places_base(self._stage.base)
-        return [dataclasses.replace(each, **where_after(base, at(int(each.element or 0)))) for each in bad]
+        return [dataclasses.replace(each, **_located(base, at, str(each.element))) for each in bad]
 
     def start(self) -> None:
         self._parent.start()
@@ -322,6 +322,12 @@ class BlockStageStream(StageStream):
     def close(self, *, wait: bool = True) -> None:
         super().close(wait=wait)
         self._parent.close(wait=wait)
+
+
+def _located(base: Op | None, at: Callable[[int], Position], element: str) -> dict[str, Any]:
+    """Where an element is that a worker has named by its number in a block, and by its children there."""
+    number, _, children = element.partition(", child ")
+    return where_after(base, at(int(number)), [int(each) for each in children.split(".") if each])  # type: ignore[arg-type]
 
 
 class WholeStream(StageStream):

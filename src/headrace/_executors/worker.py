@@ -227,7 +227,7 @@ class Worker:
             f"{step.op.label()} (pipeline at {step.op.site}) took more than timeout_s={timeout_s:g} for {which} "
             f"{where['element']}{record}, so its worker process was ended."
         )
-        error.key = step.key
+        error.key = "" if step.ends_run else step.key
         extent = Writer(Slot(self._slots_fd, slot)).dump(packed_error(error))
         return ANSWER.pack(number, FAILURE, *extent, time.monotonic() - step.since)
 

@@ -90,7 +90,9 @@ class Workers:
         shared_plan = cache.shared_plans.get(key)
         if shared_plan is None or shared_plan.closed:
             pipelines = [
-                ready_for_workers(op.parent, as_written=as_written) for op in group for as_written in (False, True)
+                ready_for_workers(op.parent, as_written=as_written or not self._plan.maps_may_move)
+                for op in group
+                for as_written in (False, True)
             ]
             shared_plan = SharedPlan(pipelines, group[0].worker_init_fn, self._plan.options)
             cache.shared_plans[key] = shared_plan

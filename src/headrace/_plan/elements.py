@@ -163,6 +163,7 @@ def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
 
 
 _NOTED = "__headrace_noted__"
+OF_GROUP = "__headrace_of_group__"  # an attribute of errors that concern a group of elements
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -15,17 +15,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace._ops.base import Op
+from headrace._ops.base import Op, parents_first
+from headrace._ops.combine import Zip
 from headrace._ops.element import Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._ops.source import Source
 from headrace._plan.blocks import Block, Columns, Indices, Rows
-from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
+from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.origins import origin
 from headrace._utils import trees
 from headrace._utils.addresses import redacted
 from headrace._utils.rng import CounterRng
 from headrace._utils.signals import raised_by_signal
-from headrace.errors import BadRecord, DataError, HeadraceError, in_words, without_memory_addresses
+from headrace.errors import (
+    BadRecord,
+    DataError,
+    HeadraceError,
+    PipelineError,
+    in_words,
+    without_memory_addresses,
+)
 from headrace.options import ErrorPolicy
 from headrace.sources import ArrayDataSource, RangeDataSource
 
@@ -41,6 +49,7 @@ class _Bad:
 
 
 BAD = _Bad()
+LONGEST_ERROR = 2000  # characters of an error that are listed
 Where = Callable[[int], dict[str, Any]]
 """From the number of an element in a block, fields of its `BadRecord`."""
 
@@ -52,6 +61,7 @@ class Step(NamedTuple):
     op: Op
     where: "Where"
     j: int | None
+    ends_run: bool = False  # whether its errors are never those of one record
 
     @property
     def key(self) -> str:
@@ -75,7 +85,7 @@ class Guard:
         is_lost: Callable[[Exception], bool] = lambda error: False,
         timeout_s: float | None = None,
     ):
-        self.report, self.saw, self.timeout_s = report, saw, timeout_s
+        self.report, self.saw, self.timeout_s, self.skips = report, saw, timeout_s, not policy.raises
         self.now: dict[int, Step] = {}  # by thread, the call that it is in, if calls are timed
         self.known: Collection[str] = ()  # keys of elements that took too long before
         self._policy, self._is_lost = policy, is_lost
@@ -93,14 +103,15 @@ class Guard:
     def check(self, error: Exception) -> None:
         """Raises an error that is not that of a single record."""
         is_ours = isinstance(error, HeadraceError) and not isinstance(error, DataError)
-        ends_run = self._policy.raises or is_ours or isinstance(error, MemoryError) or self._is_lost(error)
-        if ends_run or raised_by_signal(error):
+        is_of_group = hasattr(error, OF_GROUP)
+        ends_run = self._policy.raises or is_ours or is_of_group or isinstance(error, MemoryError)
+        if ends_run or self._is_lost(error) or raised_by_signal(error):
             raise error
 
     def judge(self, error: Exception, op: Op, where: dict[str, Any]) -> Any:
         """What takes the place of an operation's output after an error: `BAD`, or what the handler returns."""
         self.check(error)
-        text = without_memory_addresses(redacted(in_words(error)))
+        text = without_memory_addresses(redacted(in_words(error)[:LONGEST_ERROR]))
         record = BadRecord(op.label(), text, site=op.site, **where)
         made = None
         if callable(self._policy.action):
@@ -110,13 +121,13 @@ class Guard:
                 add_note(e, f"in the function of `on_error`, for {record}")
                 raise
         self._add(replace(record, replaced=made is not None))
-        return BAD if made is None else made
+        return BAD if made is None else trees.copy_tree(made)  # functions may change it
 
-    def begin(self, op: Op, where: Where, j: int | None) -> None:
+    def begin(self, op: Op, where: Where, j: int | None, *, ends_run: bool = False) -> None:
         """Notes that a call begins, for element number `j` of a block or for all; raises if it took too long before."""
         if self.timeout_s is None:
             return
-        step = Step(time.monotonic(), op, where, j)
+        step = Step(time.monotonic(), op, where, j, ends_run)
         if self.known and step.key in self.known:
             raise TimeoutError(f"took more than {self.timeout_s:g} s")
         self.now[threading.get_ident()] = step
@@ -129,11 +140,8 @@ class Guard:
     def timed(self, op: Op, where: Where, call: Callable[..., Any], *args: Any) -> Any:
         """The result of a call whose errors always end the run."""
         try:
-            self.begin(op, where, None)
+            self.begin(op, where, None, ends_run=True)
             return call(*args)
-        except TimeoutError as e:
-            add_note(e, f"in {op.label()} (pipeline at {op.site})")
-            raise
         finally:
             self.end()
 
@@ -143,6 +151,19 @@ class Guard:
             self.report([record])
         else:
             found.append(record)
+
+
+def check_nothing_is_paired(op: Op) -> None:
+    """Raises if leaving an element out of one stream would shift pairs with another."""
+    zipped = next(
+        (each for each in parents_first(op, lambda _: True) if isinstance(each, Zip) and each.is_stream), None
+    )
+    if zipped is not None:
+        raise PipelineError(
+            f"{zipped.label()} (pipeline at {zipped.site}) pairs the elements of streams in order, so a record that "
+            "`on_error` leaves out of one of them would shift all pairs after it. Zip MapDatasets, before "
+            '`to_iter_dataset()`, or use on_error("raise").'
+        )
 
 
 def records_per_element(op: Op) -> int:

@@ -4,6 +4,7 @@ The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `ind
 indices are. User functions get Python ints and elements that they may change.
 """
 
+import contextlib
 from collections.abc import Callable
 from functools import partial, singledispatch
 from itertools import chain
@@ -19,7 +20,7 @@ from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
-from headrace._plan.elements import Kernel, add_note, blame, element_kernel, ints
+from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import Fetch, reader, user_reader
@@ -304,6 +305,8 @@ def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.E
         try:
             return op.batch_fn(block.own_rows())
         except Exception as e:
+            with contextlib.suppress(AttributeError):
+                setattr(e, OF_GROUP, True)
             blame(e, op, iter(()), None if index is None else (index,))
             raise
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):

@@ -1,5 +1,6 @@
 """Where elements come from, for error messages: the operation that made them, and the source items behind it."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,10 @@ def origin(op: Op, index: int) -> dict[str, Any]:
     source, indices = items[0]
     epochs, records = np.divmod(indices, max(source.length(), 1))
     where = getattr(getattr(source, "source", None), "__where__", None)
-    file = None if where is None else where(int(records[0]))[0]
+    file = None
+    if where is not None:
+        with contextlib.suppress(Exception):  # it is for a message only
+            file = where(int(records[0]))[0]
     return {
         "source": source.label(),
         "file": None if file is None else redacted(file),

@@ -65,6 +65,11 @@ class Plan:
         """The options of the whole pipeline."""
         return gather_options(self.op)
 
+    @property
+    def maps_may_move(self) -> bool:
+        """Whether maps may run before what only reorders: not if they leave elements out."""
+        return self.options.on_error.raises
+
     # ---- for workers
 
     @cached_property
@@ -96,7 +101,7 @@ class Plan:
     def steps(self) -> list[Step]:
         """All operations in display order; those before an `mp_prefetch` as its workers compute them."""
         placed: dict[Op, _Placed] = {}
-        root = _as_computed(self.op, placed)
+        root = _as_computed(self.op, placed, as_written=not self.maps_may_move)
         return _numbered(root, placed)
 
     @cached_property
@@ -135,17 +140,19 @@ class _Placed:
     reason: str
 
 
-def _as_computed(op: Op, placed: dict[Op, _Placed]) -> Op:
+def _as_computed(op: Op, placed: dict[Op, _Placed], *, as_written: bool) -> Op:
     """The pipeline, rewritten before each `mp_prefetch` as its workers get it; notes who computes each operation."""
     chain: list[Any] = []
     while isinstance(op, Unary) and not (isinstance(op, MpPrefetch) and has_workers(op)):
         chain.append(op)
         op = op.parent
     if isinstance(op, MpPrefetch):
-        op = dataclasses.replace(op, parent=ready_for_workers(op.parent, as_written=False))
+        op = dataclasses.replace(op, parent=ready_for_workers(op.parent, as_written=as_written))
         _place(op.parent, placed)
     elif isinstance(op, Nary):
-        op = dataclasses.replace(op, parts=tuple(_as_computed(part, placed) for part in op.parts))
+        op = dataclasses.replace(
+            op, parts=tuple(_as_computed(part, placed, as_written=as_written) for part in op.parts)
+        )
     for each in reversed(chain):
         op = dataclasses.replace(each, parent=op)
     return op

@@ -79,12 +79,19 @@ def places(op: Op, run: Run) -> Places | None:
     return Places(run) if has_places(op.parents[0]) else None
 
 
-def where_after(base: ToStream | None, position: Position) -> dict[str, Any]:
-    """Where the element before a position comes from, as fields of a `BadRecord`; `base` is where indices begin."""
+def where_after(base: ToStream | None, position: Position, children: Sequence[int] = ()) -> dict[str, Any]:
+    """Where the element before a position comes from, as fields of a `BadRecord`.
+
+    `base` is where indices begin, and `children` says which child it is, after each `flat_map`.
+    """
     if base is not None:
-        return {"element": position - 1, **origin(base.parent, position - 1)}
-    text = repr(position)
-    return {"element": text if len(text) <= LONGEST_POSITION else hashlib.sha1(text.encode()).hexdigest()}
+        element: Any = position - 1
+        where = origin(base.parent, element)
+    else:
+        element, where = repr(position), {}
+        if len(element) > LONGEST_POSITION:
+            element = hashlib.sha1(element.encode()).hexdigest()
+    return {"element": f"{element}, child {'.'.join(map(str, children))}" if children else element, **where}
 
 
 class MissingElement(Exception):

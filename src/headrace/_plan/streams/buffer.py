@@ -99,10 +99,10 @@ class IndexStream(Stream):
     def _without_bad(self, block: Block, first: int) -> Run:
         """A block without bad and missing elements; reports the bad ones, in order."""
         assert self._guard is not None
+        self._guard.saw(len(block) * self._records_per_element)  # before the bad ones are compared with it
         if self._bad:
             for start in sorted(start for start in list(self._bad) if start < first + len(block)):
                 self._guard.report(self._bad.pop(start))
-        self._guard.saw(len(block) * self._records_per_element)
         if isinstance(block, Rows):
             mask = [row is not BAD and (row is not None or not self._skips_missing) for row in block.items]
             count = sum(mask)

@@ -9,6 +9,7 @@ from headrace._ops.base import Op
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.schedule import BLOCK, ScheduledMix, Timetable
 from headrace._plan.blocks import Rows, by_part, interleave
+from headrace._plan.guard import check_nothing_is_paired
 from headrace._plan.kernels import fetcher
 from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stay, stream_of
 from headrace.errors import PipelineError, StateError
@@ -180,6 +181,8 @@ class InterleaveStream(Stream):
 
     def _open(self, dataset: int, position: Position) -> Stream:
         part = interleaved_part(self._op, dataset)
+        if self._context.guard is not None and self._context.guard.skips:
+            check_nothing_is_paired(part)
         self._context.enter(self._op, dataset, part)
         return open_stream(part, position, self._context)
 

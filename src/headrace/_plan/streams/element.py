@@ -48,11 +48,13 @@ class Level(NamedTuple):
         down: For the position after `j` outputs, the operation's own number, if it has one, and the number of inputs.
         before: The position before the first output, in a tuple; `None` if it follows from the one below.
         source: The number of the input that output number `j` comes from.
+        child: Which child of that input it is, where an input may have several.
     """
 
     down: Callable[[int], tuple[Any, int]]
     before: tuple[Position] | None = None
     source: Callable[[int], int] = lambda j: j
+    child: Callable[[int], int] | None = None
 
 
 class Trace:
@@ -89,11 +91,14 @@ class Trace:
         """The position after `j` elements, counted after all levels so far."""
         return partial(self.position, len(self._levels))
 
-    def below(self, j: int) -> Position:
-        """The position of the stream below all levels, after the input that element number `j` comes from."""
+    def below(self, j: int) -> tuple[Position, list[int]]:
+        """The position of the stream below after the input that element `j` comes from, and which child it is."""
+        children = []
         for level in reversed(self._levels):
+            if level.child is not None:
+                children.append(level.child(j))
             j = level.source(j)
-        return self._at(j + 1)
+        return self._at(j + 1), children[::-1]
 
     def places(self, block: Block) -> Places:
         """The indices of elements in the random-access chain below."""
@@ -110,7 +115,7 @@ class Chain(NamedTuple):
 
     def where(self, trace: Trace) -> Where:
         """Where elements come from, for bad records."""
-        return lambda j: where_after(self.base, trace.below(j))
+        return lambda j: where_after(self.base, *trace.below(j))
 
 
 class Step:
@@ -238,10 +243,14 @@ class FlatMapStep(Step):
         def source(j: int) -> int:
             return int(np.searchsorted(ends, j + skipped, side="right"))
 
+        def child(j: int) -> int:
+            family = source(j)
+            return j + skipped - int(ends[family - 1] if family else 0)
+
         if children:
             taken, inputs = down(len(children))
             end = taken, trace.end if inputs == len(families) else trace.here()(inputs)
-            trace.add(Level(down, (self.position,), source), end)
+            trace.add(Level(down, (self.position,), source, child), end)
             self.position = end
         return Rows(children, owned=False)
 
