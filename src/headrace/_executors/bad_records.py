@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import threading
 from collections import Counter, deque
@@ -66,7 +65,7 @@ class BadRecords:
         count = len(self._seen)
         if count <= MOST_LISTED or count & (count - 1) == 0:
             done = "Replaced" if record.replaced else "Left out"
-            logging.getLogger("headrace").warning("%s bad record number %d: %s", done, count, record)
+            _warn("%s bad record number %d: %s", done, count, record)
 
     def _judge(self, record: BadRecord) -> None:
         if self._too_many is not None:
@@ -92,6 +91,12 @@ class BadRecords:
         """How many there are, and the last ones."""
         with self._lock:
             return {"count": len(self._seen), "last": [record.as_dict() for record in self._last]}
+
+
+def _warn(text: str, *args: Any) -> None:
+    import logging  # slow to import, and hardly ever needed
+
+    logging.getLogger("headrace").warning(text, *args)
 
 
 class _Quarantine:
@@ -125,7 +130,7 @@ class _Quarantine:
     def _warn(self, error: OSError) -> None:
         if self._can_write:
             self._can_write = False
-            logging.getLogger("headrace").warning("Bad records cannot be listed in %s: %s", self._path, error)
+            _warn("Bad records cannot be listed in %s: %s", self._path, error)
 
 
 def _listed(path: str) -> list[BadRecord]:

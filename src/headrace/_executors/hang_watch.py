@@ -4,13 +4,11 @@ One thread per process looks at all iterators that may wait. It runs only while 
 iterator whose elements come fast never starts it.
 """
 
-import logging
 import operator
 import os
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Iterator
 from types import FrameType
@@ -79,6 +77,8 @@ class HangWatch:
 
 
 def _tell(walk: "Walk", since: float, thread: int) -> None:
+    import logging  # slow to import, and hardly ever needed
+
     try:
         found = [*walk.work_of_workers(), *_work_of_threads(thread)]
     except Exception as e:  # such as a worker that has just ended
@@ -94,6 +94,8 @@ def _tell(walk: "Walk", since: float, thread: int) -> None:
 
 def _work_of_threads(consumer: int) -> Iterator[str]:
     """What the consumer and the threads of pipelines do that are at an element now, with their stacks."""
+    import traceback
+
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for number, frame in sys._current_frames().items():
         name = names.get(number) or ""
