@@ -269,6 +269,15 @@ STREAM_OPS = ELEMENT | {
         .pack({"x": 4}, strategy="best_fit", num_packing_bins=k % 4 + 1, long_sequences=FIT[k % 3])
     ),
     "concat evenly": lambda ds, k: ds.map(tokens).filter(has_x).map(only_x).pack({"x": k + 2}, strategy="concat_split"),
+    "global_batch": lambda ds, k: ds.map(number_of).global_batch(k % 3 + 1),
+    "global_batch of lanes": lambda ds, k: (
+        IterDataset.mix(
+            [MapDataset.range(60).to_iter_dataset(num_lanes=2), MapDataset.range(99).to_iter_dataset(num_lanes=2)]
+        )
+        .filter(is_kept)
+        .window_shuffle(k % 5 + 1, seed=k)
+        .global_batch(2 * (k % 3 + 1))
+    ),
     "concat then split": lambda ds, k: ConcatThenSplitIterDataset(
         ds.map(tokens), length_struct={"x": k % 4 + 2, "y": 3}, split_full_length_features=k % 2 == 0
     ),

@@ -6,6 +6,7 @@ shared with `headrace._plan`; only the ciphers and the schedules of `_utils.rng`
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, islice
@@ -13,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import buffer, combine, element, group, order, schedule, source
+from headrace._ops import buffer, combine, element, global_batch, group, order, schedule, source
 from headrace._ops.base import Op
+from headrace._ops.lanes import WHOLE, Lane
 from headrace._utils import trees
 from headrace._utils.rng import index_shuffle
 from headrace.packing import operations as pack
@@ -50,6 +52,11 @@ def item(op: Op, i: int) -> Any:
             parent, child = divmod(i, op.max_fan_out)
             children = _unless_hole(lambda x: list(op.fn(x)), item(op.parent, parent)) or []
             return children[child] if child < len(children) else None
+        case global_batch.BatchOfRows():
+            whole = op.parent.parent if isinstance(op.parent, global_batch.OwnRows) else op.parent
+            epoch, batch = divmod(i, whole.length() // op.rows.batch_size)
+            first = epoch * _epoch_length(whole) + batch * op.rows.batch_size
+            return (op.batch_fn or trees.stack)([item(whole, first + row) for row in op.rows.numbers.tolist()])
         case group.Batch():
             n, size = op.parent.length(), op.batch_size
             epoch, batch = divmod(i, op.length())
@@ -90,56 +97,58 @@ def index(op: order.IndexOp, i: int) -> int:
     return i
 
 
-def stream(op: Op) -> Iterator[Any]:
-    """The elements of a stream."""
+def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
+    """The elements of a stream, or of one of its lanes: element `i` of lane `l` of `L` is number `i * L + l`."""
     match op:
         case buffer.ToStream():
-            for i in range(op.parent.length()):
+            for i in range(lane.index, op.parent.length(), lane.count):
                 x = item(op.parent, i)
                 if x is not None or op.allow_nones:
                     yield x
         case source.UserDataset():
-            yield from op.dataset
+            yield from op.dataset if lane == WHOLE else op.dataset.shard(lane.index, lane.count)
+        case global_batch.GlobalBatch():
+            yield from _global_batches(op)
         case element.Map(batched=True):
-            for x in stream(op.parent):
+            for x in stream(op.parent, lane):
                 yield None if x is None else _unstack(op.transform(trees.stack([x])))
         case element.Map():
-            yield from (_unless_hole(op.fn, x) for x in stream(op.parent))
+            yield from (_unless_hole(op.fn, x) for x in stream(op.parent, lane))
         case element.MapWithIndex():
-            yield from (_unless_hole(partial(op.fn, i), x) for i, x in enumerate(stream(op.parent)))
+            yield from (_unless_hole(partial(op.fn, i), x) for i, x in _numbered(stream(op.parent, lane), lane))
         case element.RandomMap():
-            for i, x in enumerate(stream(op.parent)):
+            for i, x in _numbered(stream(op.parent, lane), lane):
                 yield None if x is None else op.fn(x, rng_at(op.seed, i))
         case element.Filter():
-            yield from filter(op.fn, stream(op.parent))
+            yield from filter(op.fn, stream(op.parent, lane))
         case element.FlatMap():
-            for x in stream(op.parent):
+            for x in stream(op.parent, lane):
                 yield from op.fn(x)
         case group.Batch():
-            for rows in _chunks(stream(op.parent), op.batch_size):
+            for rows in _chunks(stream(op.parent, lane), op.batch_size):
                 if len(rows) == op.batch_size or not op.drop_remainder:
                     yield (op.batch_fn or trees.stack)(rows)
         case group.Rebatch():
-            rows = (trees.tree_map(lambda a, j=j: a[j], x) for x in stream(op.parent) for j in range(_length(x)))
+            rows = (trees.tree_map(lambda a, j=j: a[j], x) for x in stream(op.parent, lane) for j in range(_length(x)))
             for chunk in _chunks(rows, op.batch_size):
                 if len(chunk) == op.batch_size or not op.drop_remainder:
                     yield trees.stack(chunk)
         case order.WindowShuffle():
-            for w, rows in enumerate(_chunks(stream(op.parent), op.window_size)):
-                seed = (op.seed + w) % 2**32
+            for w, rows in enumerate(_chunks(stream(op.parent, lane), op.window_size)):
+                seed = (_seed(op.seed, lane) + w) % 2**32
                 yield from [rows[index_shuffle(i, len(rows) - 1, seed)] for i in range(len(rows))][::-1]
         case group.BufferShuffle():
-            yield from _buffer_shuffle(op)
+            yield from _buffer_shuffle(replace(op, seed=_seed(op.seed, lane)), lane)
         case group.PaddedBatch():
-            for rows in _chunks(stream(op.parent), op.window_size):
+            for rows in _chunks(stream(op.parent, lane), op.window_size):
                 for chosen, length in op.groups(rows):
                     yield op.pad([rows[i] for i in chosen], length)
         case pack.FirstFitPack():
-            yield from _pack_into_bins(op)
+            yield from _pack_into_bins(replace(op, seed=_seed(op.seed, lane)), lane)
         case pack.ConcatThenSplit():
-            yield from _concat_then_split(op)
+            yield from _concat_then_split(op, lane)
         case combine.Mix():
-            parts = [stream(part) for part in op.parts]
+            parts = [stream(part, lane) for part in op.parts]
             for k in range(10**6):
                 which, _ = op.route(np.array([k]))
                 try:
@@ -147,40 +156,41 @@ def stream(op: Op) -> Iterator[Any]:
                 except StopIteration:
                     return
         case schedule.ScheduledMix():
-            parts = [stream(part) for part in op.parts]
-            for which in _by_tijdeman(op.schedule, len(parts)):
+            parts = [stream(part, lane) for part in op.parts]
+            for which in _by_tijdeman(op.schedule, len(parts), lane):
                 try:
                     yield next(parts[which])
                 except StopIteration:
                     return
         case combine.Zip():
-            yield from zip(*map(stream, op.parts), strict=False)
+            yield from zip(*(stream(part, lane) for part in op.parts), strict=False)
         case combine.Interleave():
-            yield from _interleave(op)
+            yield from _interleave(op, lane)
         case order.Repeat():
             for _ in range(op.num_epochs or 10**6):
-                yield from stream(op.parent)
+                yield from stream(op.parent, lane)
         case buffer.Limit():
-            yield from islice(stream(op.parent), op.count)
+            yield from islice(stream(op.parent, lane), _below(op.count, lane))
         case buffer.Skip():
-            yield from islice(stream(op.parent), op.count, None)
+            yield from islice(stream(op.parent, lane), _below(op.count, lane), None)
         case _:
-            yield from stream(op.parents[0])
+            yield from stream(op.parents[0], lane)
 
 
-def _buffer_shuffle(op: group.BufferShuffle) -> Iterator[Any]:
+def _buffer_shuffle(op: group.BufferShuffle, lane: Lane) -> Iterator[Any]:
     size = op.buffer_size
     keyed = []
-    for i, x in enumerate(stream(op.parent)):
+    for i, x in enumerate(stream(op.parent, lane)):
         stretch, offset = divmod(i, size)
         keyed.append((stretch * size + op.landing(stretch, offset + 1)[offset], i, x))
     return iter([x for _, _, x in sorted(keyed, key=lambda entry: entry[:2])])
 
 
-def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, far: int = 2000) -> Iterator[int]:
+def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, lane: Lane, far: int = 2000) -> Iterator[int]:
     """Parts one after the other, in exact numbers, from a table of ints."""
 
-    def weights(n: int) -> list[Fraction]:
+    def weights(i: int) -> list[Fraction]:
+        n = i * lane.count + lane.index
         row = table.weights[max(step for step in table.weights if step <= n // table.elements_per_step)]
         return [Fraction(weight, sum(row)) for weight in row]
 
@@ -195,7 +205,7 @@ def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, far: int = 2000
         yield which
 
 
-def _pack_into_bins(op: pack.FirstFitPack) -> Iterator[Any]:
+def _pack_into_bins(op: pack.FirstFitPack, lane: Lane) -> Iterator[Any]:
     """Features that are plain arrays, neither aligned nor grouped."""
 
     def fits(sequences: list[Any]) -> bool:
@@ -211,7 +221,7 @@ def _pack_into_bins(op: pack.FirstFitPack) -> Iterator[Any]:
         return [used[i] for i in order] if op.shuffle_bins else used
 
     before, bins = 0, [[] for _ in range(op.num_packing_bins)]
-    for x in stream(op.parent):
+    for x in stream(op.parent, lane):
         open_bins = [sequences for sequences in bins if fits([*sequences, x])]
         if not open_bins:
             done = rows()
@@ -222,12 +232,12 @@ def _pack_into_bins(op: pack.FirstFitPack) -> Iterator[Any]:
     yield from rows()
 
 
-def _concat_then_split(op: pack.ConcatThenSplit) -> Iterator[Any]:
+def _concat_then_split(op: pack.ConcatThenSplit, lane: Lane) -> Iterator[Any]:
     """Features that are plain arrays, none of them meta."""
     lengths = op.length_struct
     row: list[Any] = []
     aside: list[Any] = []
-    for x in stream(op.parent):
+    for x in stream(op.parent, lane):
         is_full = max(len(x[key]) - lengths[key] for key in lengths) == 0
         if is_full and not op.split_full_length_features:
             aside.append(_row([x], op))
@@ -266,13 +276,15 @@ def _row(sequences: list[Any], op: pack.Packer) -> dict[str, Any]:
     return row
 
 
-def _interleave(op: combine.Interleave) -> Iterator[Any]:
+def _interleave(op: combine.Interleave, lane: Lane) -> Iterator[Any]:
     if isinstance(op.datasets, Op):
         made = (item(op.datasets, i) for i in range(op.datasets.length()))
         parts = [dataset._stream_op for dataset in made if dataset is not None]
     else:
         parts = list(op.datasets)
-    waiting = map(stream, parts)
+    if op.num_lanes > 1:
+        parts, lane = parts[lane.index :: lane.count], WHOLE
+    waiting = (stream(part, lane) for part in parts)
     slots: list[Any] = [None] * op.cycle_length
     idle = 0
     turn = 0
@@ -287,6 +299,33 @@ def _interleave(op: combine.Interleave) -> Iterator[Any]:
             yield next(slots[here])
         except StopIteration:
             slots[here] = None
+
+
+def _global_batches(op: global_batch.GlobalBatch) -> Iterator[Any]:
+    """The next `G / L` rows of each lane, of which a process has some; it ends with the first of its lanes."""
+    each = op.batch_size // op.num_lanes
+    own = sorted({row // each for row in op.rows.numbers.tolist()})
+    lanes = {i: stream(op.parent, Lane(i, op.num_lanes)) for i in own}
+    while True:
+        rows = {}
+        for i in own:
+            rows |= dict(zip(range(i * each, (i + 1) * each), islice(lanes[i], each), strict=False))
+        if len(rows) < len(own) * each:
+            return
+        yield (op.batch_fn or trees.stack)([rows[row] for row in op.rows.numbers.tolist()])
+
+
+def _numbered(elements: Iterator[Any], lane: Lane) -> Iterator[tuple[int, Any]]:
+    return ((i * lane.count + lane.index, x) for i, x in enumerate(elements))
+
+
+def _below(count: int, lane: Lane) -> int:
+    """How many numbers of a lane are below a count."""
+    return sum(1 for n in range(count) if n % lane.count == lane.index)
+
+
+def _seed(seed: int, lane: Lane) -> int:
+    return seed if lane == WHOLE else int(np.random.SeedSequence([seed, lane.index]).generate_state(1)[0])
 
 
 def _epoch_length(op: Op) -> int:

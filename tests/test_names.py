@@ -19,13 +19,13 @@ NAMES = {
     "": """DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
         transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device monitoring text operations
-        ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify""",
+        ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify in_step""",
     "text": "Tokenize",
-    "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave",
+    "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave merge",
     "constants": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD RECORD_KEY SEED",
     "multiprocessing": "MultiprocessingOptions SharedMemoryArray SharedMemoryArrayMetadata",
     "samplers": "IndexSampler Sampler SequentialSampler",
-    "sharding": "NoSharding ShardByJaxProcess ShardOptions",
+    "sharding": "NoSharding ShardByJaxProcess ShardBySharding ShardOptions",
     "sources": """Address ArrayDataSource ArrayRecordDataSource ArrowDataSource BagzDataSource CsvDataSource
         ExampleDataSource ExampleParser Feature parse_example parse_sequence_example TorchDataSource
         Hdf5DataSource HuggingFaceDataSource HuggingFaceIterDataset IdxDataSource ImageFolderDataSource

@@ -19,6 +19,7 @@ from headrace._dataset.types import IterTypes, MapTypes
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
+from headrace._ops.global_batch import batch_of_rows, global_batch
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
 from headrace._ops.schedule import ScheduledMix, WeightSchedule
@@ -32,6 +33,7 @@ from headrace.iterator import StreamIterator
 from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
 from headrace.packing.operations import PackOptions, packer
 from headrace.protocols import RandomAccessDataSource
+from headrace.sharding import ShardBySharding, ShardOptions, rows_of
 from headrace.sources import ArrayDataSource, RangeDataSource
 from headrace.sources.arrays import is_array_like
 
@@ -227,16 +229,40 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         """
         return self._then(Repeat(self._op, num_epochs, reseed_each_epoch=reseed_each_epoch))
 
+    def global_batch(
+        self,
+        batch_size: int,
+        rows: ShardOptions | ShardBySharding | None = None,
+        *,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> "MapDataset":
+        """This process's rows of batches that all processes share; they are the same for any number of processes.
+
+        A last batch that is not full is dropped, so all processes have the same number of batches.
+
+        >>> [list(MapDataset.range(9).global_batch(4, ShardOptions(i, 2))) for i in range(2)]
+        [[array([0, 1]), array([4, 5])], [array([2, 3]), array([6, 7])]]
+
+        Args:
+            batch_size: How many rows a batch has in all processes together.
+            rows: Which rows this process has: `ShardBySharding(sharding)`, `ShardByJaxProcess()`, or
+                `ShardOptions(index, count)`. By default it has all.
+            batch_fn: Makes a batch of this process's rows; by default they are stacked.
+        """
+        return MapDataset._of(batch_of_rows(self._op, rows_of(rows, batch_size), batch_fn))
+
     def to_iter_dataset(
-        self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
+        self, read_options: ReadOptions | None = None, *, allow_nones: bool = False, num_lanes: int = 1
     ) -> "IterDataset[T]":
         """The elements as a stream.
 
         Args:
             read_options: Threads that read ahead. By default Headrace measures whether threads pay.
             allow_nones: Whether to hand over `None` for a missing element.
+            num_lanes: How many lanes to cut the stream into, for `global_batch`: lane `l` has every `num_lanes`-th
+                element from `l` on. Processes compute only the lanes that their rows come from.
         """
-        return IterDataset._of(ToStream(self._op, read_options, allow_nones=allow_nones))
+        return IterDataset._of(ToStream(self._op, read_options, allow_nones=allow_nones, num_lanes=num_lanes))
 
     def mp_prefetch(
         self,
@@ -308,7 +334,9 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         return IterDataset._of(Zip(stream_ops(datasets, "zip"), strict=strict))
 
     @staticmethod
-    def interleave(datasets: "Sequence[Dataset[T]] | MapDataset", *, cycle_length: int) -> "IterDataset[T]":
+    def interleave(
+        datasets: "Sequence[Dataset[T]] | MapDataset", *, cycle_length: int, num_lanes: int = 1
+    ) -> "IterDataset[T]":
         """Elements of `cycle_length` datasets in turn; one that ends is replaced by the next.
 
         >>> parts = MapDataset.range(3).map(lambda i: MapDataset.range(10 * i, 10 * i + 2))
@@ -318,10 +346,11 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         Args:
             datasets: Datasets, or a `MapDataset` whose elements are datasets.
             cycle_length: How many to have open at a time.
+            num_lanes: How many lanes to deal the datasets out to, for `global_batch`: lane `l` interleaves every
+                `num_lanes`-th dataset from `l` on.
         """
-        if isinstance(datasets, MapDataset):
-            return IterDataset._of(Interleave(datasets._op, cycle_length))
-        return IterDataset._of(Interleave(stream_ops(datasets, "interleave"), cycle_length))
+        parts = datasets._op if isinstance(datasets, MapDataset) else stream_ops(datasets, "interleave")
+        return IterDataset._of(Interleave(parts, cycle_length, num_lanes))
 
     # ---- batches
 
@@ -353,6 +382,33 @@ class IterDataset(IterTypes[T], marks.IterDataset):
                 `ConcatThenSplitIterDataset`.
         """
         return self._then(packer(self._op, length_struct, options, strategy=strategy, long_sequences=long_sequences))
+
+    def global_batch(
+        self,
+        batch_size: int,
+        rows: ShardOptions | ShardBySharding | None = None,
+        *,
+        num_batches: int | None = None,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> "IterDataset":
+        """This process's rows of batches that all processes share; they are the same for any number of processes.
+
+        A batch has the next `batch_size / num_lanes` elements of each lane of the stream, in order. A process computes
+        the lanes that its rows come from: with one lane, every process computes everything and keeps its rows.
+
+        >>> even = MapDataset.range(16).to_iter_dataset(num_lanes=2).filter(lambda x: x % 4 < 2)
+        >>> [list(even.global_batch(4, ShardOptions(i, 2), num_batches=2)) for i in range(2)]
+        [[array([0, 4]), array([ 8, 12])], [array([1, 5]), array([ 9, 13])]]
+
+        Args:
+            batch_size: How many rows a batch has in all processes together.
+            rows: Which rows this process has: `ShardBySharding(sharding)`, `ShardByJaxProcess()`, or
+                `ShardOptions(index, count)`. By default it has all.
+            num_batches: After how many batches to end. The stream must have as many.
+            batch_fn: Makes a batch of this process's rows; by default they are stacked.
+        """
+        found = rows_of(rows, batch_size)
+        return self._then(global_batch(self._op, found, num_batches=num_batches, batch_fn=batch_fn))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> "IterDataset[T]":
         """Cuts batches to another size.

@@ -51,6 +51,10 @@ class StateError(HeadraceError, ValueError):
     """A state does not fit the pipeline."""
 
 
+class MissingLanesError(StateError):
+    """A state lacks lanes that this process needs: they are in the states of other processes."""
+
+
 class StructureError(HeadraceError, ValueError):
     """Elements cannot be stacked into one batch."""
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace._executors.walk import Walk
 from headrace._ops.base import Op
+from headrace._ops.global_batch import has_global_state
 from headrace._plan.next_index import index_at, position_at
 from headrace._states import arrays, files, positions
 from headrace.compat.grain.stats import NoStats
@@ -71,7 +72,7 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
     """
 
     _parents: "tuple[DatasetIterator, ...]" = ()
-    _state_is_global: ClassVar[bool] = False  # whether all processes of a training job have the same state
+    _state_is_global: Any = False  # whether any number of processes can go on from the states of all
     _stats: ClassVar[NoStats] = NoStats()
     _closed = False
 
@@ -186,6 +187,10 @@ class PipelineIterator(_Checkpointable[T]):
 
 class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
     """An iterator over a dataset of this package."""
+
+    @property
+    def _state_is_global(self) -> bool:
+        return has_global_state(self._walk.op)
 
 
 def _connect(walk: Walk, reconnect: "_Reconnect") -> Callable[[], Any]:

@@ -171,6 +171,10 @@ class IndexSampler(BuiltInSampler):
         records = piece(records, self._start, self._size)
         if self._shuffle:
             records = records.shuffle(seed=self._seed)
+        shard = self._shard_options
+        if shard.ends_together and self._num_epochs is not None and len(self) % shard.shard_count:
+            # As in Grain: a piece that is one record shorter than others goes on with its first ones at the end.
+            return records.repeat()[: len(self) // shard.shard_count]
         return records if self._num_epochs == 1 else records.repeat(self._num_epochs)
 
     def _facts(self) -> dict[str, Any]:
@@ -227,4 +231,5 @@ def strided(records: Any, shard: ShardOptions) -> Any:
     """Every `shard_count`-th element of a `MapDataset`."""
     if shard.shard_count == 1:
         return records
-    return records.shard(shard.shard_count, shard.shard_index, drop_remainder=shard.drop_remainder)
+    same_size = shard.drop_remainder or shard.ends_together
+    return records.shard(shard.shard_count, shard.shard_index, drop_remainder=same_size)

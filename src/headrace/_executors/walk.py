@@ -4,6 +4,7 @@ import math
 import operator
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
@@ -11,8 +12,9 @@ from headrace._executors import context, hang_watch
 from headrace._executors.bad_records import BadRecords
 from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
-from headrace._ops.base import Op
+from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import Prefetch
+from headrace._ops.global_batch import check_lanes
 from headrace._plan.blocks import Block
 from headrace._plan.origins import last_own
 from headrace._plan.plan import Plan
@@ -63,8 +65,10 @@ class Walk:
     """
 
     def __init__(self, op: Op):
+        check_lanes(op)
         self.op, self.plan = op, Plan(op)
         self._run = Handover([], None)
+        self._kept = Kept()
         self._stream: Stream | None = None
         self._context: Context | None = None
         self._workers = Workers(self.plan)
@@ -118,6 +122,7 @@ class Walk:
         self._n, self._single_steps_left, self._caution = 1, 0, 0
         self._first_error = self._error = None
         self._ended = False
+        self._kept = Kept()
         self._run.empty(position)
 
     # ---- making runs
@@ -270,7 +275,8 @@ class Walk:
             self._handlers = signal_handlers()
             self._workers.go_on()
             guard, single_step = self.bad_records.guard(), self._stream_is_single_step
-            self._context = context(self.plan, self._workers, self.recorder, guard, single_step=single_step)
+            made = context(self.plan, self._workers, self.recorder, guard, single_step=single_step)
+            self._context = replace(made, kept=self._kept)
             self._stream = open_stream(self.op, self._run.position(), self._context)
             self._in_step = True
             if not self._watched and (self._workers.are_open or isinstance(self.op, Prefetch)):

@@ -114,7 +114,11 @@ class _Selection(transforms.DatasetSelectionMap):
     def __init__(self, order: Order, num_records: int):
         self._order, self._num_records = order, num_records
         places = _num_places(order.sampler)
-        self._length = places if places == sys.maxsize else order.shard.piece(places)[1]
+        shard = order.shard
+        if places == sys.maxsize:
+            self._length = places
+        else:
+            self._length = places // shard.shard_count if shard.ends_together else shard.piece(places)[1]
 
     def __len__(self) -> int:
         return self._length

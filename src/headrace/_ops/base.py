@@ -17,13 +17,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from headrace._ops.state_fields import Fields, PartStates, count, plain
 from headrace._utils.addresses import redacted
 from headrace.errors import PipelineError, SpecError
+
+if TYPE_CHECKING:
+    from headrace._ops.lanes import Lane
 
 T = TypeVar("T")
 ENDLESS = sys.maxsize
@@ -136,6 +139,8 @@ class Op:
         is_seed_step: Whether it counts in the distance to a seed.
         is_guarded: Whether an error of its function concerns one record, which `on_error` may leave out.
         stays_here: Whether only the consumer's own process can compute it.
+        ends_together: Whether it ends at the same step in all processes.
+        hides_parents: Whether its parents belong to a dataset that a user has defined, and not to the pipeline.
         site: The file and line of the user's code that built it.
     """
 
@@ -157,6 +162,8 @@ class Op:
     is_seed_step: ClassVar[bool] = True
     is_guarded: ClassVar[bool] = False
     stays_here: ClassVar[bool] = False
+    ends_together: ClassVar[bool] = False
+    hides_parents: ClassVar[bool] = False
     site: str = field(default_factory=call_site, kw_only=True)
 
     @property
@@ -241,6 +248,16 @@ class Op:
         """Whether some indices may have no element, as after a filter."""
         return any(parent.is_sparse for parent in self.parents)
 
+    @property
+    @from_parents
+    def lanes(self) -> int:
+        """How many lanes its stream has."""
+        return max((parent.lanes for parent in self.parents), default=1)
+
+    def in_lane(self, lane: "Lane", parents: "tuple[Op, ...]") -> "Op":
+        """The same operation in one lane of its stream, on parents in that lane."""
+        raise PipelineError(f"{self.label()} (pipeline at {self.site}) cannot be cut into lanes.")
+
     def identity(self) -> dict[str, Any] | None:
         """The arguments that decide the order of elements; `None` where none do, as for a map."""
         params = self.order_params
@@ -274,10 +291,11 @@ class Op:
 
     def label(self) -> str:
         """The operation with its arguments, for display."""
+        by_name = {f.name for f in dataclasses.fields(self) if f.kw_only}
         shown = []
         for i, (name, value) in enumerate(self.arguments()):
-            text = describe(value)
-            shown.append(text if i == 0 and not isinstance(value, bool) else f"{name}={text}")
+            has_name = i > 0 or name in by_name or isinstance(value, bool)
+            shown.append(f"{name}={describe(value)}" if has_name else describe(value))
         return f"{self.name}({', '.join(shown)})"
 
 
@@ -294,6 +312,10 @@ class Unary(Op):
     @property
     def before(self) -> Op | None:
         return self.parent if self.parent.is_stream else None
+
+    def in_lane(self, lane: "Lane", parents: tuple[Op, ...]) -> Op:
+        (parent,) = parents
+        return dataclasses.replace(self, parent=parent)
 
     @from_parents
     def length(self) -> int:

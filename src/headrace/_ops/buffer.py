@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Kept, Unary, describe, from_parents
-from headrace._ops.order import IndexOp
+from headrace._ops.base import ENDLESS, Kept, Op, Unary, describe, from_parents
+from headrace._ops.lanes import Lane
+from headrace._ops.order import IndexOp, Slice
 from headrace.errors import PipelineError
 from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts, num_threads
 
@@ -18,13 +19,28 @@ class ToStream(Unary):
     """The elements of a random-access chain in order; missing ones are skipped unless `allow_nones`."""
 
     name = "to_iter_dataset"
-    order_params = ("allow_nones",)
     read_options: ReadOptions | None = None
     allow_nones: bool = field(default=False, kw_only=True)
+    num_lanes: int = field(default=1, kw_only=True)
+
+    def __post_init__(self):
+        check_counts(self, "num_lanes", least=1)
 
     @property
     def is_stream(self) -> bool:
         return True
+
+    @property
+    def lanes(self) -> int:
+        return self.num_lanes
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        every = Slice(self.parent, lane.index, lane.count, lane.below(self.parent.length()), site=self.site)
+        return replace(self, parent=every, num_lanes=1)
+
+    def identity(self) -> dict[str, Any]:
+        cut = {"num_lanes": self.num_lanes} if self.num_lanes > 1 else {}
+        return {"allow_nones": self.allow_nones} | cut
 
     def first_position(self, parts: tuple[Any, ...]) -> int:
         return 0
@@ -60,6 +76,9 @@ class Limit(Unary):
     def endless(self) -> bool:
         return False
 
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parent=parents[0], count=lane.below(self.count))
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Skip(Unary):
@@ -74,6 +93,9 @@ class Skip(Unary):
     def __post_init__(self):
         check_counts(self, "count", least=0)
 
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parent=parents[0], count=lane.below(self.count))
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prefetch(Unary):
@@ -85,6 +107,9 @@ class Prefetch(Unary):
 
     def __post_init__(self):
         check_counts(self, "buffer_size", least=0, autotune=True)
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return parents[0]  # it works ahead after the lanes are joined
 
     def how(self) -> str:
         return f"a thread works ahead, {self.buffer_size} elements"
@@ -109,6 +134,9 @@ class MpPrefetch(Unary):
                 f"worker_init_fn must take two arguments, the worker's index and the number of workers; got "
                 f"{describe(self.worker_init_fn)}."
             )
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return parents[0]  # it works ahead after the lanes are joined
 
     def how(self) -> str:
         number = self.options.num_workers
@@ -142,6 +170,9 @@ class Cache(IndexOp):
     def __post_init__(self):
         if self.parent.endless:
             raise PipelineError("`cache` cannot hold an endless dataset: put it before `repeat`.")
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parent=parents[0], kept=Kept())
 
     @property
     def gathers_columns(self) -> bool:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace._ops.base import ENDLESS, Kept, Op, from_parents
+from headrace._ops.lanes import Lane, check_same_lanes
+from headrace._ops.order import Slice
 from headrace._ops.proportions import Shares
 from headrace._ops.state_fields import Fields, PartStates, count, ints, plain
 from headrace.errors import PipelineError, StateError
@@ -26,6 +28,7 @@ class Nary(Op):
     def __post_init__(self):
         if not self.parts:
             raise PipelineError(f"`{self.name}` needs at least one dataset; got none.")
+        check_same_lanes(self)
 
     @property
     def parents(self) -> tuple[Op, ...]:
@@ -33,6 +36,9 @@ class Nary(Op):
 
     def with_parts(self, parts: tuple[Op, ...]) -> Op:
         return replace(self, parts=parts)
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return self.with_parts(parents)
 
     parts_field = "parents"
 
@@ -310,12 +316,49 @@ class Interleave(Op):
     hides_seeds = True
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
+    num_lanes: int = 1
     kept: Kept = field(default_factory=Kept, repr=False)
 
     def __post_init__(self):
         check_counts(self, "cycle_length", least=1)
+        check_counts(self, "num_lanes", least=1)
         if not isinstance(self.datasets, Op) and not self.datasets:
             raise PipelineError("`interleave` needs at least one dataset; got none.")
+        check_same_lanes(self)
+        if self.num_lanes > 1:
+            self._check_lanes()
+
+    def _check_lanes(self) -> None:
+        """Raises unless its datasets can be dealt out to its lanes."""
+        inner = max((part.lanes for part in self.parents), default=1)
+        if inner > 1:
+            raise PipelineError(
+                f"`interleave` has num_lanes={self.num_lanes}, and its datasets have {inner} lanes each. Cut either "
+                "the list of datasets or the datasets."
+            )
+        if self.num_datasets < self.num_lanes:
+            raise PipelineError(
+                f"`interleave` deals out {self.num_datasets} datasets to num_lanes={self.num_lanes}, and a lane needs "
+                "at least one. Use fewer lanes."
+            )
+
+    @property
+    @from_parents
+    def lanes(self) -> int:
+        return max(self.num_lanes, *(part.lanes for part in self.parents))
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        if self.num_lanes == 1:
+            return self.with_parts(parents)
+        if isinstance(self.datasets, Op):
+            mine: Any = Slice(self.datasets, lane.index, lane.count, lane.below(self.num_datasets), site=self.site)
+        else:
+            mine = tuple(self.datasets[lane.index :: lane.count])
+        return replace(self, datasets=mine, num_lanes=1, kept=Kept())
+
+    def identity(self) -> dict[str, Any]:
+        cut = {"num_lanes": self.num_lanes} if self.num_lanes > 1 else {}
+        return {"cycle_length": self.cycle_length} | cut
 
     @property
     def parents(self) -> tuple[Op, ...]:

@@ -4,11 +4,12 @@ Maps leave `None` as it is, whether it stands for a missing element or is an ele
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from headrace._ops.base import ENDLESS, Unary, describe, from_parents, method_or_function
+from headrace._ops.base import ENDLESS, Op, Unary, describe, from_parents, method_or_function
+from headrace._ops.lanes import WHOLE, Lane
 from headrace._ops.seeds import set_seed
 from headrace.errors import PipelineError, SpecError
 
@@ -105,9 +106,13 @@ class MapWithIndex(Transformed):
     name = method = "map_with_index"
     state_fields = ("count",)
     counts_elements = True
+    lane: Lane = field(default=WHOLE, repr=False, kw_only=True)
 
     def identity(self) -> None:
         return None
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parent=parents[0], lane=lane)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,10 +124,14 @@ class RandomMap(Transformed):
     counts_elements = True
     state_params = ("seed",)
     seed: int | None = None
+    lane: Lane = field(default=WHOLE, repr=False, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
         set_seed(self, bits=None)
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parent=parents[0], lane=lane)
 
     def how(self) -> str:
         counts = "; ordering point: counts elements" if self.is_stream else ""

@@ -1,13 +1,14 @@
 """Operations that combine several elements into one, or reorder a group of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Unary, from_parents
+from headrace._ops.base import Op, Unary, from_parents
+from headrace._ops.lanes import Lane
 from headrace._ops.seeds import set_seed
 from headrace._utils import trees
 from headrace._utils.spec import ShapeDtypeStruct
@@ -81,7 +82,7 @@ class Batch(Unary):
         size: int | None = self.batch_size
         if not self.drop_remainder and (self.is_stream or self.parent.length() % self.batch_size):
             size = None
-        return _with_leading(self.parent.spec(), size)
+        return with_leading(self.parent.spec(), size)
 
 
 class Grouped(Unary):
@@ -129,6 +130,9 @@ class BufferShuffle(Grouped):
     def __post_init__(self):
         check_counts(self, "buffer_size", least=1)
         set_seed(self, bits=None)
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parent=parents[0], seed=lane.seed(self.seed))
 
     def landing(self, stretch: int, count: int) -> np.ndarray:
         """Where each of the first `count` elements of a stretch lands, counted from the stretch's start."""
@@ -253,10 +257,10 @@ class PadTo:
         return batch_and_pad(values, batch_size=self.batch_size, pad_value=self.pad_value)
 
     def output_spec(self, spec: Any) -> Any:
-        return _with_leading(spec, self.batch_size)
+        return with_leading(spec, self.batch_size)
 
 
-def _with_leading(spec: Any, size: int | None) -> Any:
+def with_leading(spec: Any, size: int | None) -> Any:
     return trees.tree_map(lambda leaf: _stacked((size, *leaf.shape), leaf), spec)
 
 

@@ -6,12 +6,13 @@ overflows only in the last, unfinished epoch before 2**63.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from headrace._ops.base import ENDLESS, Op, Unary, from_parents
+from headrace._ops.lanes import Lane
 from headrace._ops.seeds import check_seed, set_seed
 from headrace._utils.rng import permutation, shuffled_indices
 from headrace.errors import PipelineError
@@ -95,6 +96,9 @@ class WindowShuffle(IndexOp):
     def __post_init__(self):
         check_counts(self, "window_size", least=1)
         set_seed(self)
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parent=parents[0], seed=lane.seed(self.seed))
 
     def how(self) -> str:
         return "ordering point: one window at a time" if self.is_stream else super().how()

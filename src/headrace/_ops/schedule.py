@@ -10,12 +10,14 @@ import hashlib
 import heapq
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace._ops.base import Op
 from headrace._ops.combine import Mixing
+from headrace._ops.lanes import WHOLE, Lane
 from headrace._ops.state_fields import Fields, count
 from headrace.errors import PipelineError, StateError
 from headrace.options import check_counts
@@ -58,12 +60,14 @@ class WeightSchedule:
         if min(self.weights, default=-1) != 0:
             raise PipelineError(f"The table of a WeightSchedule must begin at step 0; got {list(self.weights)}.")
 
-    def shares(self, first: int, stop: int, names: Sequence[str] | int) -> tuple[np.ndarray, PipelineError | None]:
-        """For elements from `first` to `stop`, the weights of all parts (given by names or number), with sum 1.
+    def shares(
+        self, first: int, stop: int, names: Sequence[str] | int, lane: Lane = WHOLE
+    ) -> tuple[np.ndarray, PipelineError | None]:
+        """For a lane's elements from `first` to `stop`, the weights of all parts (by names or number), with sum 1.
 
         Where the schedule fails before `stop`, the weights up to there, and the error.
         """
-        steps = np.arange(first, stop) // self.elements_per_step
+        steps = np.array(lane.numbers(first, stop)) // self.elements_per_step
         rows, row_of = np.unique(steps if callable(self.weights) else self._changes(steps), return_inverse=True)
         table: list[np.ndarray] = []
         for step in rows.tolist():
@@ -195,6 +199,7 @@ class ScheduledMix(Mixing):
     state_fields = ("count", "lags", "plan")
     schedule: WeightSchedule
     names: tuple[str, ...] | None = None
+    lane: Lane = field(default=WHOLE, repr=False, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
@@ -204,6 +209,9 @@ class ScheduledMix(Mixing):
     @property
     def _parts(self) -> Sequence[str] | int:
         return self.names or len(self.parts)
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return replace(self, parts=parents, lane=lane)
 
     def first_numbers(self) -> tuple[Any, ...]:
         return 0, (0.0,) * len(self.parts), 0
@@ -232,7 +240,7 @@ class ScheduledMix(Mixing):
     def planned(self, block: int, lags: Lags) -> Timetable:
         """A block of elements; with many parts, it looks further ahead."""
         first, ahead = block * BLOCK, max(BLOCK, 4 * len(self.parts))
-        weights, error = self.schedule.shares(first, first + BLOCK + ahead, self._parts)
+        weights, error = self.schedule.shares(first, first + BLOCK + ahead, self._parts, self.lane)
         if error is not None and not len(weights):
             raise error
         return plan(weights, tuple(lags), error)

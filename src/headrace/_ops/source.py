@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import Any
 
 from headrace._ops.base import ENDLESS, Kept, Op, describe
+from headrace._ops.lanes import Lane
 from headrace._ops.state_fields import Fields, count
-from headrace.errors import SpecError
+from headrace.errors import PipelineError, SpecError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,6 +55,7 @@ class UserDataset(Op):
 
     name = "user_dataset"
     state_fields = ("state", "replay")
+    hides_parents = True
     optional_fields = ("state",)
     dataset: Any
     stream: bool
@@ -66,6 +68,28 @@ class UserDataset(Op):
     @property
     def is_stream(self) -> bool:
         return self.stream
+
+    @property
+    def state_is_global(self) -> bool:
+        return getattr(self.dataset, "_state_is_global", False)
+
+    @property
+    def rows(self) -> Any:
+        """The rows of global batches that its elements have, if they have."""
+        return getattr(self.dataset, "global_rows", None)
+
+    @property
+    def lanes(self) -> int:
+        return getattr(self.dataset, "num_lanes", 1) if self.stream else 1
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        shard = getattr(self.dataset, "shard", None)
+        if shard is None:
+            raise PipelineError(
+                f"{self.label()} (pipeline at {self.site}) has num_lanes={self.lanes}, and no method "
+                "`shard(index, count)` that returns the dataset of one of them. Define it, or read in one lane."
+            )
+        return shard(lane.index, lane.count)._op
 
     def first_position(self, parts: tuple[Any, ...]) -> tuple[None, int]:
         return None, 0

@@ -16,6 +16,7 @@ from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
 from headrace._ops.element import Filter, FlatMap, Map, Transformed
+from headrace._ops.global_batch import GlobalBatch
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
@@ -299,7 +300,9 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
     return fetch
 
 
-def make_batch(op: Batch, block: Block, index: int | None = None, empty: trees.Empty | None = None) -> Any:
+def make_batch(
+    op: Batch | GlobalBatch, block: Block, index: int | None = None, empty: trees.Empty | None = None
+) -> Any:
     """One batch from its elements, stacked in arrays that `empty` makes; `index` is the batch's, if it has one."""
     if op.batch_fn is not None:
         try:

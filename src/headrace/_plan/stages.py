@@ -22,10 +22,11 @@ from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.combine import Interleave, Mixing, Zip
 from headrace._ops.element import Map
+from headrace._ops.global_batch import GlobalBatch
 from headrace._ops.group import Batch
 from headrace._ops.source import UserDataset
 from headrace._plan.streams.base import Position
-from headrace._plan.streams.combine import interleaved_part
+from headrace._plan.streams.combine import part_made
 from headrace.options import num_threads
 
 Path = tuple[int, ...]
@@ -186,11 +187,12 @@ class Stages:
         """Where workers find an operation."""
         return self._places[op]
 
-    def enter(self, interleave: Op, number: int, part: Op) -> None:
-        """Notes where workers find a dataset of an interleave."""
-        at = self._places[interleave]
+    def enter(self, several: Op, number: int, part: Op) -> None:
+        """Notes where workers find a dataset of an interleave, or a lane."""
+        at = self._places[several]
         path, family = (*at.path, number), (*at.family, ANY)
-        self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=at.weight))
+        weight = at.weight * getattr(several, "rows_per_lane", 1)
+        self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=weight))
 
     def why_here(self, op: Op) -> str:
         """Why the consumer computes an operation."""
@@ -284,11 +286,12 @@ class Place:
     """Where an operation is in the plan that workers have."""
 
     path: Path
-    family: Path  # the path with `ANY` for the number of an interleaved dataset
+    family: Path  # the path with `ANY` for the number of an interleaved dataset or a lane
     is_part: bool  # whether it is a part of a combination: see `is_one_worker_stream`
     weight: int  # how many of its elements make one output of the whole pipeline
 
 
+MAKES_PARTS = Interleave | GlobalBatch  # they make their parts when they open them
 ANY = -1
 DEEP = 64  # more levels of nested positions than this are folded before pickling
 
@@ -296,12 +299,12 @@ DEEP = 64  # more levels of nested positions than this are folded before picklin
 def places_in_plan(
     op: Op, path: Path, *, family: Path | None = None, is_part: bool = False, weight: int = 1
 ) -> Iterator[tuple[Op, Place]]:
-    """The places of all stream operations in a plan; an interleave numbers its datasets when it opens them."""
+    """The places of all stream operations in a plan, except parts that are made when they are opened."""
     ahead = [(op, Place(path, path if family is None else family, is_part, weight))]
     while ahead:
         op, place = ahead.pop()
         yield op, place
-        if isinstance(op, ToStream | UserDataset | Interleave):
+        if isinstance(op, ToStream | UserDataset | MAKES_PARTS):
             continue
         weight, several = place.weight * getattr(op, "batch_size", 1), len(op.parents) > 1
         ahead += [
@@ -313,7 +316,7 @@ def places_in_plan(
 def find(root: Op, path: Path) -> Op:
     """The operation at a path."""
     for step in path:
-        root = interleaved_part(root, step) if isinstance(root, Interleave) else root.parents[step]
+        root = part_made(root, step) if isinstance(root, MAKES_PARTS) else root.parents[step]
     return root
 
 

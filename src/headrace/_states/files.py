@@ -4,7 +4,8 @@ import json
 import sys
 from typing import Any
 
-from headrace.errors import StateError
+from headrace._states.merging import merge
+from headrace.errors import MissingLanesError, StateError
 
 State = dict[str, Any] | bytes
 
@@ -32,20 +33,32 @@ def write(directory: Any, text: str) -> None:
 
 
 def restore(iterator: Any, directory: Any) -> None:
-    """Restores an iterator from this process's file in a folder."""
-    text = _find(directory, any_process=getattr(iterator, "_state_is_global", False)).read_text()
-    iterator.set_state(text.encode() if isinstance(iterator.get_state(), bytes) else json.loads(text))
+    """Restores an iterator from the states in a folder.
+
+    That is this process's own, unless the iterator's elements are rows of global batches: these may go on with another
+    number of processes, or with other rows in each, and then need the states of all.
+    """
+    own = directory / file_name()
+    if not own.exists():
+        iterator.set_state(_of_all(directory, own, is_global=getattr(iterator, "_state_is_global", False)))
+        return
+    text = own.read_text()
+    state = text.encode() if isinstance(iterator.get_state(), bytes) else json.loads(text)
+    try:
+        iterator.set_state(state)
+    except MissingLanesError:
+        iterator.set_state(_of_all(directory, own, is_global=True))
 
 
-def _find(directory: Any, *, any_process: bool) -> Any:
-    """This process's file; if states are global, any process's file will do."""
-    path = directory / file_name()
-    if path.exists():
-        return path
-    found = sorted(directory.glob("process_*.json")) if directory.exists() else []
-    if found and any_process:
-        return found[0]
-    raise StateError(
-        f"There is no state of this process at {path}; the folder has {[p.name for p in found] or 'no states'}. "
-        "Restore a checkpoint with as many processes as wrote it; for another number see `ElasticIterator`."
-    )
+def _of_all(directory: Any, own: Any, *, is_global: bool) -> State:
+    """The states of all processes as one."""
+    found = {path.name: path for path in directory.glob("process_*.json")} if directory.exists() else {}
+    if not found or not is_global:
+        raise StateError(
+            f"There is no state of this process at {own}; the folder has {sorted(found) or 'no states'}. Restore a "
+            "checkpoint with as many processes as wrote it; to restore with another number, read rows of a "
+            "`global_batch`."
+        )
+    if len({name.partition("-of-")[2] for name in found}) > 1:
+        raise StateError(f"The folder {directory} has states of different numbers of processes: {sorted(found)}.")
+    return merge([json.loads(path.read_text()) for path in found.values()])

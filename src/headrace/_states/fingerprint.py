@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 from headrace._ops.base import Op, describe
+from headrace._ops.global_batch import GlobalBatch
 from headrace._ops.state_fields import number_of
 from headrace.errors import StateError
 
@@ -82,8 +83,11 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
     Whatever decides the meaning of an index counts, and whatever an open group is computed from. Later operations may
     differ.
     """
-    own, theirs = _entries(fingerprint(op)), _entries(saved)
     num_open, base, position = _open(op, position)
+    if isinstance(base, GlobalBatch):
+        found = [each for at in position[-1] for each in differences(base.parent, saved, at)]
+        return list(dict.fromkeys(found))
+    own, theirs = _entries(fingerprint(op)), _entries(saved)
     parts = base.named_parts()
     if parts is not None and base.is_stream and not num_open:
         return _differences_of_parts(base, parts, own, theirs, position)

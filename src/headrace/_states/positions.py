@@ -20,7 +20,7 @@ from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.state_fields import PartStates, as_int, ints
 from headrace._plan.stages import start_of
-from headrace._plan.streams.combine import interleaved_part
+from headrace._plan.streams.combine import part_made
 from headrace._states import arrays
 from headrace._states.fingerprint import changed_functions, differences, fingerprint, functions
 from headrace.compat.grain import states
@@ -43,7 +43,12 @@ class Identity:
             self._known = {"pipeline": fingerprint(self._op), "functions": functions(self._op)}
         # A copy, since users may change their state.
         state |= {name: json.loads(json.dumps(value)) for name, value in self._known.items()}
-        return state if state.keys() <= {"next_index", *BESIDE} else state | {"checksum": _checksum(state)}
+        return with_checksum(state)
+
+
+def with_checksum(state: Json) -> Json:
+    """A state with its checksum, if it is more than an index."""
+    return state if state.keys() <= {"next_index", *BESIDE} else state | {"checksum": _checksum(state)}
 
 
 def _checksum(state: Json) -> int:
@@ -128,7 +133,7 @@ def _encode_base(op: Op, position: Any) -> Json:
 
 
 def _parts(*, reread: bool = False) -> PartStates:
-    return PartStates(encode, partial(decode, reread=reread), interleaved_part, reread)
+    return PartStates(encode, partial(decode, reread=reread), part_made, reread)
 
 
 def decode(op: Op, state: Any, *, reread: bool = False) -> Any:

@@ -7,13 +7,14 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap
+from headrace._ops.global_batch import batch_of_rows
 from headrace._plan.stages import all_operations
 from headrace._states import arrays
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError, StateError
 from headrace.iterator import DatasetIterator, StreamIterator, _Checkpointable
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
-from headrace.sharding import ShardOptions
+from headrace.sharding import ShardBySharding, ShardOptions, rows_of
 
 FIELD = "global_next_index"
 
@@ -21,11 +22,12 @@ FIELD = "global_next_index"
 class ElasticIterator(IterDataset, _Checkpointable):
     """One shard's rows of every global batch.
 
-    Row `r` of a global batch belongs to shard `r % shard_count`. It drops a last global batch that is not full.
+    Its elements are those of `ds.global_batch(global_batch_size, shard_options)`, and its states are Grain's. It drops
+    a last global batch that is not full.
 
     >>> halves = [ElasticIterator(MapDataset.range(9), 4, ShardOptions(i, 2)) for i in range(2)]
     >>> [next(half) for half in halves], halves[0].get_state()
-    ([array([0, 2]), array([1, 3])], {'global_next_index': 4})
+    ([array([0, 1]), array([2, 3])], {'global_next_index': 4})
     >>> whole = ElasticIterator(MapDataset.range(9), 4, ShardOptions(0, 1))
     >>> whole.set_state(halves[0].get_state())
     >>> next(whole)
@@ -39,7 +41,7 @@ class ElasticIterator(IterDataset, _Checkpointable):
     Args:
         ds: A dataset without `filter` and `flat_map`: every index must have an element.
         global_batch_size: How many rows all shards together get in a step.
-        shard_options: The shard that this process reads.
+        shard_options: The shard that this process reads, or `ShardBySharding(sharding)`.
         read_options: Threads that read ahead.
         multiprocessing_options: Worker processes.
     """
@@ -50,15 +52,16 @@ class ElasticIterator(IterDataset, _Checkpointable):
         self,
         ds: MapDataset,
         global_batch_size: int,
-        shard_options: ShardOptions,
+        shard_options: ShardOptions | ShardBySharding,
         *,
         read_options: ReadOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
     ):
         super().__init__()
         global_batch_size = check_count("global_batch_size", global_batch_size, least=1)
-        _check(ds, global_batch_size, shard_options)
-        self._ds, self._global_batch_size, self._shard_options = ds, global_batch_size, shard_options
+        _check(ds, shard_options)
+        self._ds, self._global_batch_size = ds, global_batch_size
+        self.global_rows = rows_of(shard_options, global_batch_size)
         self._read_options, self._multiprocessing_options = read_options, multiprocessing_options
         self._iterator = self._own_iter()
 
@@ -111,7 +114,6 @@ class ElasticIterator(IterDataset, _Checkpointable):
 class ElasticDatasetIterator(StreamIterator):
     """Iterates over one shard's rows of every global batch."""
 
-    _state_is_global = True
     _state_every = 1  # in a pipeline, states count no steps: these would depend on the global batch size
 
     def __init__(self, dataset: ElasticIterator):
@@ -121,10 +123,10 @@ class ElasticDatasetIterator(StreamIterator):
     def _begin_at(self, first: int) -> None:
         """Makes global batches of the elements from this index on."""
         of, size = self._dataset, self._dataset._global_batch_size
-        count, workers = of._shard_options.shard_count, of._multiprocessing_options
+        workers = of._multiprocessing_options
         rest = of._ds[first : first + max(0, len(of._ds) - first) // size * size]
-        rows = rest.shard(count, of._shard_options.shard_index) if count > 1 else rest
-        stream = rows.batch(size // count, drop_remainder=True).to_iter_dataset(of._read_options)
+        batches = MapDataset._of(batch_of_rows(rest._op, of.global_rows))
+        stream = batches.to_iter_dataset(of._read_options)
         if workers is not None and workers.num_workers:
             stream = stream.mp_prefetch(workers)
         super().__init__(stream._op)
@@ -149,15 +151,11 @@ class ElasticDatasetIterator(StreamIterator):
         super().set_state({"next_index": step})
 
 
-def _check(ds: Any, global_batch_size: int, shard_options: ShardOptions) -> None:
+def _check(ds: Any, shard_options: Any) -> None:
     if not isinstance(ds, MapDataset):
         raise PipelineError(f"An ElasticIterator reads a MapDataset; got {type(ds).__name__}.")
-    if not isinstance(shard_options, ShardOptions):
+    if not isinstance(shard_options, ShardOptions | ShardBySharding):
         raise PipelineError(f"shard_options must be ShardOptions; got {type(shard_options).__name__}.")
-    if global_batch_size % shard_options.shard_count:
-        raise PipelineError(
-            f"global_batch_size={global_batch_size} does not divide evenly among {shard_options.shard_count} shards."
-        )
     sparse = _sparse(ds._op)
     if sparse is not None:
         raise PipelineError(

@@ -5,20 +5,25 @@ only while fewer than `device_buffer_size` wait for the consumer. JAX keeps the 
 array on the CPU shares, for as long as it needs it, so nothing is copied for safety.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from headrace._ops.base import Unary
+from headrace._ops.base import Kept, Unary
 from headrace._ops.buffer import Prefetch
 from headrace._plan.blocks import Rows
 from headrace._plan.elements import blame
 from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
 from headrace._plan.streams.base import places
 from headrace.dataset import IterDataset
+from headrace.device.global_arrays import GlobalArrays, check_placement, is_addressable
+from headrace.device.hosts import session
 from headrace.errors import PipelineError, optional
 from headrace.options import check_counts
+
+_numbers = itertools.count()
 
 
 def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset:
@@ -56,12 +61,26 @@ class DevicePut(Unary):
     device: Any
     cpu_buffer_size: int = 4
     device_buffer_size: int = 2
-    move: Callable[[Any], Any] = field(init=False, repr=False)
+    number: int = field(default_factory=partial(next, _numbers), repr=False)
+    kept: Kept = field(default_factory=Kept, repr=False)
 
     def __post_init__(self):
         check_counts(self, "cpu_buffer_size", least=0)
         check_counts(self, "device_buffer_size", least=0)
-        object.__setattr__(self, "move", _mover(self.device))
+        _check_device(self.device)
+        if not self.is_local:
+            check_placement(self.parent, self.device)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether this process reaches all devices."""
+        return all(map(is_addressable, optional("jax", extra="jax").tree.leaves(self.device)))
+
+    def mover(self, context: Context) -> Callable[[Any], Any]:
+        """The function that moves an element."""
+        if self.is_local:
+            return partial(_move_all, self.device)
+        return GlobalArrays(self.parent, self.device, f"device_put {self.number}/{session(self, context)}")
 
     def __reduce__(self) -> Any:
         raise PipelineError(
@@ -103,9 +122,9 @@ class _OnDevice(Rows):
 class _MoveStream(UnaryStream):
     """Moves the parent's outputs to a device."""
 
-    def __init__(self, op: DevicePut, parent: Stream):
+    def __init__(self, op: DevicePut, parent: Stream, mover: Callable[[Any], Any]):
         super().__init__(parent.position, parent)
-        self._op = op
+        self._op, self._mover = op, mover
 
     def pull(self, n: int) -> Run | None:
         run = self.parent.pull(n)
@@ -113,7 +132,7 @@ class _MoveStream(UnaryStream):
             return None
         feed = iter(run.block.own_rows())
         try:
-            moved = [self._op.move(element) for element in feed]
+            moved = [_move(self._mover, self._op.device, element) for element in feed]
         except Exception as e:
             blame(e, self._op, feed, places(self._op, run))
             raise
@@ -124,14 +143,13 @@ class _MoveStream(UnaryStream):
 def _(op: DevicePut, position: Position, context: Context) -> Stream:
     one_by_one = _OneByOne(open_stream(op.parent, position, context))
     computed = context.ahead(one_by_one, Prefetch(op.parent, op.cpu_buffer_size))
-    return context.ahead(_MoveStream(op, computed), Prefetch(op, op.device_buffer_size))
+    return context.ahead(_MoveStream(op, computed, op.mover(context)), Prefetch(op, op.device_buffer_size))
 
 
 # ------------------------------------------------------------------------------------------------ moving
 
 
-def _mover(device: Any) -> Callable[[Any], Any]:
-    """The function that moves one element; checks the device."""
+def _check_device(device: Any) -> None:
     jax = optional("jax", extra="jax")
     targets = jax.tree.leaves(device)
     for target in targets:
@@ -142,39 +160,22 @@ def _mover(device: Any) -> Callable[[Any], Any]:
             )
     if not targets:
         raise PipelineError(f"`device_put` needs a jax.Device or a jax.sharding.Sharding; got {device!r}.")
-    is_local = all(_is_addressable(target) for target in targets)
-    return partial(_move, _move_all if is_local else _move_own_part, device)
-
-
-def _is_addressable(target: Any) -> bool:
-    """Whether this process reaches all devices of a target."""
-    return getattr(target, "is_fully_addressable", True)
 
 
 def _move_all(device: Any, element: Any) -> Any:
     return optional("jax", extra="jax").device_put(element, device)
 
 
-def _move_own_part(device: Any, element: Any) -> Any:
-    """Makes global arrays, to which this process gives the part on its devices."""
-    jax = optional("jax", extra="jax")
-
-    def move(target: Any, leaf: Any) -> Any:
-        if _is_addressable(target):
-            return jax.device_put(leaf, target)
-        return jax.make_array_from_process_local_data(target, leaf)
-
-    return jax.tree.map(move, jax.tree.broadcast(device, element), element)
-
-
-def _move(put: Callable[[Any, Any], Any], device: Any, element: Any) -> Any:
+def _move(mover: Callable[[Any], Any], device: Any, element: Any) -> Any:
     try:
-        return put(device, element)
+        return mover(element)
+    except PipelineError:
+        raise
     except Exception as e:
-        raise _cannot_be_moved(put, device, element, e) from e
+        raise _cannot_be_moved(device, element, e) from e
 
 
-def _cannot_be_moved(put: Callable[[Any, Any], Any], device: Any, element: Any, error: Exception) -> PipelineError:
+def _cannot_be_moved(device: Any, element: Any, error: Exception) -> PipelineError:
     """An error that names the first leaf that cannot be moved, and why."""
     jax = optional("jax", extra="jax")
     try:
@@ -194,11 +195,18 @@ def _cannot_be_moved(put: Callable[[Any, Any], Any], device: Any, element: Any, 
                 "has an index to find it."
             )
         try:
-            put(target, leaf)
+            _try(target, leaf)
         except Exception as e:
             reason = f"{what}, {_kind(leaf)}, to {target}: {_first_line(e)}"
             return PipelineError(f"`device_put` cannot move {reason}. {_ADVICE[isinstance(target, jax.Device)]}")
     return PipelineError(f"`device_put` cannot move an element to {device}: {_first_line(error)}.")
+
+
+def _try(target: Any, leaf: Any) -> None:
+    if is_addressable(target):
+        _move_all(target, leaf)
+    else:
+        optional("jax", extra="jax").make_array_from_process_local_data(target, leaf)
 
 
 _ADVICE = {

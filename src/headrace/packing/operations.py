@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from headrace._ops.base import Op, Unary
+from headrace._ops.lanes import Lane
 from headrace._ops.seeds import check_seed
 from headrace._ops.state_fields import Fields, count
 from headrace._utils import trees
@@ -121,6 +122,9 @@ class FirstFitPack(Packer):
     def layout(self) -> Layout:
         padding, alignment = self.padding_struct, self.pack_alignment_struct
         return Layout(self.length_struct, self.meta_features, padding=padding, alignment=alignment)
+
+    def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
+        return dataclasses.replace(self, parent=parents[0], seed=lane.seed(self.seed))
 
     def open_bins(self, leaves: Sequence[Leaf]) -> Bins:
         """A set of empty bins."""

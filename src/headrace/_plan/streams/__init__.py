@@ -3,6 +3,7 @@
 from headrace._plan.streams import buffer as buffer
 from headrace._plan.streams import combine as combine
 from headrace._plan.streams import element as element
+from headrace._plan.streams import global_batch as global_batch
 from headrace._plan.streams import group as group
 from headrace._plan.streams import order as order
 from headrace._plan.streams import source as source

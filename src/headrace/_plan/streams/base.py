@@ -12,13 +12,13 @@ its `state_fields`, and then its parent's position, or a tuple of its parents'.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from headrace._ops.base import Op
+from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.guard import Guard
@@ -169,7 +169,7 @@ class Context:
         close: Releases what the streams share.
         interrupt: Tells threads to stop waiting for each other and end; called before the streams are closed.
         elsewhere: The stream of an operation that workers compute; `None` if they do not.
-        enter: Called with an interleave, a number and that dataset, before the dataset is opened.
+        enter: Called with an interleave or a global batch, a number and that dataset or lane, before it is opened.
         lookahead: How many datasets an interleave opens before their turn.
         fetch: The function from indices to a block that computes an operation, given that and the guard.
         record: The record of the stage that ends with an operation, given who computes it.
@@ -177,6 +177,7 @@ class Context:
         stop: A random-access chain ends before this index.
         dense: Whether an index without an element is an error.
         guard: Decides about bad records; `None` where every error ends the run.
+        kept: What belongs to an iterator until it goes to another position, also if streams are opened again.
     """
 
     executor: Callable[[ReadOptions | None], Executor]
@@ -197,6 +198,7 @@ class Context:
     stop: int | None = None
     dense: bool = False
     guard: Guard | None = None
+    kept: Kept = field(default_factory=Kept)
 
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:

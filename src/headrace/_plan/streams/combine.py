@@ -7,6 +7,7 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
+from headrace._ops.global_batch import GlobalBatch
 from headrace._ops.schedule import BLOCK, ScheduledMix, Timetable
 from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.guard import check_nothing_is_paired
@@ -285,6 +286,11 @@ class PartsMade(dict[int, Op]):
     """The datasets of an interleave that are in use, by number."""
 
 
+def part_made(op: Interleave | GlobalBatch, number: int) -> Op:
+    """A part of an operation that makes its parts when they are opened: an interleaved dataset, or a lane."""
+    return op.lane(number) if isinstance(op, GlobalBatch) else interleaved_part(op, number)
+
+
 def interleaved_part(op: Interleave, number: int) -> Op:
     """The operation of one interleaved dataset, as a stream; cached while the dataset is in use."""
     part = _part_or_none(op, number)
@@ -316,6 +322,11 @@ def _make_part(op: Interleave, datasets: Op, number: int) -> Op | None:
         raise PipelineError(
             f"{op.label()} needs elements that are datasets; element {number} is {type(dataset).__name__}. "
             "Map each to a dataset first."
+        )
+    if part.lanes > 1:
+        raise PipelineError(
+            f"Dataset {number} of {op.label()} has {part.lanes} lanes. Deal out the datasets instead: "
+            f"`interleave(..., num_lanes={part.lanes})`."
         )
     return part
 

@@ -189,7 +189,7 @@ class CountedStep(MapStep):
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         first, self._count = self._count, self._count + len(block)
-        made = self._mapped(block, range(first, self._count), trace, first)
+        made = self._mapped(block, self._op.lane.numbers(first, self._count), trace, first)
         if self._guard is None:
             trace.add(Level(lambda j: (first + j, j)), (self._count, trace.end))
         return made

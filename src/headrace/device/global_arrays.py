@@ -1,0 +1,186 @@
+"""Makes global arrays of what each process of a distributed JAX program has.
+
+JAX cannot see whether processes agree: with parts of different sizes, or different rows where it expects copies, it
+makes an array that differs from process to process. So processes tell each other about their first element, and again
+when its shapes change, before they make an array of it.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from headrace._ops.base import Op
+from headrace._ops.ending import ends_together, num_outputs
+from headrace._ops.global_batch import global_rows
+from headrace.device.hosts import Hosts
+from headrace.errors import PipelineError, optional
+from headrace.sharding import rows_on_devices
+
+CHANGED_S = 60.0
+"""How long other processes have to say that the shapes of their elements have changed too."""
+HOW_TO = "Read rows of global batches: `ds.global_batch(batch_size, rows=ShardBySharding(sharding))`."
+
+
+class GlobalArrays:
+    """Makes global arrays of the elements of one iterator."""
+
+    def __init__(self, op: Op, device: Any, key: str):
+        self._jax: Any = optional("jax", extra="jax")
+        self._op, self._device, self._key = op, device, key
+        self._rows, self._hosts = global_rows(op), Hosts()
+        self._shapes: list[Any] | None = None
+        self._num_changes = 0
+
+    def __call__(self, element: Any) -> Any:
+        targets = self._jax.tree.broadcast(self._device, element)
+        pairs = list(zip(self._jax.tree.leaves(targets), self._named(element), strict=True))
+        self._check(pairs)
+        leaves = [self._moved(target, name, leaf) for target, (name, leaf) in pairs]
+        return self._jax.tree.structure(element).unflatten(leaves)
+
+    def _named(self, element: Any) -> list[tuple[str, Any]]:
+        leaves = self._jax.tree_util.tree_leaves_with_path(element)
+        return [(self._jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+
+    def _moved(self, target: Any, name: str, leaf: Any) -> Any:
+        if is_addressable(target):
+            return self._jax.device_put(leaf, target)
+        leaf = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+        rows, rank = self._rows, len(leaf.shape)
+        if rank == 0 and not target.is_fully_replicated:
+            raise PipelineError(
+                f"`device_put` cannot place {_called(name)}, a scalar, along the axes of {target}. Give the scalar a "
+                "sharding without axes: a tree with a sharding for each key."
+            )
+        if rows is None or rank == 0 or leaf.shape[0] != len(rows):
+            return self._jax.make_array_from_process_local_data(target, leaf)
+        own = rows_on_devices(target, rows.batch_size)
+        if len(own) < len(rows):
+            leaf = leaf[np.searchsorted(rows.numbers, own)]
+        shape = (rows.batch_size, *leaf.shape[1:])
+        return self._jax.make_array_from_process_local_data(target, leaf, shape)
+
+    # ---- whether processes agree
+
+    def _check(self, pairs: list[tuple[Any, tuple[str, Any]]]) -> None:
+        shapes = [[name, list(np.shape(leaf))] for target, (name, leaf) in pairs if not is_addressable(target)]
+        if shapes == self._shapes:
+            return
+        if self._shapes is None:
+            self._compare_first(pairs, shapes)
+        else:
+            self._num_changes += 1
+            self._compare_shapes(self._later(shapes), shapes)
+        self._shapes = shapes
+
+    def _compare_first(self, pairs: list[tuple[Any, tuple[str, Any]]], shapes: list[Any]) -> None:
+        parts = {}
+        for target, (name, leaf) in pairs:
+            if is_addressable(target):
+                continue
+            part = self._part(target, name, leaf)
+            parts[f"{name} {part}"] = _digest(leaf)
+        ends = None if ends_together(self._op) else num_outputs(self._op)
+        mine = {"shapes": shapes, "parts": parts, "ends": ends}
+        said = [json.loads(each) for each in self._hosts.exchange(f"{self._key}/first", json.dumps(mine))]
+        if len({each["ends"] for each in said}) > 1:
+            counts = ", ".join(str(each["ends"]) for each in said)
+            raise PipelineError(
+                f"The processes have different numbers of batches ({counts}), so some would wait for ever for others "
+                "that have ended. Shard with drop_remainder=True, or end together with `headrace.in_step(batches)`. "
+                f"{HOW_TO}"
+            )
+        self._compare_shapes([each["shapes"] for each in said], shapes)
+        for part, digest in parts.items():
+            for i, each in enumerate(said):
+                if each["parts"].get(part, digest) != digest:
+                    raise PipelineError(
+                        f"The devices of processes {self._hosts.index} and {i} hold copies of the same rows of "
+                        f"{_called(part.rpartition(' ')[0])}, and the two processes have read different ones. {HOW_TO}"
+                    )
+
+    def _later(self, shapes: list[Any]) -> list[Any]:
+        """The new shapes of all processes."""
+        key = f"{self._key}/shapes {self._num_changes}"
+        try:
+            return [json.loads(each) for each in self._hosts.exchange(key, json.dumps(shapes), wait_s=CHANGED_S)]
+        except PipelineError:
+            new = {int(i): json.loads(text) for i, text in self._hosts.heard(key).items()}
+            return [new.get(i, self._shapes) for i in range(self._hosts.count)]
+
+    def _compare_shapes(self, said: list[Any], own: list[Any]) -> None:
+        if all(shapes == own for shapes in said):
+            return
+        names = [name for name, _ in own]
+        if any([name for name, _ in shapes] != names for shapes in said):
+            listed = "; ".join(f"process {i}: {[name for name, _ in shapes]}" for i, shapes in enumerate(said))
+            raise PipelineError(f"The processes have elements of different structure: {listed}.")
+        k = next(k for k in range(len(own)) if any(shapes[k] != own[k] for shapes in said))
+        listed = ", ".join(f"{tuple(shapes[k][1])} in process {i}" for i, shapes in enumerate(said))
+        raise PipelineError(
+            f"The processes have different shapes of {_called(own[k][0])}: {listed}. Make them the same: batch with "
+            f"drop_remainder=True, and pad to a fixed length. {HOW_TO}"
+        )
+
+    def _part(self, target: Any, name: str, leaf: Any) -> str:
+        """Which part of a leaf this process has, checked; processes with the same part must have the same values."""
+        shape = np.shape(leaf)
+        if not shape:
+            return "all"
+        if self._rows is not None and shape[0] == len(self._rows):
+            return str(self._rows)
+        own, others = _parts_by_process(target, len(shape))
+        if any(part != whole for part, whole in zip(own[1:], others[1:], strict=True)):
+            raise PipelineError(
+                f"The devices of this process hold only some columns of {_called(name)} with {target}, and each "
+                f"process reads all. {HOW_TO}"
+            )
+        return str(own[0])
+
+
+def check_placement(op: Op, device: Any) -> None:
+    """Raises if a pipeline's elements cannot become global arrays with these shardings."""
+    rows = global_rows(op)
+    for target in optional("jax", extra="jax").tree.leaves(device):
+        if rows is None or is_addressable(target):
+            continue
+        own = rows_on_devices(target, rows.batch_size)
+        if not set(own.tolist()) <= set(rows.numbers.tolist()):
+            raise PipelineError(
+                f"This process has {rows!r}, and its devices hold others with {target}. Take the rows from the "
+                "sharding: `global_batch(batch_size, rows=ShardBySharding(sharding))`."
+            )
+    if not ends_together(op) and num_outputs(op) is None:
+        raise PipelineError(
+            f"How many batches {op.label()} (pipeline at {op.site}) has is known only after reading them, so processes "
+            "may end at different steps, and the others would wait for ever. Let them end together: "
+            "`headrace.in_step(batches)`; or read for ever: `repeat()`."
+        )
+
+
+def _parts_by_process(target: Any, rank: int) -> tuple[list[Any], list[Any]]:
+    """For each axis, the slices on this process's devices and those on all devices."""
+    shape = (len(target.device_set),) * max(rank, len(getattr(target, "spec", ())))
+
+    def slices(indices: Iterable[Any]) -> list[Any]:
+        found = list(indices)
+        return [sorted({index[axis].indices(shape[axis])[:2] for index in found}) for axis in range(rank)]
+
+    own = slices(target.addressable_devices_indices_map(shape).values())
+    return own, slices(target.devices_indices_map(shape).values())
+
+
+def _digest(leaf: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(leaf).tobytes())
+
+
+def _called(name: str) -> str:
+    return f"leaf {name}" if name else "the elements"
+
+
+def is_addressable(target: Any) -> bool:
+    """Whether this process reaches all devices of a target."""
+    return getattr(target, "is_fully_addressable", True)

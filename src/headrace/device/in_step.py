@@ -1,0 +1,113 @@
+"""Lets all processes of a distributed program end at the same step."""
+
+import itertools
+from dataclasses import dataclass, field
+
+from headrace._ops.base import Kept, Unary
+from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
+from headrace._plan.streams.base import Feed, start_at
+from headrace.dataset import IterDataset
+from headrace.device.hosts import Hosts, session
+from headrace.errors import PipelineError
+from headrace.options import check_counts
+
+_numbers = itertools.count()
+
+
+def in_step(ds: IterDataset, *, every: int = 8) -> IterDataset:
+    """Ends a dataset at the same step in all processes of a distributed JAX program.
+
+    Every few steps the processes tell each other how many elements they have, and all end after the smallest number:
+    a process that has more leaves the rest out. Put it before `device_put`.
+
+    >>> from headrace import MapDataset
+    >>> list(in_step(MapDataset.range(5).filter(lambda x: x != 2).to_iter_dataset()))
+    [0, 1, 3, 4]
+
+    Args:
+        ds: The dataset; all processes must make and iterate over the same ones, in the same order.
+        every: After how many elements to ask again. A process computes as many ahead.
+    """
+    if not isinstance(ds, IterDataset):
+        hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
+        raise PipelineError(f"`in_step` takes an IterDataset; got {type(ds).__name__}.{hint}")
+    op = ds._op
+    while op.before is not None:
+        if op.name == "device_put":
+            raise PipelineError("`in_step` computes elements ahead: put it before `device_put`, on the host.")
+        op = op.before
+    return ds._then(InStep(ds._op, every, next(_numbers)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class InStep(Unary):
+    """The same elements, until one of the processes has no more."""
+
+    name = "in_step"
+    state_fields = ("step",)
+    group_fields = order_params = ()
+    ends_together = stays_here = True
+    every: int
+    number: int = field(repr=False)
+    kept: Kept = field(default_factory=Kept, repr=False)
+
+    def __post_init__(self):
+        check_counts(self, "every", least=1)
+
+    def identity(self) -> None:
+        return None
+
+    def how(self) -> str:
+        return f"ordering point: processes agree every {self.every} elements"
+
+    def __reduce__(self):
+        raise PipelineError(
+            "`in_step` cannot run in a worker process, which is none of JAX's processes. Put `mp_prefetch` before it."
+        )
+
+
+class InStepStream(UnaryStream):
+    """Hands over what all processes have; position: (how many have come, parent's)."""
+
+    def __init__(self, op: InStep, step: int, parent: Stream, hosts: Hosts, key: str):
+        super().__init__((step, parent.position), parent)
+        self._every, self._hosts, self._key = op.every, hosts, key
+        self._feed, self._until = Feed(parent), step
+
+    def pull(self, n: int) -> Run | None:
+        step = self.position[0]
+        if step == self._until:
+            self._agree(step, single_step=n == 0)
+            if step == self._until:
+                return None
+        count = min(max(n, 1), self._until - step)
+        self._feed.fill(count, single_step=n == 0)
+        after = self._feed.positions()
+        return self._run(self._feed.take(count), lambda j: (step + j, after(j)))
+
+    def _agree(self, step: int, *, single_step: bool) -> None:
+        """Asks all processes how far they get before the next time."""
+        stop, error = (step // self._every + 1) * self._every, None
+        try:
+            self._feed.fill(stop - step, single_step=single_step)
+        except Exception as e:
+            if not single_step:
+                raise  # it may not come again
+            error = e
+        mine = f"{min(stop, step + self._feed.size)} {type(error).__name__ if error else ''}"
+        said = [each.partition(" ") for each in self._hosts.exchange(f"{self._key}/{stop}", mine)]
+        self._until = min(int(until) for until, _, _ in said)
+        if self._until == step:
+            if error is not None:
+                raise error
+            for i, (_, _, failure) in enumerate(said):
+                if failure:
+                    raise PipelineError(f"Process {i} failed with {failure} at step {step}: see its own error.")
+        self._hosts.forget(f"{self._key}/{stop - 2 * self._every}")
+
+
+@stream_of.register
+def _(op: InStep, position: Position, context: Context) -> Stream:
+    step, inner = start_at(op, position)
+    key = f"in_step {op.number}/{session(op, context)}"
+    return InStepStream(op, step, open_stream(op.parent, inner, context), Hosts(), key)
