@@ -153,10 +153,10 @@ def take_turn(track: Track, chance: random.Random, turn_s: float) -> None:
 # ---- what it finds
 
 
-def medians(series: Sequence[float]) -> tuple[float, float]:
-    """Of the second and of the last quarter; before these, a process warms up."""
+def quarters(series: Sequence[float], of: Callable[[Sequence[float]], float]) -> tuple[float, float]:
+    """A number for the second and for the last quarter; before these, a process warms up."""
     quarter = len(series) // 4
-    return statistics.median(series[quarter : 2 * quarter]), statistics.median(series[-quarter:])
+    return of(series[quarter : 2 * quarter]), of(series[-quarter:])
 
 
 def grown(track: Track, least_samples: float) -> Iterator[str]:
@@ -164,15 +164,15 @@ def grown(track: Track, least_samples: float) -> Iterator[str]:
     if not track.is_steady or len(track.consumer_mb) < least_samples:
         return
     with_shared_mb = list(map(sum, zip(track.consumer_mb, track.shared_mb, strict=True)))
-    before, after = medians(with_shared_mb)
+    before, after = quarters(with_shared_mb, statistics.median)
     if after > before * (1 + MOST_GROWTH):
         yield f"the memory of the consumer grew from {before:.1f} to {after:.1f} MB"
-    lives = [medians(life) for life in track.worker_mb.values() if len(life) >= least_samples]
+    lives = [quarters(life, statistics.median) for life in track.worker_mb.values() if len(life) >= least_samples]
     if lives and statistics.median(after / before for before, after in lives) > 1 + MOST_GROWTH:
         grew = ", ".join(f"{before:.1f} to {after:.1f} MB" for before, after in lives)
         yield f"the memory of workers grew: {grew}"
     for name, series in (("descriptors", track.descriptors), ("threads", track.threads)):
-        before, after = medians(series)
+        before, after = quarters(series, min)  # how many files are open at a time goes up and down
         if after > before:
             yield f"the {name} of the consumer grew from {before:.0f} to {after:.0f}"
 
@@ -206,7 +206,7 @@ def report(tracks: list[Track], seconds: float) -> None:
             ("threads", steady.threads, ""),
         ):
             if len(series) >= 8:
-                before, after = medians(series)
+                before, after = quarters(series, statistics.median)
                 print(f"  {name:12}{before:7.1f} → {after:6.1f}{unit:4}{plot(series)}")
     print(f"\n{seconds / 60:.1f} minutes: {summary(tracks)}")
 
