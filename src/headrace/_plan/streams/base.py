@@ -270,11 +270,13 @@ class Feed:
 
     def fill(self, count: int, *, single_step: bool, enough: int | None = None) -> None:
         """Pulls until it has `count` elements or the stream ends; once it has `enough`, it does not wait for more."""
+        least = 1
         while self.size < count and not self.ended:
             wanted = count if enough is None or self.stream.ready() else enough
             if self.size >= wanted:
                 return
-            run = self.stream.pull(0 if single_step else wanted - self.size)
+            run = self.stream.pull(0 if single_step else max(wanted - self.size, least))
+            least = wanted // 4  # a filter gives less than it is asked for: do not ask for ever fewer
             if run is None:
                 self.ended = True
             elif len(run.block):

@@ -377,6 +377,9 @@ class FilterWatch:
         if self._seen < self.EVERY:
             return
         dropped = 1 - self._kept / self._seen
+        limits = [limit for limit in (self._raise, self._warn) if limit is not None]
+        if not limits or dropped < min(limits):
+            return
         text = f"{self._op.label()} dropped {dropped:.1%} of the {self._seen} elements it saw"
         if self._raise is not None and dropped >= self._raise:
             raise FilterError(

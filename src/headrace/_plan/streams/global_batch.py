@@ -24,13 +24,18 @@ class GlobalBatchStream(NaryStream):
         if not count:
             return None
         afters = [feed.positions() for feed in self._feeds]
-        blocks = [feed.take(count * size) for feed in self._feeds]
-        places = list(op.own_rows.values())
-        batches = [
-            make_batch(op, concat([_own(block, i * size, mine) for block, mine in zip(blocks, places, strict=True)]))
-            for i in range(count)
-        ]
+        block, b = self._take(count), len(op.rows)
+        batches = [make_batch(op, block.cut(i * b, (i + 1) * b)) for i in range(count)]
         return self._run(Rows(batches, owned=True), lambda j: (step + j, tuple(after(j * size) for after in afters)))
+
+    def _take(self, count: int) -> Block:
+        """This process's rows of the next batches."""
+        size, lanes = self._op.rows_per_lane, self._op.own_rows.values()
+        block = concat([feed.take(count * size) for feed in self._feeds])
+        if len(lanes) == 1 and len(self._op.rows) == size:
+            return block
+        first = np.concatenate([i * count * size + places for i, places in enumerate(lanes)])
+        return block.take((np.arange(count)[:, None] * size + first).ravel())
 
     def _available(self, wanted: int, *, single_step: bool) -> int:
         """Fills the lanes; returns how many batches all of them have rows for."""
@@ -53,13 +58,6 @@ class GlobalBatchStream(NaryStream):
 
     def ready(self) -> bool:
         return all(feed.size >= self._op.rows_per_lane or feed.stream.ready() for feed in self._feeds)
-
-
-def _own(block: Block, first: int, places: np.ndarray) -> Block:
-    """The rows at some places after the first."""
-    low, high = int(places[0]), int(places[-1])
-    is_run = high - low == len(places) - 1
-    return block.cut(first + low, first + high + 1) if is_run else block.take(first + places)
 
 
 @stream_of.register
