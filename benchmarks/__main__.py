@@ -9,6 +9,7 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 from benchmarks import (  # noqa: E402
     core,
+    hosts,
     loader,
     packing,
     sources_array_record,
@@ -23,6 +24,7 @@ from benchmarks.measure import print_table  # noqa: E402
 
 MODULES = (
     core,
+    hosts,
     workers,
     loader,
     sources_array_record,

@@ -38,7 +38,7 @@ WHOLE = Lane()
 def in_lane(op: Op, lane: Lane) -> Op:
     """One lane of a stream."""
     made: dict[Op, Op] = {}
-    for each in parents_first(op, lambda op: op.is_stream, lambda op: () if op.hides_parents else op.parents):
+    for each in parents_first(op, lambda op: op.lanes > 1, lambda op: () if op.hides_parents else op.parents):
         made[each] = each.in_lane(lane, tuple(made.get(parent, parent) for parent in each.parents))
     return made[op]
 

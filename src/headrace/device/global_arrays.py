@@ -32,6 +32,7 @@ class GlobalArrays:
         self._op, self._device, self._key = op, device, key
         self._rows, self._hosts = global_rows(op), Hosts()
         self._shapes: list[Any] | None = None
+        self._refused: tuple[list[Any], PipelineError] | None = None
         self._num_changes = 0
 
     def __call__(self, element: Any) -> Any:
@@ -69,20 +70,25 @@ class GlobalArrays:
         shapes = [[name, list(np.shape(leaf))] for target, (name, leaf) in pairs if not is_addressable(target)]
         if shapes == self._shapes:
             return
-        if self._shapes is None:
-            self._compare_first(pairs, shapes)
-        else:
-            self._num_changes += 1
-            self._compare_shapes(self._later(shapes), shapes)
+        if self._refused is not None and shapes == self._refused[0]:
+            raise self._refused[1]  # when the stream is opened again: the others need not be asked again
+        try:
+            if self._shapes is None:
+                self._compare_first(pairs, shapes)
+            else:
+                self._num_changes += 1
+                self._compare_shapes(self._later(shapes), shapes)
+        except PipelineError as e:
+            self._refused = shapes, e
+            raise
         self._shapes = shapes
 
     def _compare_first(self, pairs: list[tuple[Any, tuple[str, Any]]], shapes: list[Any]) -> None:
-        parts = {}
-        for target, (name, leaf) in pairs:
-            if is_addressable(target):
-                continue
-            part = self._part(target, name, leaf)
-            parts[f"{name} {part}"] = _digest(leaf)
+        parts = {
+            name: [self._part(target, name, leaf), _digest(leaf)]
+            for target, (name, leaf) in pairs
+            if not is_addressable(target)
+        }
         ends = None if ends_together(self._op) else num_outputs(self._op)
         mine = {"shapes": shapes, "parts": parts, "ends": ends}
         said = [json.loads(each) for each in self._hosts.exchange(f"{self._key}/first", json.dumps(mine))]
@@ -94,12 +100,13 @@ class GlobalArrays:
                 f"{HOW_TO}"
             )
         self._compare_shapes([each["shapes"] for each in said], shapes)
-        for part, digest in parts.items():
+        for name, (part, digest) in parts.items():
             for i, each in enumerate(said):
-                if each["parts"].get(part, digest) != digest:
+                their_part, their_digest = each["parts"][name]
+                if their_part == part and their_digest != digest:
                     raise PipelineError(
                         f"The devices of processes {self._hosts.index} and {i} hold copies of the same rows of "
-                        f"{_called(part.rpartition(' ')[0])}, and the two processes have read different ones. {HOW_TO}"
+                        f"{_called(name)}, and the two processes have read different ones. {HOW_TO}"
                     )
 
     def _later(self, shapes: list[Any]) -> list[Any]:

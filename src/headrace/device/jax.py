@@ -80,12 +80,18 @@ class DevicePut(Unary):
         """The function that moves an element."""
         if self.is_local:
             return partial(_move_all, self.device)
-        return GlobalArrays(self.parent, self.device, f"device_put {self.number}/{session(self, context)}")
+        key = f"device_put {self.number}/{session(self, context)}"
+        movers = context.kept.of(_Movers)
+        return movers.setdefault(key, GlobalArrays(self.parent, self.device, key))
 
     def __reduce__(self) -> Any:
         raise PipelineError(
             "`device_put` cannot run in a worker process, which has no devices. Put `mp_prefetch` before it."
         )
+
+
+class _Movers(dict[str, GlobalArrays]):
+    """What an iterator has asked other processes, which it does not ask again when its streams are opened again."""
 
 
 # ----------------------------------------------------------------------------------------------- streams

@@ -1,0 +1,1 @@
+"""Real `jax.distributed` programs of several processes on this machine."""

@@ -1,0 +1,42 @@
+"""Hosts end together: each step has a collective, so a program whose hosts do not would hang."""
+
+import pytest
+
+from tests.hosts import cluster
+
+pytest.importorskip("jax")
+pytestmark = pytest.mark.xdist_group("hosts")
+
+
+def kept(i):
+    """How many elements of a shard of 603 the filter keeps."""
+    return sum(1 for x in range(i, 603, 4) if x % 4 or x % 3)
+
+
+STEPS = {
+    "loader": 50,  # 603 // 4 records each
+    "map": 603 // 12,
+    "one lane": 402 // 12,
+    "in_step": min(map(kept, range(4))) // 3,
+    "lanes in_step": min(map(kept, range(4))) // 3,
+    "num_batches": 30,
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_all_processes_make_the_same_steps(kind):
+    results = cluster.run("num_steps", 4, kind)
+    assert all(each == results[0] for each in results)
+    assert len(results[0]) == STEPS[kind]
+
+
+def test_a_loader_has_as_many_batches_as_grains():
+    pytest.importorskip("grain")
+    assert cluster.run("grains_batches", 4) == [STEPS["loader"]] * 4
+
+
+def test_a_shard_cannot_be_restored_by_another_number_of_processes(tmp_path):
+    assert cluster.run("restored_by_fewer", 2, str(tmp_path / "saved"), True) == ["done"] * 2
+    (said,) = cluster.run("restored_by_fewer", 1, str(tmp_path / "saved"), False)
+    assert "no state of this process" in said
+    assert "global_batch" in said
