@@ -71,6 +71,14 @@ def test_advanced_datasets():
     assert "restored, it goes on exactly: True" in out
 
 
+def test_many_hosts():
+    out = run("many_hosts.py", needs=["jax", "optax", "orbax"])
+    assert "on 2: steps 0 to 20" in out
+    assert "on 3: steps 20 to 40" in out
+    assert "on 1: steps 40 to 60" in out
+    assert "No batch was lost, repeated or changed." in out
+
+
 def test_every_example_is_tested():
     tests = [Path(__file__).parent / f"test_{name}.py" for name in ("examples", "demo", "language_model")]
     text = "".join(path.read_text() for path in tests)

@@ -1,19 +1,23 @@
 """Lanes and global batches: the same for any number of processes, as `reference.py` defines them."""
 
+import itertools
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import checkpoint
+from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, checkpoint
+from headrace.errors import MissingLanesError, PipelineError, StateError
 from headrace.sharding import ShardOptions
-from headrace.testing import assert_equal
+from headrace.testing import assert_equal, assert_resumable
 from tests import reference
-from tests.chains import STREAM_OPS, map_datasets
+from tests.chains import STREAM_OPS, Tail, map_datasets
 
 IN_LANES = sorted(set(STREAM_OPS) - {"user", "interleave lazily", "global_batch", "global_batch of lanes", "cache"})
 HOSTS = (1, 2, 3, 4, 6)
+TWO = MultiprocessingOptions(num_workers=2)
 
 
 def shards(ds, batch_size, num_hosts, **options):
@@ -53,3 +57,176 @@ def test_global_batches_do_not_depend_on_the_number_of_hosts(laned, num_hosts, s
             return
         assert_equal(batch, whole[step])
         state = checkpoint.merge([json.loads(json.dumps(each.get_state())) for each in iterators])
+
+
+def batches_of(ds, num_hosts, batch_size=24):
+    """The global batches of some hosts, with everything in them as lists."""
+    iterators = [iter(each) for each in shards(ds, batch_size, num_hosts, num_batches=4)]
+    return [joined(iterators) for _ in range(4)]
+
+
+class CountingIterator(DatasetIterator):
+    """A user's iterator over every `step`-th number, which knows only how to go on."""
+
+    def __init__(self, start, step):
+        super().__init__()
+        self._at, self._step = start, step
+
+    def __next__(self):
+        self._at += self._step
+        return self._at - self._step
+
+    def get_state(self):
+        return {"at": self._at}
+
+    def set_state(self, state):
+        self._at = state["at"]
+
+
+class Counting(IterDataset):
+    """A user's stream without random access, cut into lanes."""
+
+    num_lanes = 6
+
+    def __init__(self, start=0, step=1):
+        super().__init__()
+        self._start, self._step = start, step
+
+    def __iter__(self):
+        return CountingIterator(self._start, self._step)
+
+    def shard(self, index, count):
+        lane = Counting(self._start + index * self._step, self._step * count)
+        lane.num_lanes = 1
+        return lane
+
+
+def some_parts(i):
+    return MapDataset.range(100 * i, 100 * i + 10 + i).repeat()
+
+
+IN_SIX_LANES = {
+    "interleave of a list": lambda: IterDataset.interleave(
+        [some_parts(i) for i in range(13)], cycle_length=2, num_lanes=6
+    ),
+    "interleave made lazily": lambda: IterDataset.interleave(
+        MapDataset.range(13).map(some_parts), cycle_length=2, num_lanes=6
+    ),
+    "a user's stream": lambda: Counting().map(lambda x: x),
+    "a mix of users' streams": lambda: IterDataset.mix([Counting(), Counting(1000)], [1, 2]).shuffle(5, seed=1),
+    "a cache": lambda: MapDataset.range(96).to_iter_dataset(num_lanes=6).cache().repeat(),
+}
+
+
+@pytest.mark.parametrize("name", IN_SIX_LANES)
+def test_what_deals_out_its_parts_to_lanes(name):
+    ds = IN_SIX_LANES[name]()
+    expected = batches_of(ds, 1)
+    if not name.startswith("a"):
+        whole = reference.stream(ds.global_batch(24, batch_fn=list)._op)
+        assert expected == list(itertools.islice(whole, 4))
+    for num_hosts in HOSTS[1:]:
+        assert batches_of(ds, num_hosts) == expected
+    assert_resumable(ds.global_batch(24).take(4))
+
+
+def test_lanes_are_computed_in_workers_too():
+    ds = MapDataset.range(200).repeat().to_iter_dataset(num_lanes=4).filter(lambda x: x % 3).window_shuffle(8, seed=1)
+    for where in (ds.mp_prefetch(TWO).global_batch(8), ds.global_batch(8).mp_prefetch(TWO)):
+        here, there = iter(ds.global_batch(8)), iter(where)
+        for _ in range(5):
+            assert_equal(next(there), next(here))
+            assert there.get_state() == here.get_state()
+        there.close()
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def lanes(num_lanes=4, batch_size=24, host=0, num_hosts=2, seed=1, **options):
+    stream = MapDataset.range(603).shuffle(seed=seed).repeat().to_iter_dataset(num_lanes=num_lanes)
+    stream = stream.filter(lambda x: x % 3).window_shuffle(10, seed=2)
+    return stream.global_batch(batch_size, ShardOptions(host, num_hosts), **options)
+
+
+def state_after(ds, steps=2):
+    iterator = iter(ds)
+    for _ in range(steps):
+        next(iterator)
+    return iterator.get_state()
+
+
+def merged():
+    return checkpoint.merge([state_after(lanes(host=host)) for host in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"num_lanes": 8}, "saved with num_lanes=4, and .* has num_lanes=8"),
+        ({"num_lanes": 1}, "saved with num_lanes=4, and .* has num_lanes=1"),
+        ({"batch_size": 48}, "saved with batch_size=24, and .* has batch_size=48"),
+        ({"seed": 2}, "shuffle seed 1 → 2"),
+    ],
+)
+def test_a_state_of_another_pipeline_is_refused(other, says):
+    with pytest.raises(StateError, match=says):
+        iter(lanes(**other)).set_state(merged())
+
+
+def test_a_state_that_lacks_lanes_names_merge():
+    for ds in (lanes(host=1), lanes(num_hosts=1)):
+        with pytest.raises(MissingLanesError, match=r"has the lanes 0, 1 of 4, .* needs lane 2 too.*merge\(states\)"):
+            iter(ds).set_state(state_after(lanes(host=0)))
+
+
+def test_a_state_of_another_shard_is_refused():
+    def shard(i):
+        return MapDataset.range(603).shuffle(seed=1).shard(4, i).batch(3).to_iter_dataset()
+
+    with pytest.raises(StateError, match="slice start 0 → 1"):
+        iter(shard(1)).set_state(state_after(shard(0)))
+
+
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [
+        (lambda: state_after(lanes()), "as a list; got dict"),
+        (list, "as a list"),
+        (lambda: [3], "state 0 is int"),
+        (lambda: [state_after(lanes()), state_after(lanes(host=1), 3)], "step is 2 and 3 .state 0 and state 1"),
+        (lambda: [state_after(lanes()), state_after(lanes(host=1, seed=2))], "not of the same|seed is 1 and 2"),
+    ],
+)
+def test_states_that_do_not_belong_together_do_not_merge(states, says):
+    with pytest.raises(StateError, match=says):
+        checkpoint.merge(states())
+
+
+def finite():
+    return MapDataset.range(100).to_iter_dataset(num_lanes=2)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: lanes(num_hosts=5), "24 rows does not divide evenly among 5 shards. Choose a multiple of 5"),
+        (lambda: lanes(num_lanes=5), "same number of rows from each of the 5 lanes .* Choose a multiple of 5"),
+        (lambda: list(finite()), "a stream of 2 lanes. Join them with `global_batch"),
+        (lambda: list(finite().global_batch(4, ShardOptions(0, 2))), "num_batches=, .* `headrace.in_step"),
+        (lambda: list(finite().global_batch(4, ShardOptions(0, 2), num_batches=26)), "no rows left for batch 25"),
+        (lambda: IterDataset.mix([finite(), MapDataset.range(9).to_iter_dataset()]), "lanes; got 2, 1"),
+        (lambda: MapDataset.range(9).to_iter_dataset(num_lanes=0), "num_lanes must be a positive int; got 0"),
+        (lambda: IterDataset.interleave([finite()] * 3, cycle_length=1, num_lanes=2), "have 2 lanes each"),
+        (lambda: IterDataset.interleave([some_parts(1)], cycle_length=1, num_lanes=2), "1 datasets to num_lanes=2"),
+        (lambda: next(iter(TailInLanes(finite()).global_batch(4))), r"no method `shard\(index, count\)`"),
+        (lambda: finite().global_batch(4, rows=3), "ShardBySharding.*got 3"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(build, says):
+    with pytest.raises(PipelineError, match=says):
+        build()
+
+
+class TailInLanes(Tail):
+    num_lanes = 2
