@@ -12,14 +12,16 @@ import importlib.util
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from headrace._utils.signals import raised_by_signal
 from headrace.compat.grain.as_grain import module_of
 
+P = ParamSpec("P")
+T = TypeVar("T")
 FRAMEWORKS = {"flax", "jax", "keras", "lightning", "tensorflow", "torch", "torchvision", "transformers"}
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
@@ -125,11 +127,20 @@ class Missing:
         """Whether an error may be gone once the rest is imported."""
         return bool(self._left) and isinstance(error, LookupError)
 
-    def import_rest(self) -> bool:
-        """Imports the rest; returns whether there was any."""
-        names, self._left = self._left, []
-        self._import(names)
-        return bool(names)
+    def retry(self, function: Callable[P, T]) -> Callable[P, T]:
+        """The function, called again with the rest imported if a lookup fails."""
+
+        def called(*args: P.args, **named: P.kwargs) -> T:
+            try:
+                return function(*args, **named)
+            except LookupError:
+                if not self._left:
+                    raise
+            names, self._left = self._left, []
+            self._import(names)
+            return function(*args, **named)
+
+        return called
 
     def explain(self, error: BaseException) -> None:
         """Adds notes to a `KeyError` about what a worker may lack."""

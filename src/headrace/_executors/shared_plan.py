@@ -71,7 +71,14 @@ class SharedPlan:
 
 def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a shared plan in a worker."""
-    pipelines, init, options, nodes = read(Slot(fd, private=True).bytes(extent.total), extent)
+    return opened_plan(Slot(fd, private=True).bytes(extent.total), extent)
+
+
+def opened_plan(
+    memory: np.ndarray, extent: Extent
+) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
+    """Reads a plan from memory; its arrays are views of that."""
+    pipelines, init, options, nodes = read(memory, extent)
     trees.adopt_nodes(nodes)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
     return pipelines, init, options

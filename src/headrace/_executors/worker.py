@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -30,22 +29,18 @@ from headrace._executors.messages import (
     MESSAGE_BYTES,
     NO_START,
     READY,
-    RESULT,
     SKIPPED,
     STACKS,
     STARTED_AS_WORKER,
     TASK,
 )
-from headrace._executors.shared_plan import find_culprit, open_shared_plan
+from headrace._executors.shared_plan import open_shared_plan
 from headrace._executors.slots import Extent, Slot, Writer, read
-from headrace._executors.tasks import CloseStream, Result, StreamTask, Task, TaskRunner
+from headrace._executors.task_server import TaskServer, begin
+from headrace._executors.tasks import CloseStream, Task
 from headrace._executors.tracebacks import packed_error
-from headrace._ops.base import Op
 from headrace._plan.guard import Step
-from headrace._plan.origins import last_own
 from headrace.compat.grain import as_grain
-from headrace.errors import ElementTimeout, WorkerError
-from headrace.options import DatasetOptions
 
 PR_SET_PDEATHSIG = 1
 
@@ -63,10 +58,9 @@ def main() -> None:
     _enter(known)
     missing = Missing(known["imports"])
     try:
-        pipelines, init, options = _open(plan_fd, plan, missing)
-        if init is not None:
-            _begin(init, index, count)
-        worker = Worker(pipelines, options, slots_fd, missing)
+        pipelines, init, options = missing.retry(open_shared_plan)(plan_fd, plan)
+        begin(init, index, count)
+        worker = Worker(TaskServer(pipelines, options, missing), slots_fd)
         if options.timeout_s is not None:
             end_late = partial(_end_when_late, worker, connection, stacks_fd, options.timeout_s)
             threading.Thread(target=end_late, name="headrace-late", daemon=True).start()
@@ -79,23 +73,6 @@ def main() -> None:
         with worker.answering:
             _send(connection, answer)
     _leave()
-
-
-def _open(fd: int, plan: Extent, missing: Missing) -> Any:
-    try:
-        return open_shared_plan(fd, plan)
-    except LookupError:
-        if not missing.import_rest():
-            raise
-    return open_shared_plan(fd, plan)
-
-
-def _begin(init: Callable[[int, int], None], index: int, count: int) -> None:
-    try:
-        init(index, count)
-    except BaseException as e:
-        e.add_note(f"in worker_init_fn({index}, {count})")
-        raise
 
 
 def _enter(world: dict[str, Any]) -> None:
@@ -162,23 +139,22 @@ def _end_when_late(worker: "Worker", connection: socket.socket, stacks_fd: int, 
     while True:
         os.utime(stacks_fd)  # shows that this thread runs
         time.sleep(min(1.0, timeout_s / 10))
-        step = worker.late_step(timeout_s)
+        step = worker.server.late_step()
         if step is None:
             continue
         with worker.answering:
-            if worker.late_step(timeout_s) is step:
-                _send(connection, worker.late_answer(step, timeout_s))
+            if worker.server.late_step() is step:
+                _send(connection, worker.late_answer(step))
                 if os.getpgrp() == os.getpid():  # also kill what functions have started
                     os.killpg(0, signal.SIGKILL)
                 os._exit(1)
 
 
 class Worker:
-    """Answers messages: reads tasks from slots, computes them with a `TaskRunner`, and writes results to slots."""
+    """Answers messages: reads tasks from slots, and has a `TaskServer` write results to the same slots."""
 
-    def __init__(self, pipelines: list[Op], options: DatasetOptions, slots_fd: int, missing: Missing):
-        self._runner = TaskRunner(pipelines, options, missing.explain, missing.may_be_cause_of)
-        self._slots_fd, self._missing = slots_fd, missing
+    def __init__(self, server: TaskServer, slots_fd: int):
+        self.server, self._slots_fd = server, slots_fd
         self._slots: dict[int, Slot] = {}
         self._task: tuple[int, int] = (0, 0)  # the number and the slot of the task under way
         self.answering = threading.Lock()
@@ -189,74 +165,31 @@ class Worker:
         number, slot_number, total, start = TASK.unpack_from(message)
         self._task = number, slot_number
         slot = self._slot(slot_number)
-        begin = time.perf_counter()
-        kind, writer = RESULT, Writer(slot)
+        begun = time.perf_counter()
         try:
             # Copy a task out of its slot: the answer overwrites it.
             inline = start < 0
             task: Task = (
                 pickle.loads(message[TASK.size :]) if inline else read(slot.bytes(total).copy(), Extent(total, start))
             )
+        except BaseException as e:
+            kind, extent = self.server.failure(e, slot)
+        else:
             if number < self._cancelled_below[0] and not isinstance(task, CloseStream):
                 return ANSWER.pack(number, SKIPPED, 0, 0, 0.0)
-            result = self._run_with_all_there(task, writer)
-            try:
-                extent = writer.dump(result)
-            except WorkerError:
-                raise
-            except Exception as e:
-                raise _cannot_be_sent(self._runner.find(task.path), result, e) from e
-        except BaseException as e:
-            self._missing.explain(e)
-            kind, extent = FAILURE, Writer(slot).dump(packed_error(e))
-        return ANSWER.pack(number, kind, *extent, time.perf_counter() - begin)
+            kind, extent = self.server.answer(task, slot)
+        return ANSWER.pack(number, kind, *extent, time.perf_counter() - begun)
 
-    def late_step(self, timeout_s: float) -> Step | None:
-        """The call that has taken too long, if there is one."""
-        steps = [] if self._runner.guard is None else list(self._runner.guard.now.values())
-        return next((step for step in steps if time.monotonic() - step.since > timeout_s), None)
-
-    def late_answer(self, step: Step, timeout_s: float) -> bytes:
+    def late_answer(self, step: Step) -> bytes:
         """The answer to the task under way when a call has taken too long."""
         number, slot = self._task
-        where = step.where(step.j or 0)
-        which = "elements from" if step.j is None else "element"
-        origin = where.get("file") or where.get("source")
-        record = "" if origin is None else f" (record {where['index']} of {origin})"
-        error = ElementTimeout(
-            f"{step.op.label()} (pipeline at {step.op.site}) took more than timeout_s={timeout_s:g} for {which} "
-            f"{where['element']}{record}, so its worker process was ended."
-        )
-        error.key = "" if step.ends_run else step.key
-        extent = Writer(Slot(self._slots_fd, slot)).dump(packed_error(error))
+        extent = Writer(Slot(self._slots_fd, slot)).dump(packed_error(self.server.late_error(step)))
         return ANSWER.pack(number, FAILURE, *extent, time.monotonic() - step.since)
 
     def _slot(self, number: int) -> Slot:
         if number not in self._slots:
             self._slots[number] = Slot(self._slots_fd, number)
         return self._slots[number]
-
-    def _run_with_all_there(self, task: Task, writer: Writer) -> Result | None:
-        """Runs a task; if a function misses modules of the main script, imports them and runs it again."""
-        try:
-            return self._runner.run(task, writer)
-        except LookupError:
-            # Do not run it again on a stream that failed: the consumer opens that again at the right position.
-            if not self._missing.import_rest() or isinstance(task, StreamTask):
-                raise
-        return self._runner.run(task, writer)
-
-
-def _cannot_be_sent(op: Op, result: Any, error: Exception) -> WorkerError:
-    """The error for outputs that cannot be pickled."""
-    last = last_own(op)
-    path, what = find_culprit([("", row) for row in result.block().rows()])
-    found = f"{f'its {path}, ' if path else ''}{type(what).__name__},"
-    return WorkerError(
-        f"An output of {last.label()} (pipeline at {last.site}) cannot be sent from a worker process: {found} cannot "
-        f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after "
-        "`mp_prefetch`."
-    )
 
 
 if __name__ == "__main__":
