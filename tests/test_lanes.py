@@ -207,6 +207,19 @@ def finite():
     return MapDataset.range(100).to_iter_dataset(num_lanes=2)
 
 
+HALF = ShardOptions(0, 2)
+
+
+def filtered_lanes():
+    """A lane of it may have no element."""
+    return MapDataset.range(8).to_iter_dataset(num_lanes=4).filter(lambda x: x % 4 > 1)
+
+
+def one_endless_lane():
+    parts = [MapDataset.range(3).to_iter_dataset(), some_parts(1).to_iter_dataset()]
+    return IterDataset.interleave(parts, cycle_length=1, num_lanes=2)
+
+
 @pytest.mark.parametrize(
     ("build", "says"),
     [
@@ -221,6 +234,9 @@ def finite():
         (lambda: IterDataset.interleave([some_parts(1)], cycle_length=1, num_lanes=2), "1 datasets to num_lanes=2"),
         (lambda: next(iter(TailInLanes(finite()).global_batch(4))), r"no method `shard\(index, count\)`"),
         (lambda: finite().global_batch(4, rows=3), "ShardBySharding.*got 3"),
+        (lambda: list(finite().global_batch(4, HALF).repeat()), "end after different numbers of batches"),
+        (lambda: next(iter(one_endless_lane().global_batch(4, HALF))), "end after different numbers of batches"),
+        (lambda: next(iter(filtered_lanes().repeat().global_batch(4, HALF))), "end after different numbers of batches"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(build, says):
@@ -230,3 +246,102 @@ def test_what_cannot_work_is_refused_with_the_reason(build, says):
 
 class TailInLanes(Tail):
     num_lanes = 2
+
+
+def test_what_repeats_full_lanes_is_endless():
+    ds = MapDataset.range(8).to_iter_dataset(num_lanes=4).map(lambda x: x + 1).repeat()
+    assert batches_of(ds, 2, 4) == batches_of(ds, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda ds: ds.shuffle().to_iter_dataset(),
+        lambda ds: ds.to_iter_dataset().window_shuffle(3),
+        lambda ds: ds.to_iter_dataset().shuffle(3),
+    ],
+)
+def test_seeds_of_later_operations_do_not_depend_on_the_number_of_hosts(then):
+    whole = list(then(MapDataset.range(64).seed(3).global_batch(4)))
+    halves = [list(then(MapDataset.range(64).seed(3).global_batch(4, ShardOptions(i, 2)))) for i in range(2)]
+    assert_equal([np.concatenate(rows) for rows in zip(*halves, strict=True)], whole)
+
+
+def test_datasets_of_different_kinds_in_lanes_are_restored():
+    parts = [IterDataset.mix([some_parts(0).to_iter_dataset()]), some_parts(1).to_iter_dataset()]
+    assert_resumable(IterDataset.interleave(parts, cycle_length=1, num_lanes=2).global_batch(2), max_outputs=5)
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        IterDataset.mix,
+        IterDataset.zip,
+        lambda parts: IterDataset.mix({"lanes": parts[0], "b": parts[1]}, {"lanes": 1, "b": 1}),
+    ],
+)
+def test_states_of_several_global_batches_merge(join):
+    def joined_batches(host, num_hosts):
+        parts = [
+            MapDataset.range(k, k + 100)
+            .repeat()
+            .to_iter_dataset(num_lanes=2)
+            .global_batch(4, ShardOptions(host, num_hosts))
+            for k in (0, 1000)
+        ]
+        return join(parts)
+
+    merged_state = checkpoint.merge(state_after(joined_batches(host, 2), 3) for host in range(2))
+    assert merged_state == state_after(joined_batches(0, 1), 3)
+
+
+def test_parts_called_lanes_merge():
+    def batches(host, num_hosts):
+        parts = {name: some_parts(i).to_iter_dataset(num_lanes=2) for i, name in enumerate(("lanes", "b"))}
+        return IterDataset.mix(parts, {"lanes": 1, "b": 2}).global_batch(6, ShardOptions(host, num_hosts))
+
+    assert checkpoint.merge([state_after(batches(host, 3)) for host in range(3)]) == state_after(batches(0, 1))
+
+
+def test_a_state_after_the_last_batch_gives_nothing_more():
+    def batches(count):
+        return MapDataset.range(100).to_iter_dataset(num_lanes=2).global_batch(2, num_batches=count)
+
+    for count in (19, 20):
+        iterator = iter(batches(count))
+        iterator.set_state(state_after(batches(30), 20))
+        assert list(iterator) == []
+
+
+def test_a_changed_state_does_not_merge():
+    states = [state_after(lanes(host=host)) for host in range(2)]
+    states[0]["0 global_batch"]["lanes"]["0"]["next_index"] = 400
+    with pytest.raises(StateError, match="was changed"):
+        checkpoint.merge(states)
+
+
+def test_what_only_one_state_has_is_told_whichever_it_is():
+    one, other = state_after(lanes()), state_after(lanes(host=1))
+    del one["checksum"], other["checksum"]
+    for states in ([one, other], [other, one]):
+        with pytest.raises(StateError, match="only one has '9 other'"):
+            checkpoint.merge([states[0] | {"9 other": {}}, states[1]])
+
+
+def test_states_of_different_steps_in_a_folder_are_refused(tmp_path):
+    for host, steps in ((0, 3), (1, 4)):
+        text = json.dumps(state_after(lanes(host=host), steps))
+        (tmp_path / f"process_{host}-of-2.json").write_text(text)
+    with pytest.raises(StateError, match="step is 3 and 4"):
+        checkpoint.CheckpointHandler().restore(tmp_path, item=iter(lanes()))
+
+
+@pytest.mark.parametrize("change", ["filter", "weights"])
+def test_everything_before_a_global_batch_must_be_as_it_was(change):
+    def batches(new):
+        parts = [some_parts(i).to_iter_dataset(num_lanes=2) for i in range(2)]
+        ds = IterDataset.mix(parts, [1, 2 if new and change == "weights" else 1])
+        return (ds.filter(lambda x: True) if new and change == "filter" else ds).global_batch(4)
+
+    with pytest.raises(StateError, match="another pipeline"):
+        iter(batches(True)).set_state(state_after(batches(False)))

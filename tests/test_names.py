@@ -19,7 +19,7 @@ NAMES = {
     "": """DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
         transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device monitoring text operations
-        ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify in_step""",
+        ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify in_step RayOptions""",
     "text": "Tokenize",
     "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave merge",
     "constants": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD RECORD_KEY SEED",

@@ -33,6 +33,7 @@ from headrace.options import AUTOTUNE as AUTOTUNE
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ErrorPolicy as ErrorPolicy
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
+from headrace.options import RayOptions as RayOptions
 from headrace.options import ReadOptions as ReadOptions
 from headrace.records import Record as Record
 from headrace.records import RecordMetadata as RecordMetadata

@@ -3,7 +3,7 @@
 import enum
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -90,6 +90,15 @@ class MultiprocessingOptions:
     enable_profiling: bool = False
     buffer_bytes: int = 1 << 30
 
+    @property
+    def has_workers(self) -> bool:
+        return self.num_workers != 0
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be the same for two `mp_prefetch` to share workers."""
+        return (type(self),)
+
     def __post_init__(self):
         check_counts(self, "num_workers", least=0)
         check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
@@ -99,6 +108,47 @@ class MultiprocessingOptions:
                 f"num_workers={self.num_workers} is more than the {most} that are allowed on a machine with "
                 f"{os.cpu_count()} cores. Start with one worker per core."
             )
+
+
+@dataclass(frozen=True)
+class RayOptions(MultiprocessingOptions):
+    """How to use workers on a Ray cluster: the same stream, computed by Ray actors.
+
+    Args:
+        num_workers: Actors. Those that the cluster has no room for start when it has. AUTOTUNE, the default, uses what
+            the cluster has free, now and later.
+        address: The cluster, as for `ray.init`: "auto", or an address. By default the Ray that this process uses, or
+            one that is started on this machine and ends with the iterator.
+        num_cpus: What each actor reserves.
+        resources: What else each actor reserves, by name.
+        runtime_env: The environment of actors, as Ray defines it.
+    """
+
+    num_workers: int | AutotuneParameter = AUTOTUNE  # type: ignore[assignment]
+    address: str | None = field(default=None, kw_only=True)
+    num_cpus: float = field(default=1, kw_only=True)
+    resources: Mapping[str, float] | None = field(default=None, kw_only=True, hash=False)
+    runtime_env: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return type(self), self.address, self.num_cpus, self.resources, self.runtime_env
+
+    def __post_init__(self):
+        check_counts(self, "num_workers", least=0, autotune=True)
+        check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
+        if not isinstance(self.num_cpus, int | float) or self.num_cpus < 0:
+            raise PipelineError(f"num_cpus must be a number of at least 0; got {self.num_cpus!r}.")
+        if self.num_workers is AUTOTUNE and not self.num_cpus and not self.resources:
+            raise PipelineError(
+                "num_workers=AUTOTUNE needs workers that reserve something: give num_cpus or resources."
+            )
+
+    def open_pool(self, plan: Any, num_workers: int | AutotuneParameter) -> Any:
+        """A pool of Ray actors."""
+        from headrace._executors.ray.pool import RayPool
+
+        return RayPool(plan, num_workers, self)
 
 
 class ExecutionTrackingMode(enum.Enum):

@@ -1,5 +1,6 @@
 """The protocols that objects passed to Headrace follow."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -82,12 +83,16 @@ class ChunkLimits:
         num_bytes: Chunks grow while they have less than this.
         elements: The most elements in a chunk.
         under_way: The most chunks that one worker has queued.
+        unmeasured: The most chunks under way until it is known how large they are.
+        buffer_bytes: The most bytes under way, whatever the options say.
     """
 
     seconds: float = 0.004
     num_bytes: int = 1 << 20
     elements: int = 1 << 13
     under_way: int = 16
+    unmeasured: int = sys.maxsize
+    buffer_bytes: int = sys.maxsize
 
 
 @dataclass

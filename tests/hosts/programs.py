@@ -143,7 +143,19 @@ def finite_lanes() -> headrace.IterDataset:
     return headrace.MapDataset.range(603).to_iter_dataset(num_lanes=4).filter(lambda x: x % 4 or x % 3)
 
 
+def elastic() -> headrace.IterDataset:
+    return headrace.ElasticIterator(headrace.MapDataset.range(603), 12, ShardByJaxProcess())
+
+
+def of_one_lane() -> headrace.IterDataset:
+    ds = headrace.MapDataset.range(603).to_iter_dataset().filter(pipelines.is_kept)
+    return ds.global_batch(12, ShardByJaxProcess())
+
+
 ENDINGS = {
+    "elastic": elastic,
+    "skip and window": lambda: of_one_lane().skip(2).window_shuffle(3, seed=1),
+    "mix": lambda: headrace.IterDataset.mix([of_one_lane(), of_one_lane()]),
     "loader": lambda: loader().dataset,
     "map": lambda: headrace.MapDataset.range(603).global_batch(12, ShardByJaxProcess()).to_iter_dataset(),
     "one lane": lambda: (
@@ -155,6 +167,54 @@ ENDINGS = {
     "lanes in_step": lambda: headrace.in_step(finite_lanes().global_batch(12, ShardByJaxProcess())),
     "num_batches": lambda: finite_lanes().global_batch(12, ShardByJaxProcess(), num_batches=30),
 }
+
+
+def rows_per_process() -> Any:
+    """A mesh on which processes hold different numbers of rows; every device's values, checked."""
+    sharding = NamedSharding(jax.make_mesh((2, 3), ("data", "model")), P("data"))
+    ds = headrace.MapDataset.range(80).global_batch(8, ShardBySharding(sharding)).to_iter_dataset()
+    found = []
+    for step, batch in enumerate(headrace.device_put(ds, sharding)):
+        for shard in batch.addressable_shards:
+            np.testing.assert_array_equal(shard.data, np.arange(8 * step, 8 * step + 8)[shard.index])
+        found.append(float(train_step(batch)))
+    return found
+
+
+def some_processes() -> Any:
+    """A mesh over the first two processes of three."""
+    sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",)), P("data"))
+    if jax.process_index() == 2:
+        return 0
+    ds = headrace.MapDataset.range(80).global_batch(8, ShardBySharding(sharding)).to_iter_dataset()
+    return len(list(headrace.device_put(ds, sharding)))
+
+
+def scalars() -> Any:
+    """Scalars have a sharding of their own; rows follow that of the others."""
+    by_row, everywhere = data_sharding(), NamedSharding(data_sharding().mesh, P())
+    read: list[int] = []
+    ds = headrace.MapDataset.range(16).map(lambda x: read.append(x) or x).global_batch(4, ShardBySharding(by_row))
+    tree = {"x": by_row, "temperature": everywhere}
+    batches = headrace.device_put(ds.map(lambda x: {"x": x, "temperature": 3}).to_iter_dataset(), tree)
+    return [float(train_step(batch["x"])) for batch in batches], sorted(set(read))
+
+
+def error_after_in_step() -> str:
+    """An error of one process alone, behind what was computed ahead, is its own."""
+    global_arrays.CHANGED_S = 2.0
+    ds = headrace.MapDataset.range(4000).global_batch(4, ShardByJaxProcess())
+    ds = ds.map(lambda b: b.astype(str) if b[0] >= 120 and jax.process_index() else b).to_iter_dataset()
+    iterator, count = iter(headrace.device_put(headrace.in_step(ds, every=1), data_sharding())), 0
+    try:
+        for _ in range(40 if jax.process_index() else 30):
+            next(iterator)
+            count += 1
+    except HeadraceError as e:
+        return f"{count}: {e}"
+    finally:
+        iterator.close()
+    return f"{count}"
 
 
 def grains_batches() -> int:
@@ -201,7 +261,31 @@ def copies_that_differ() -> Any:
     return headrace.device_put(ds, across())
 
 
+def rows_then(after: Any) -> Any:
+    ds = headrace.MapDataset.range(96).repeat().global_batch(4, ShardByJaxProcess())
+    return headrace.device_put(after(ds), data_sharding())
+
+
+def skipping(x: int) -> int:
+    if x % 10 == 4:
+        raise ValueError
+    return x
+
+
 REFUSED = {
+    "different dtypes": lambda: headrace.device_put(
+        headrace.MapDataset.source([1, 2, 3, 0.5]).repeat().global_batch(4, ShardByJaxProcess()).to_iter_dataset(),
+        data_sharding(),
+    ),
+    "a filter after rows": lambda: rows_then(lambda ds: ds.to_iter_dataset().filter(lambda b: 5 not in b)),
+    "a filter of random access after rows": lambda: rows_then(
+        lambda ds: ds.filter(lambda b: 5 not in b).to_iter_dataset()
+    ),
+    "batches of rows": lambda: rows_then(lambda ds: ds.to_iter_dataset().batch(2)),
+    "errors after rows": lambda: rows_then(lambda ds: ds.to_iter_dataset().map(skipping).on_error("skip")),
+    "errors in a shard": lambda: headrace.device_put(
+        own_shard().map(skipping).to_iter_dataset().batch(3, drop_remainder=True).on_error("skip"), data_sharding()
+    ),
     "different sizes": different_sizes,
     "copies that differ": copies_that_differ,
     "rows of others": lambda: headrace.device_put(

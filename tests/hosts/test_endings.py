@@ -20,6 +20,9 @@ STEPS = {
     "in_step": min(map(kept, range(4))) // 3,
     "lanes in_step": min(map(kept, range(4))) // 3,
     "num_batches": 30,
+    "elastic": 603 // 12,
+    "skip and window": 402 // 12 - 2,
+    "mix": 2 * (402 // 12),
 }
 
 

@@ -29,6 +29,12 @@ def test_every_device_has_its_rows_and_columns(count, shape):
 
 
 SAYS = {
+    "different dtypes": r"different dtypes of the elements: int64 in process 0, float64 in process 1",
+    "a filter after rows": "after `global_batch` sees the rows of this process alone.*before `global_batch`",
+    "a filter of random access after rows": "after `global_batch` sees the rows of this process alone",
+    "batches of rows": r"batch\(2\).* after `global_batch` sees the rows of this process alone",
+    "errors after rows": "`on_error` may leave out rows",
+    "errors in a shard": "known only after reading them",
     "different sizes": r"different shapes of the elements: \(2,\) in process 0, \(3,\) in process 1",
     "copies that differ": "hold copies of the same rows of the elements, and the two processes have read different ones",
     "rows of others": r"This process has rows .* of 4, and its devices hold others .*ShardBySharding",
@@ -43,6 +49,28 @@ SAYS = {
 def test_what_cannot_work_is_refused_with_the_reason(kind):
     for said in cluster.run("refused", 2, kind):
         assert re.match(f"PipelineError: .*{SAYS[kind]}", said, re.DOTALL), said
+
+
+def test_processes_may_hold_different_numbers_of_rows():
+    results = cluster.run("rows_per_process", 3, num_devices=2)
+    assert results[0] == results[1] == results[2] == [float(sum(range(8 * i, 8 * i + 8))) for i in range(10)]
+
+
+def test_a_mesh_over_some_processes_needs_no_others():
+    assert cluster.run("some_processes", 3) == [10, 10, 0]
+
+
+def test_a_scalar_leaves_the_rows_of_others_as_they_are():
+    sums = [float(sum(range(4 * i, 4 * i + 4))) for i in range(4)]
+    for i, (found, read) in enumerate(cluster.run("scalars", 2)):
+        assert found == sums
+        assert read == [x for x in range(16) if x % 4 // 2 == i]
+
+
+def test_an_error_of_one_process_behind_in_step_is_its_own():
+    first, second = cluster.run("error_after_in_step", 2)
+    assert first == "30"
+    assert re.match(r"30: .* different dtypes of the elements: int64 in process 0, <U21 in process 1", second), second
 
 
 def test_sizes_that_begin_to_differ_are_noticed_by_the_process_whose_size_changes():

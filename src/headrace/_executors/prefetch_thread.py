@@ -247,5 +247,5 @@ def _head_start(op: Op) -> int:
 
 def _works_ahead(op: Op) -> bool:
     if isinstance(op, MpPrefetch):
-        return op.options.num_workers > 0
+        return op.options.has_workers
     return isinstance(op, Prefetch) and op.buffer_size != 0

@@ -115,6 +115,13 @@ class Slot:
         """Drops the mapping."""
         self.whole = np.empty(0, np.uint8)
 
+    def close(self) -> None:
+        """Drops the mapping, and the file, which is this slot's alone."""
+        self.unmap()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def clean(self) -> None:
         """Returns the memory to the system; the slot can be used again."""
         if len(self.whole) and hasattr(mmap, "MADV_REMOVE"):
@@ -237,6 +244,12 @@ def read(memory: np.ndarray, extent: Extent) -> Any:
         return pickle.loads(head[end:].data, buffers=buffers)
     finally:
         _reading.memory = None
+
+
+def pickled_part(memory: np.ndarray, extent: Extent) -> memoryview:
+    """The pickle of an object that was laid out in memory, without its arrays."""
+    head = memory[extent.start : extent.total]
+    return head[8 + 16 * int(head[:8].view(np.int64)[0]) :].data
 
 
 def _view(offset: int, dtype: Any, shape: tuple[int, ...], order: Any) -> np.ndarray:

@@ -145,15 +145,16 @@ class StageStream(Stream):
             return True
         if self._single_step:
             return False
-        options, workers = self._options, self._pool.num_workers
-        if not self._unit_bytes and under_way >= 2 * workers:
+        options, workers, limits = self._options, self._pool.num_workers, self._pool.chunk_limits
+        if not self._unit_bytes and under_way >= min(2 * workers, limits.unmeasured):
             return False  # until a result tells how large they are
         ready = -(-options.per_worker_buffer_size * self._place.weight // self._chunk)
-        most = workers * (1 + min(ready, self._pool.chunk_limits.under_way))
+        most = workers * (1 + min(ready, limits.under_way))
         # At least two, or nothing would be under way while the consumer uses a result.
         if under_way >= max(2, most // max(1, self._load.num_streams)):
             return False
-        return self._load.expected_bytes + self._unit_bytes * self._chunk <= options.buffer_bytes
+        most_bytes = min(options.buffer_bytes, limits.buffer_bytes)
+        return self._load.expected_bytes + self._unit_bytes * self._chunk <= most_bytes
 
     def _learn_size(self) -> None:
         """While the next result is not there: learns the size of results from others."""

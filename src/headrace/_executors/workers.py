@@ -16,6 +16,7 @@ from headrace._plan.plan import Plan, has_workers
 from headrace._plan.stages import Stages, ready_for_workers
 from headrace._plan.streams import Context, Position, Stream, open_stream
 from headrace.errors import ClosedError
+from headrace.options import AUTOTUNE
 from headrace.protocols import TaskPool
 
 Key = tuple[Any, ...]  # weak references to the operations, and what of the options workers need
@@ -143,11 +144,13 @@ class Workers:
 
 def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
     """A pool of the kind that the options ask for, with the most workers that any of them asks for."""
-    num_workers, options = max(op.options.num_workers for op in group), group[0].options
+    numbers, options = [op.options.num_workers for op in group], group[0].options
+    num_workers = AUTOTUNE if AUTOTUNE in numbers else max(numbers)
     if hasattr(options, "open_pool"):
         return options.open_pool(shared_plan, num_workers)  # pyright: ignore[reportAttributeAccessIssue]
     from headrace._executors.pool import ProcessPool
 
+    assert isinstance(num_workers, int)
     return ProcessPool(shared_plan, num_workers)
 
 

@@ -11,7 +11,15 @@ from headrace._ops.base import ENDLESS, Kept, Op, Unary, describe, from_parents
 from headrace._ops.lanes import Lane
 from headrace._ops.order import IndexOp, Slice
 from headrace.errors import PipelineError
-from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_counts, num_threads
+from headrace.options import (
+    AUTOTUNE,
+    AutotuneParameter,
+    MultiprocessingOptions,
+    RayOptions,
+    ReadOptions,
+    check_counts,
+    num_threads,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -139,11 +147,14 @@ class MpPrefetch(Unary):
         return parents[0]  # it works ahead after the lanes are joined
 
     def how(self) -> str:
-        number = self.options.num_workers
-        return f"{number} worker processes work ahead" if number else "nothing at run time"
+        number, on_ray = self.options.num_workers, isinstance(self.options, RayOptions)
+        kind = "Ray actors" if on_ray else "worker processes"
+        found = f"as many {kind} as fit" if number is AUTOTUNE else f"{number} {kind}"
+        return f"{found} work ahead" if self.options.has_workers else "nothing at run time"
 
     def label(self) -> str:
-        return f"mp_prefetch(num_workers={self.options.num_workers})"
+        given = f"num_workers={self.options.num_workers}"
+        return f"mp_prefetch({f'RayOptions({given})' if isinstance(self.options, RayOptions) else given})"
 
 
 def _takes_two(function: Any) -> bool:

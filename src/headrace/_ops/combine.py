@@ -426,7 +426,11 @@ class Interleave(Op):
     @property
     @from_parents
     def endless(self) -> bool:
-        return not isinstance(self.datasets, Op) and any(op.endless for op in self.datasets)
+        """In lanes, each needs an endless dataset of its own."""
+        if isinstance(self.datasets, Op):
+            return False
+        dealt = (self.datasets[lane :: self.num_lanes] for lane in range(self.num_lanes))
+        return all(any(op.endless for op in mine) for mine in dealt)
 
     def spec(self) -> Any:
         return self.parents[0].spec() if not isinstance(self.datasets, Op) else super().spec()

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from headrace._ops.base import Kept, Op, Unary, from_parents, parents_first
-from headrace._ops.buffer import MpPrefetch, Prefetch
+from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._ops.group import Batch, with_leading
 from headrace._ops.lanes import Lane, in_lane
-from headrace._ops.order import IndexOp, epoch_length
+from headrace._ops.order import IndexOp, Repeat, epoch_length
 from headrace._ops.state_fields import Fields, PartStates
 from headrace.errors import MissingLanesError, PipelineError
 from headrace.options import check_counts
@@ -27,19 +27,20 @@ class OwnRows(IndexOp):
     """The elements of a random-access chain that are this process's rows of each global batch."""
 
     name = "rows"
-    rows: GlobalRows
+    is_seed_step = False  # on one process it is left out
+    own: GlobalRows
 
     def identity(self) -> None:
         return None
 
     @from_parents
     def length(self) -> int:
-        return self.parent.length() // self.rows.batch_size * len(self.rows)
+        return self.parent.length() // self.own.batch_size * len(self.own)
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
         epochs, within = np.divmod(idx, self.length())
-        batches, places = np.divmod(within, len(self.rows))
-        return batches * self.rows.batch_size + self.rows.numbers[places] + epochs * epoch_length(self.parent)
+        batches, places = np.divmod(within, len(self.own))
+        return batches * self.own.batch_size + self.own.numbers[places] + epochs * epoch_length(self.parent)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,7 +120,9 @@ class GlobalBatch(Unary):
     @property
     def ends_with_others(self) -> bool:
         """Whether all processes are known to end at the same step."""
-        return self.num_lanes == 1 or self.rows.is_all or self.num_batches is not None or self.endless
+        if self.num_lanes == 1 or self.rows.is_all or self.num_batches is not None:
+            return True
+        return self.endless and not _may_end_in_a_lane(self.parent)
 
     @property
     @from_parents
@@ -164,6 +167,17 @@ class GlobalBatch(Unary):
         return tuple(states.decode(self.lane(lane), fields["lanes"][str(lane)]) for lane in self.own_rows)
 
 
+def _may_end_in_a_lane(op: Op) -> bool:
+    """Whether an endless stream may end in a lane: one that repeats what a lane may have nothing of."""
+    before = parents_first(op, lambda each: each.is_stream and each.lanes > 1)
+    if not any(isinstance(each, Repeat) for each in before):
+        return False
+    counts = all(each.keeps_count or isinstance(each, ToStream) for each in before if each.is_elementwise)
+    sources = [each for each in before if isinstance(each, ToStream)]
+    full = all(not each.parent.is_sparse and each.parent.length() >= each.lanes for each in sources)
+    return not (sources and full and counts and all(isinstance(each, Unary) for each in before))
+
+
 class _LanesMade(dict[int, Op]):
     """The lanes that have been made, by number."""
 
@@ -196,7 +210,7 @@ def check_lanes(op: Op) -> None:
                 "num_batches=, or let them agree with `headrace.in_step(batches)`. Or read for ever: "
                 "`repeat()` before `to_iter_dataset()`."
             )
-        if not op.ends_together and not op.endless:
+        if not op.ends_together:
             ahead += op.parents
 
 
@@ -213,12 +227,25 @@ def has_global_state(op: Op) -> bool:
     return True
 
 
-def global_rows(op: Op) -> GlobalRows | None:
-    """The rows of global batches that the elements of a pipeline have, if they have."""
-    while True:
-        rows = getattr(op, "rows", None)
-        if isinstance(rows, GlobalRows):
-            return rows
-        if len(op.parents) != 1:
-            return None
-        (op,) = op.parents
+def makes_rows(op: Op) -> bool:
+    """Whether an operation makes rows of global batches."""
+    return isinstance(getattr(op, "rows", None), GlobalRows)
+
+
+def global_rows(op: Op) -> list[GlobalRows]:
+    """The rows of global batches that the elements of a pipeline have; none if some elements are no such rows."""
+    found: list[GlobalRows] = []
+    ahead = [op]
+    while ahead:
+        op = ahead.pop()
+        if makes_rows(op):
+            found.append(op.rows)  # type: ignore[attr-defined]
+        elif not op.parents:
+            return []
+        ahead += () if makes_rows(op) else op.parents
+    return found
+
+
+def has_rows(op: Op) -> bool:
+    """Whether all elements of a pipeline are rows of global batches."""
+    return bool(global_rows(op))

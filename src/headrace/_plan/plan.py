@@ -90,9 +90,9 @@ class Plan:
         """The `mp_prefetch` operations that share workers with this one, itself included."""
         if op not in self.prefetches:  # it is in a dataset that an interleave has made
             return [op]
-        first = type(op.options), op.worker_init_fn
+        first = op.options.kind, op.worker_init_fn
         return [
-            each for each in self.prefetches if (type(each.options), each.worker_init_fn) == first and has_workers(each)
+            each for each in self.prefetches if (each.options.kind, each.worker_init_fn) == first and has_workers(each)
         ]
 
     # ---- for display
@@ -125,7 +125,7 @@ def _shown(step: Step) -> str:
 
 def has_workers(op: MpPrefetch) -> bool:
     """Whether an `mp_prefetch` does anything."""
-    return op.options.num_workers > 0
+    return op.options.has_workers
 
 
 # ------------------------------------------------------------------------------------------------ for display

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from headrace._states.merging import merge
-from headrace.errors import MissingLanesError, StateError
+from headrace.errors import StateError
 
 State = dict[str, Any] | bytes
 
@@ -39,15 +39,11 @@ def restore(iterator: Any, directory: Any) -> None:
     number of processes, or with other rows in each, and then need the states of all.
     """
     own = directory / file_name()
-    if not own.exists():
+    if getattr(iterator, "_state_is_global", False) or not own.exists():
         iterator.set_state(_of_all(directory, own, is_global=getattr(iterator, "_state_is_global", False)))
         return
     text = own.read_text()
-    state = text.encode() if isinstance(iterator.get_state(), bytes) else json.loads(text)
-    try:
-        iterator.set_state(state)
-    except MissingLanesError:
-        iterator.set_state(_of_all(directory, own, is_global=True))
+    iterator.set_state(text.encode() if isinstance(iterator.get_state(), bytes) else json.loads(text))
 
 
 def _of_all(directory: Any, own: Any, *, is_global: bool) -> State:
@@ -61,4 +57,4 @@ def _of_all(directory: Any, own: Any, *, is_global: bool) -> State:
         )
     if len({name.partition("-of-")[2] for name in found}) > 1:
         raise StateError(f"The folder {directory} has states of different numbers of processes: {sorted(found)}.")
-    return merge([json.loads(path.read_text()) for path in found.values()])
+    return merge([json.loads(path.read_text()) for _, path in sorted(found.items())])

@@ -18,6 +18,7 @@ from headrace._ops.state_fields import number_of
 from headrace.errors import StateError
 
 Entries = dict[str, dict[str, Any]]
+Ordered = list[tuple[str, dict[str, Any]]]  # entries without their numbers
 MOST_ENTRIES = 64  # of all parts together; if there are more, each part has one number
 MOST_PARTS = 1000  # if there are more, they have one number together
 MOST_SHOWN = 8  # numbers of an argument
@@ -27,7 +28,7 @@ STREAM_BEGINS = ("to_iter_dataset", "interleave")  # these and what comes before
 
 def fingerprint(op: Op) -> Entries:
     """The entries of a pipeline."""
-    entries: list[tuple[str, dict[str, Any]]] = []
+    entries: Ordered = []
     for each in _chain(op):
         identity = each.identity()
         if identity is None:
@@ -44,7 +45,7 @@ def fingerprint(op: Op) -> Entries:
     return {f"{i} {name}": entry for i, (name, entry) in enumerate(entries)}
 
 
-def _drop_last_repeat(entries: list[tuple[str, dict[str, Any]]]) -> None:
+def _drop_last_repeat(entries: Ordered) -> None:
     """A `repeat` at the end changes no index; one in the middle does."""
     if entries and entries[-1] == ("repeat", {"reseed_each_epoch": 1}):
         entries.pop()
@@ -84,10 +85,10 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
     differ.
     """
     num_open, base, position = _open(op, position)
-    if isinstance(base, GlobalBatch):
-        found = [each for at in position[-1] for each in differences(base.parent, saved, at)]
-        return list(dict.fromkeys(found))
     own, theirs = _entries(fingerprint(op)), _entries(saved)
+    if isinstance(base, GlobalBatch):  # with one number for all lanes, everything before it must be as it was
+        own, theirs = (entries[: _place_of(base.name, entries) + 1] for entries in (own, theirs))
+        return _all_differences(own, theirs)
     parts = base.named_parts()
     if parts is not None and base.is_stream and not num_open:
         return _differences_of_parts(base, parts, own, theirs, position)
@@ -95,12 +96,20 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
         counted, counted_there = len(own), len(theirs)
     else:
         counted, counted_there = (max(len(_of_indices(entries)), num_open) for entries in (own, theirs))
+    return _all_differences(own[:counted], theirs[:counted_there])
+
+
+def _all_differences(own: Ordered, theirs: Ordered) -> list[str]:
     found = []
-    for mine, other in zip_longest(own[:counted], theirs[:counted_there]):
+    for mine, other in zip_longest(own, theirs):
         found += _difference(other, mine)
         if mine is None or other is None or mine[0] != other[0]:
             break  # later entries are shifted
     return found
+
+
+def _place_of(name: str, entries: Ordered) -> int:
+    return next((i for i, entry in enumerate(entries) if entry[0] == name), len(entries))
 
 
 def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
@@ -115,7 +124,7 @@ def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
     return num_open, op, position
 
 
-def _entries(fields: Any) -> list[tuple[str, dict[str, Any]]]:
+def _entries(fields: Any) -> Ordered:
     """The entries of a fingerprint in order, each with its operation's name."""
     try:
         numbered = [(int(key.split()[0]), key.split()[1], _as_now(dict(entry))) for key, entry in fields.items()]
@@ -132,7 +141,7 @@ def _as_now(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in weights} | proportions
 
 
-def _of_indices(entries: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+def _of_indices(entries: Ordered) -> Ordered:
     """The entries that decide what an index means."""
     last = max((i for i, (name, _) in enumerate(entries) if name in STREAM_BEGINS), default=-1)
     return entries[: last + 1]

@@ -1,17 +1,17 @@
 """States of all processes as one: each process has only the lanes that it computes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from headrace._states import arrays
-from headrace._states.positions import Json, with_checksum
+from headrace._states.positions import Json, check_checksum, with_checksum
 from headrace.errors import StateError
 
 LANES = "lanes"
 
 
-def merge(states: Sequence[Any]) -> Json:
+def merge(states: Iterable[Any]) -> Json:
     """The states of all processes at one step as one, which any number of processes can restore.
 
     >>> from headrace import MapDataset
@@ -24,29 +24,39 @@ def merge(states: Sequence[Any]) -> Json:
     Args:
         states: What `get_state()` or `state_as_array()` returned in each process, in any order.
     """
-    if isinstance(states, dict) or not len(states):
+    given = [states] if isinstance(states, dict) else list(states)
+    if not given or given[0] is states:
         raise StateError(f"`merge` takes the states of all processes as a list; got {type(states).__name__}.")
-    found = [json.loads(arrays.unpacked(state)) if arrays.is_array(state) else state for state in states]
+    found = [json.loads(arrays.unpacked(state)) if arrays.is_array(state) else state for state in given]
     for i, state in enumerate(found):
         if not isinstance(state, dict):
             raise StateError(f"A state is a dict, as `get_state()` returns it; state {i} is {type(state).__name__}.")
+        check_checksum(state)
     merged = {name: value for name, value in found[0].items() if name != "checksum"}
     for i, state in enumerate(found[1:], 1):
-        bare = {name: value for name, value in state.items() if name not in ("checksum", "functions")}
-        merged = _merged(merged, bare, f"state 0 and state {i}", "")
+        bare = {name: value for name, value in state.items() if name != "checksum"}
+        merged = _merged(merged, bare | {"functions": merged.get("functions")}, f"state 0 and state {i}", "")
     return with_checksum(merged) if "checksum" in found[0] else merged
 
 
 def _merged(one: Any, other: Any, which: str, where: str) -> Any:
     """Two states of the same step as one: of their lanes they have all, and everything else must be the same."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [_merged(*pair, which, f"{where} {i}") for i, pair in enumerate(zip(one, other, strict=True))]
     if not isinstance(one, dict) or not isinstance(other, dict):
         if one != other:
             raise StateError(f"The states are not of the same step: {where.strip()} is {one} and {other} ({which}).")
         return one
-    is_lanes = where.endswith(f" {LANES}")
-    if not is_lanes and other.keys() - one.keys():
-        name = sorted(map(str, other.keys() - one.keys()))[0]
+    if one.keys() != other.keys():
+        name = sorted(map(str, one.keys() ^ other.keys()))[0]
         raise StateError(f"The states are not of the same pipeline: only one has {name!r} ({which}).")
-    both = {name: _merged(one[name], other[name], which, f"{where} {name}") for name in one if name in other}
-    names = sorted({*one, *other}, key=int) if is_lanes else list(one)
-    return {name: both[name] if name in both else one.get(name, other.get(name)) for name in names}
+    has_lanes = "num_lanes" in one and isinstance(one.get(LANES), dict)
+    return {
+        name: (_lanes if has_lanes and name == LANES else _merged)(one[name], other[name], which, f"{where} {name}")
+        for name in one
+    }
+
+
+def _lanes(one: Json, other: Json, which: str, where: str) -> Json:
+    both = {lane: _merged(one[lane], other[lane], which, f"{where} {lane}") for lane in one.keys() & other.keys()}
+    return {lane: both.get(lane, one.get(lane, other.get(lane))) for lane in sorted({*one, *other}, key=int)}

@@ -51,6 +51,12 @@ def with_checksum(state: Json) -> Json:
     return state if state.keys() <= {"next_index", *BESIDE} else state | {"checksum": _checksum(state)}
 
 
+def check_checksum(state: Json, *, strict: bool = True) -> None:
+    """Raises if a state is not as `get_state()` returned it."""
+    if "checksum" in state and _checksum(state) != state["checksum"]:
+        _refuse("The state was changed since `get_state()` returned it: its checksum differs", strict=strict)
+
+
 def _checksum(state: Json) -> int:
     """A checksum of a state's position; floats count with 5 digits, since hosts may round them."""
     plain = {name: value for name, value in state.items() if name not in BESIDE}
@@ -77,8 +83,7 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     try:
         if _is_foreign(bare):
             bare = states.translated(op, bare)
-        if "checksum" in state and _checksum(state) != state["checksum"]:
-            _refuse("The state was changed since `get_state()` returned it: its checksum differs", strict=strict)
+        check_checksum(state, strict=strict)
         position = decode(op, bare)
         found = differences(op, state["pipeline"], position) if "pipeline" in state else []
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as e:

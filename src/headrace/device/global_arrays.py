@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from headrace._ops.base import Op
-from headrace._ops.ending import ends_together, num_outputs
+from headrace._ops.ending import ends_together, may_leave_out_rows, must_come_before_rows, num_outputs
 from headrace._ops.global_batch import global_rows
+from headrace._ops.order import gather_options
 from headrace.device.hosts import Hosts
 from headrace.errors import PipelineError, optional
-from headrace.sharding import rows_on_devices
+from headrace.sharding import GlobalRows, rows_on_devices
 
 CHANGED_S = 60.0
 """How long other processes have to say that the shapes of their elements have changed too."""
@@ -30,7 +31,7 @@ class GlobalArrays:
     def __init__(self, op: Op, device: Any, key: str):
         self._jax: Any = optional("jax", extra="jax")
         self._op, self._device, self._key = op, device, key
-        self._rows, self._hosts = global_rows(op), Hosts()
+        self._rows, self._hosts = _rows(op), Hosts(_processes(self._jax.tree.leaves(device)))
         self._shapes: list[Any] | None = None
         self._refused: tuple[list[Any], PipelineError] | None = None
         self._num_changes = 0
@@ -56,7 +57,7 @@ class GlobalArrays:
                 f"`device_put` cannot place {_called(name)}, a scalar, along the axes of {target}. Give the scalar a "
                 "sharding without axes: a tree with a sharding for each key."
             )
-        if rows is None or rank == 0 or leaf.shape[0] != len(rows):
+        if rows is None or not self._is_rows(leaf):
             return self._jax.make_array_from_process_local_data(target, leaf)
         own = rows_on_devices(target, rows.batch_size)
         if len(own) < len(rows):
@@ -67,7 +68,7 @@ class GlobalArrays:
     # ---- whether processes agree
 
     def _check(self, pairs: list[tuple[Any, tuple[str, Any]]]) -> None:
-        shapes = [[name, list(np.shape(leaf))] for target, (name, leaf) in pairs if not is_addressable(target)]
+        shapes = [self._shape(name, leaf) for target, (name, leaf) in pairs if not is_addressable(target)]
         if shapes == self._shapes:
             return
         if self._refused is not None and shapes == self._refused[0]:
@@ -82,6 +83,18 @@ class GlobalArrays:
             self._refused = shapes, e
             raise
         self._shapes = shapes
+
+    def _shape(self, name: str, leaf: Any) -> list[Any]:
+        """What must be the same in all processes of a leaf: its name, shape and dtype."""
+        array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+        shape = list(array.shape)
+        if self._is_rows(array):
+            assert self._rows is not None
+            shape[0] = self._rows.batch_size  # processes may have different numbers of rows
+        return [name, shape, str(array.dtype)]
+
+    def _is_rows(self, leaf: Any) -> bool:
+        return self._rows is not None and len(leaf.shape) > 0 and leaf.shape[0] == len(self._rows)
 
     def _compare_first(self, pairs: list[tuple[Any, tuple[str, Any]]], shapes: list[Any]) -> None:
         parts = {
@@ -101,7 +114,7 @@ class GlobalArrays:
             )
         self._compare_shapes([each["shapes"] for each in said], shapes)
         for name, (part, digest) in parts.items():
-            for i, each in enumerate(said):
+            for i, each in zip(self._hosts.members, said, strict=True):
                 their_part, their_digest = each["parts"][name]
                 if their_part == part and their_digest != digest:
                     raise PipelineError(
@@ -116,28 +129,33 @@ class GlobalArrays:
             return [json.loads(each) for each in self._hosts.exchange(key, json.dumps(shapes), wait_s=CHANGED_S)]
         except PipelineError:
             new = {int(i): json.loads(text) for i, text in self._hosts.heard(key).items()}
-            return [new.get(i, self._shapes) for i in range(self._hosts.count)]
+            return [new.get(i, self._shapes) for i in self._hosts.members]
+        finally:
+            self._hosts.forget(f"{self._key}/shapes {self._num_changes - 2}")
 
     def _compare_shapes(self, said: list[Any], own: list[Any]) -> None:
         if all(shapes == own for shapes in said):
             return
-        names = [name for name, _ in own]
-        if any([name for name, _ in shapes] != names for shapes in said):
-            listed = "; ".join(f"process {i}: {[name for name, _ in shapes]}" for i, shapes in enumerate(said))
+        members, names = self._hosts.members, [name for name, _, _ in own]
+        if any([name for name, _, _ in shapes] != names for shapes in said):
+            found = {i: [name for name, _, _ in shapes] for i, shapes in zip(members, said, strict=True)}
+            listed = "; ".join(f"process {i}: {each}" for i, each in found.items())
             raise PipelineError(f"The processes have elements of different structure: {listed}.")
         k = next(k for k in range(len(own)) if any(shapes[k] != own[k] for shapes in said))
-        listed = ", ".join(f"{tuple(shapes[k][1])} in process {i}" for i, shapes in enumerate(said))
-        raise PipelineError(
-            f"The processes have different shapes of {_called(own[k][0])}: {listed}. Make them the same: batch with "
-            f"drop_remainder=True, and pad to a fixed length. {HOW_TO}"
-        )
+        kind, advice = (1, _SAME_SHAPE) if any(shapes[k][1] != own[k][1] for shapes in said) else (2, _SAME_DTYPE)
+        found = [shapes[k][kind] if kind == 2 else tuple(shapes[k][1]) for shapes in said]
+        listed = ", ".join(f"{each} in process {i}" for i, each in zip(members, found, strict=True))
+        what = "shapes" if kind == 1 else "dtypes"
+        raise PipelineError(f"The processes have different {what} of {_called(own[k][0])}: {listed}. {advice}")
 
     def _part(self, target: Any, name: str, leaf: Any) -> str:
         """Which part of a leaf this process has, checked; processes with the same part must have the same values."""
         shape = np.shape(leaf)
         if not shape:
             return "all"
-        if self._rows is not None and shape[0] == len(self._rows):
+        if self._is_rows(leaf):
+            assert self._rows is not None
+            _check_rows(self._rows, target)
             return str(self._rows)
         own, others = _parts_by_process(target, len(shape))
         if any(part != whole for part, whole in zip(own[1:], others[1:], strict=True)):
@@ -150,22 +168,63 @@ class GlobalArrays:
 
 def check_placement(op: Op, device: Any) -> None:
     """Raises if a pipeline's elements cannot become global arrays with these shardings."""
-    rows = global_rows(op)
+    rows = _rows(op)
     for target in optional("jax", extra="jax").tree.leaves(device):
-        if rows is None or is_addressable(target):
-            continue
-        own = rows_on_devices(target, rows.batch_size)
-        if not set(own.tolist()) <= set(rows.numbers.tolist()):
-            raise PipelineError(
-                f"This process has {rows!r}, and its devices hold others with {target}. Take the rows from the "
-                "sharding: `global_batch(batch_size, rows=ShardBySharding(sharding))`."
-            )
+        # One without axes may be for a scalar: the first element tells.
+        if rows is not None and not is_addressable(target) and not target.is_fully_replicated:
+            _check_rows(rows, target)
+    _check_after_rows(op)
     if not ends_together(op) and num_outputs(op) is None:
         raise PipelineError(
             f"How many batches {op.label()} (pipeline at {op.site}) has is known only after reading them, so processes "
             "may end at different steps, and the others would wait for ever. Let them end together: "
             "`headrace.in_step(batches)`; or read for ever: `repeat()`."
         )
+
+
+_SAME_SHAPE = f"Make them the same: batch with drop_remainder=True, and pad to a fixed length. {HOW_TO}"
+_SAME_DTYPE = "Convert them before they are batched, such as with `map(lambda x: np.asarray(x, np.float32))`."
+
+
+def _rows(op: Op) -> GlobalRows | None:
+    """The rows that all elements have; raises where those of different global batches are joined."""
+    found = global_rows(op)
+    different = [rows for rows in found[1:] if str(rows) != str(found[0])]
+    if different:
+        raise PipelineError(
+            f"{op.label()} (pipeline at {op.site}) joins global batches of which this process has different rows: "
+            f"{found[0]!r}, and {different[0]!r}. Give all the same batch size and rows."
+        )
+    return found[0] if found else None
+
+
+def _check_rows(rows: GlobalRows, target: Any) -> None:
+    own = rows_on_devices(target, rows.batch_size)
+    if not set(own.tolist()) <= set(rows.numbers.tolist()):
+        raise PipelineError(
+            f"This process has {rows!r}, and its devices hold others with {target}. Take the rows from the "
+            "sharding: `global_batch(batch_size, rows=ShardBySharding(sharding))`."
+        )
+
+
+def _check_after_rows(op: Op) -> None:
+    """Raises if processes would leave out different batches, or rows, of global batches."""
+    wrong = must_come_before_rows(op)
+    if wrong is not None:
+        raise PipelineError(
+            f"{wrong.label()} (pipeline at {wrong.site}) after `global_batch` sees the rows of this process alone, so "
+            "batches of different steps would be joined. Put it before `global_batch`."
+        )
+    if _rows(op) is not None and not gather_options(op).on_error.raises and may_leave_out_rows(op):
+        raise PipelineError(
+            "`on_error` may leave out rows of a global batch in one process alone: of random access, or in functions "
+            "after `global_batch`. Read a stream, `to_iter_dataset().global_batch(...)`, and put functions before it."
+        )
+
+
+def _processes(targets: list[Any]) -> list[int]:
+    """The processes that a sharding spreads over."""
+    return sorted({device.process_index for target in targets for device in getattr(target, "device_set", {target})})
 
 
 def _parts_by_process(target: Any, rank: int) -> tuple[list[Any], list[Any]]:

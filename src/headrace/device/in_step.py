@@ -12,6 +12,7 @@ from headrace.errors import PipelineError
 from headrace.options import check_counts
 
 _numbers = itertools.count()
+MOST_AGREED = 4096  # steps that were computed ahead, in units of `every`
 
 
 def in_step(ds: IterDataset, *, every: int = 8) -> IterDataset:
@@ -69,10 +70,10 @@ class InStep(Unary):
 class InStepStream(UnaryStream):
     """Hands over what all processes have; position: (how many have come, parent's)."""
 
-    def __init__(self, op: InStep, step: int, parent: Stream, hosts: Hosts, key: str):
+    def __init__(self, op: InStep, step: int, parent: Stream, hosts: Hosts, key: str, agreed: "_Agreed"):
         super().__init__((step, parent.position), parent)
         self._every, self._hosts, self._key = op.every, hosts, key
-        self._feed, self._until = Feed(parent), step
+        self._feed, self._until, self._agreed = Feed(parent), step, agreed
 
     def pull(self, n: int) -> Run | None:
         step = self.position[0]
@@ -95,7 +96,9 @@ class InStepStream(UnaryStream):
                 raise  # it may not come again
             error = e
         mine = f"{min(stop, step + self._feed.size)} {type(error).__name__ if error else ''}"
-        said = [each.partition(" ") for each in self._hosts.exchange(f"{self._key}/{stop}", mine)]
+        if stop not in self._agreed:
+            self._agreed[stop] = self._hosts.exchange(f"{self._key}/{stop}", mine)
+        said = [each.partition(" ") for each in self._agreed[stop]]
         self._until = min(int(until) for until, _, _ in said)
         if self._until == step:
             if error is not None:
@@ -104,10 +107,21 @@ class InStepStream(UnaryStream):
                 if failure:
                     raise PipelineError(f"Process {i} failed with {failure} at step {step}: see its own error.")
         self._hosts.forget(f"{self._key}/{stop - 2 * self._every}")
+        while len(self._agreed) > MOST_AGREED:
+            del self._agreed[next(iter(self._agreed))]
+
+
+class _Agreed(dict[int, list[str]]):
+    """What an iterator has heard from all processes, for when its streams are opened again: nobody says it twice."""
 
 
 @stream_of.register
 def _(op: InStep, position: Position, context: Context) -> Stream:
     step, inner = start_at(op, position)
     key = f"in_step {op.number}/{session(op, context)}"
-    return InStepStream(op, step, open_stream(op.parent, inner, context), Hosts(), key)
+    agreed = context.kept.of(_AllAgreed).setdefault(key, _Agreed())
+    return InStepStream(op, step, open_stream(op.parent, inner, context), Hosts(), key, agreed)
+
+
+class _AllAgreed(dict[str, _Agreed]):
+    """The same for each `in_step` of an iterator."""

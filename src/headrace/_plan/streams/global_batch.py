@@ -19,7 +19,7 @@ class GlobalBatchStream(NaryStream):
 
     def pull(self, n: int) -> Run | None:
         op, step, size = self._op, self.position[0], self._op.rows_per_lane
-        wanted = max(n, 1) if op.num_batches is None else min(max(n, 1), op.num_batches - step)
+        wanted = max(n, 1) if op.num_batches is None else min(max(n, 1), max(op.num_batches - step, 0))
         count = self._available(wanted, single_step=n == 0) if wanted else 0
         if not count:
             return None

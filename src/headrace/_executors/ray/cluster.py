@@ -1,0 +1,85 @@
+"""The Ray that pools run on: the one that this process uses already, a cluster at an address, or one on this machine.
+
+What Headrace has started or joined, it leaves when its last pool closes. A Ray that the user has started stays.
+"""
+
+import logging
+import threading
+from typing import Any
+
+from headrace.errors import PipelineError, WorkerError, optional
+from headrace.options import RayOptions
+
+_lock = threading.Lock()
+_pools: set[int] = set()  # those that are open on a Ray that Headrace has started or joined
+_is_ours = _is_embedded = False
+
+
+def library() -> Any:
+    """The `ray` module."""
+    return optional("ray", extra="ray")
+
+
+def enter(pool: int, options: RayOptions) -> bool:
+    """Starts or joins a Ray for a pool, unless this process has one; returns whether it is for pools alone."""
+    global _is_ours, _is_embedded
+    ray = library()
+    with _lock:
+        if not ray.is_initialized():
+            _is_embedded = options.address in (None, "local")
+            _start(ray, options)
+            _is_ours = True
+        elif options.address not in (None, "auto", "local", ray.get_runtime_context().gcs_address):
+            raise PipelineError(
+                f"RayOptions(address={options.address!r}) names another cluster than the one that this process has "
+                f"joined, {ray.get_runtime_context().gcs_address}. A process can use one: leave out the address, or "
+                "call `ray.shutdown()` first."
+            )
+        if _is_ours:
+            _pools.add(pool)
+        return _is_ours and _is_embedded
+
+
+def leave(pool: int) -> None:
+    """Ends or leaves the Ray that was started or joined, after its last pool."""
+    global _is_ours
+    with _lock:
+        if pool not in _pools:
+            return
+        if len(_pools) == 1:
+            if library().is_initialized():
+                library().shutdown()
+            _is_ours = False
+        _pools.discard(pool)  # last: after an exception above, the next call ends it
+
+
+def _start(ray: Any, options: RayOptions) -> None:
+    quiet = {"logging_level": logging.WARNING, "log_to_driver": True}
+    if options.address not in (None, "local"):
+        try:
+            ray.init(options.address, **quiet)
+        except Exception as e:
+            raise WorkerError(
+                f"The Ray cluster at {options.address!r} could not be joined ({type(e).__name__}: {e}). Check that it "
+                "runs and can be reached from here (`ray status`). Without an address, Ray starts on this machine."
+            ) from e
+        return
+    ray.init("local", include_dashboard=False, **quiet)
+
+
+def is_alive(node: str) -> bool:
+    """Whether a node is still in the cluster."""
+    return any(each["NodeID"] == node and each["Alive"] for each in library().nodes())
+
+
+def store_bytes() -> int:
+    """The size of the smallest object store of the cluster."""
+    stores = [each["Resources"].get("object_store_memory", 0) for each in library().nodes() if each["Alive"]]
+    return int(min([store for store in stores if store], default=1 << 30))
+
+
+def num_free(options: RayOptions) -> int:
+    """How many more workers the cluster has room for, node by node as far as is known."""
+    free = library().available_resources()
+    needed = {"CPU": options.num_cpus, **(options.resources or {})}
+    return int(min((free.get(name, 0.0) / amount for name, amount in needed.items() if amount), default=0))

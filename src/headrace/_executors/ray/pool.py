@@ -1,0 +1,537 @@
+"""The pool of Ray actors: gives them tasks, takes in their answers in order, and replaces actors that are lost.
+
+Ray calls back when an answer has arrived on this machine; the pool handles it when somebody waits for a result. An
+actor computes its tasks in the order in which it got them, so the first one without an answer is the one that it died
+over. Tasks are pure: those of an actor that is lost, with its node or alone, go to others. Only an actor that dies
+while its node lives counts against a task.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from headrace._executors import imports
+from headrace._executors.messages import FAILURE
+from headrace._executors.processes import ONE_THREAD, ctrl_c_later
+from headrace._executors.ray import cluster
+from headrace._executors.ray.actor import Actor, Answer, Place, versions
+from headrace._executors.ray.missing_files import only_here
+from headrace._executors.shared_plan import SharedPlan
+from headrace._executors.slots import ALIGNMENT, Extent, Slot, Writer, anonymous_file, pickled_part, read
+from headrace._executors.tasks import BlockTask, Task
+from headrace._executors.tracebacks import unpacked_error
+from headrace.compat.grain import as_grain
+from headrace.errors import ClosedError, WorkerError
+from headrace.options import AUTOTUNE, AutotuneParameter, RayOptions
+from headrace.protocols import ChunkLimits, PoolLoad
+
+TICK_S = 0.5  # how often a caller that waits looks whether there is room for more workers
+GROW_S = 2.0  # how often to ask Ray for room, with AUTOTUNE
+NO_ROOM_S = 10.0  # after so long without any worker, a warning
+MOST_ATTEMPTS = 3  # a task over which so many actors die is an error
+MOST_LOSSES = 20  # how often a task may be lost for other reasons
+CHUNK_BYTES = 16 << 20
+CHUNK_PER_OVERHEAD = 40  # a chunk takes so many times as long as sending it costs
+CHUNK_S = 0.02, 0.05, 0.25  # at least, until the cost is known, at most
+STORE_SHARE = 0.25  # of an object store, what may be under way
+MOST_BLIND = 4  # chunks under way until it is known how large they are
+
+
+class Pending:
+    """A task under way; `make(number)` makes the task when it is sent to the worker of that number."""
+
+    __slots__ = (
+        "answer",
+        "arrived",
+        "attempts",
+        "cancelled",
+        "describe",
+        "losses",
+        "make",
+        "ref",
+        "sent_s",
+        "stream",
+        "took_s",
+    )
+
+    def __init__(self, make: Callable[[int], Task], describe: Callable[[], str], stream: int | None):
+        self.make, self.describe, self.stream = make, describe, stream
+        self.attempts = self.losses = 0
+        self.ref: Any = None  # what Ray calls the answer; another one when the task is sent again
+        self.arrived: Any = None  # an `Answer`, or Ray's error
+        self.answer: Answer | BaseException | None = None
+        self.sent_s: float | None = None  # when it was sent, if the worker had nothing to do
+        self.took_s = 0.0
+        self.cancelled = False
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The size of the result, once it is there."""
+        return self.answer.extent.total if isinstance(self.answer, Answer) else None
+
+
+class Worker:
+    """An actor as the consumer sees it."""
+
+    def __init__(self, number: int, handle: Any):
+        self.number, self.handle = number, handle
+        self.place: Place | None = None  # until it is ready
+        self.tasks: deque[Pending] = deque()
+        self.num_streams = 0
+
+
+class RayPool:
+    """A `TaskPool` of Ray actors with one plan."""
+
+    def __init__(self, shared_plan: SharedPlan, num_workers: int | AutotuneParameter, options: RayOptions):
+        self.plan, self._wanted, self._options = shared_plan, num_workers, options
+        self.load = PoolLoad()
+        self.interrupted = False
+        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._workers: list[Worker] = []
+        self._streams: dict[int, Worker | None] = {}  # the workers that have streams open, by the stream's number
+        self._waiting: deque[Pending] = deque()  # tasks that no worker can take yet
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._next_number = self._bad_starts = 0
+        self._overhead_s: float | None = None
+        self._ray: Any = None
+        self._slot: Slot | None = None
+        self._closed = self._given_back = False
+        try:
+            self._start()
+        except BaseException:
+            self.close(wait=False)
+            raise
+
+    def _start(self) -> None:
+        self.plan.users.add(id(self))
+        _pools.add(self)
+        wanted = self._wanted if isinstance(self._wanted, int) else 0
+        with ctrl_c_later():
+            self._is_embedded = cluster.enter(id(self), self._options)
+        self._ray = cluster.library()
+        context = self._ray.get_runtime_context()
+        self._node, self._driver = context.get_node_id(), context.get_worker_id()
+        self._buffer_bytes = int(cluster.store_bytes() * STORE_SHARE)
+        self._slot = Slot(anonymous_file(1))
+        memory = Slot(self.plan.fd).bytes(self.plan.extent.total)
+        self._plan_ref = self._ray.put(memory)  # once for all actors of a node
+        self._world = {
+            "path": [os.path.abspath(path) for path in sys.path],
+            "as_grain": as_grain.in_force(),
+            "imports": imports.of_main_script(),
+            "versions": versions(pickled_part(memory, self.plan.extent)),
+        }
+        self._actor = self._ray.remote(Actor)
+        self._begun_s = self._grown_s = time.monotonic()
+        self._was_told = False
+        for _ in range(wanted or max(1, cluster.num_free(self._options))):
+            self._add_worker()
+
+    @property
+    def num_workers(self) -> int:
+        """How many actors are ready, but at least one."""
+        return max(1, sum(worker.place is not None for worker in self._workers))
+
+    @property
+    def chunk_limits(self) -> ChunkLimits:
+        """Sizes at which sending a chunk is a small part of its cost, as measured here."""
+        least, usual, most = CHUNK_S
+        overhead = self._overhead_s
+        seconds = usual if overhead is None else min(max(CHUNK_PER_OVERHEAD * overhead, least), most)
+        return ChunkLimits(
+            seconds, CHUNK_BYTES, elements=1 << 16, under_way=4, unmeasured=MOST_BLIND, buffer_bytes=self._buffer_bytes
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool cannot be used any more; in a fork of its process, it never can be."""
+        return self._closed or os.getpid() != self._pid or not self._is_connected()
+
+    def _is_connected(self) -> bool:
+        """Whether this process is still where the actors are: the user may have left the cluster, or joined another."""
+        return self._ray.is_initialized() and self._ray.get_runtime_context().get_worker_id() == self._driver
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One thread at a time; Ctrl-C can leave the pool in any state, so the pool is closed then."""
+        self._check(even_if_interrupted=True)
+        try:
+            with self._lock:
+                yield
+        except Exception:
+            raise
+        except BaseException:
+            self.close(wait=False)
+            raise
+
+    @property
+    def num_open(self) -> int:
+        """The number of tasks under way."""
+        return len(self._waiting) + sum(len(worker.tasks) for worker in self._workers)
+
+    # ---- workers
+
+    def _add_worker(self) -> None:
+        """Creates an actor; it starts when Ray has room for it."""
+        self._next_number += 1
+        number, count = self._next_number, self._wanted if isinstance(self._wanted, int) else self.num_workers
+        worker = Worker(number, self._actor.options(**self._reserved()).remote(dict.fromkeys(ONE_THREAD, "1")))
+        self._workers.append(worker)
+        place = worker.handle.place.remote()
+        set_up = worker.handle.set_up.remote(self._plan_ref, self.plan.extent, self._world, number - 1, count)
+        self._when_there(place, lambda found, _: self._placed(worker, found, set_up))
+
+    def _reserved(self) -> dict[str, Any]:
+        """What Ray is asked for; on a Ray of our own there is always room for the workers that the user wants."""
+        options = self._options
+        is_free = self._is_embedded and (isinstance(self._wanted, int) or not self._workers)
+        reserved: dict[str, Any] = {"num_cpus": 0 if is_free else options.num_cpus, "max_restarts": 0}
+        if options.resources and not self._is_embedded:
+            reserved["resources"] = dict(options.resources)
+        if options.runtime_env is not None:
+            reserved["runtime_env"] = dict(options.runtime_env)
+        return reserved
+
+    def _placed(self, worker: Worker, found: Any, set_up: Any) -> None:
+        if isinstance(found, BaseException):
+            self._started(worker, None, found)
+        else:
+            self._when_there(set_up, lambda error, _: self._started(worker, found, error))
+
+    def _started(self, worker: Worker, place: Place | None, error: Any) -> None:
+        if worker not in self._workers:
+            return
+        if isinstance(error, bytes):
+            self.close(wait=False)
+            raise self._from_elsewhere(unpacked_error(error), place)
+        if isinstance(error, BaseException):
+            self._did_not_start(worker, place, error)
+            return
+        worker.place, self._bad_starts = place, 0
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            self._send(pending)
+
+    def _did_not_start(self, worker: Worker, place: Place | None, error: BaseException) -> None:
+        self._workers.remove(worker)
+        if place is None or cluster.is_alive(place.node):
+            self._bad_starts += 1
+        if self._bad_starts > 2:
+            self.close(wait=False)
+            raise WorkerError(
+                f"Ray actors end while they start: {error}\nHeadrace and what the pipeline imports must be installed "
+                "on all nodes, or named in RayOptions(runtime_env=...); look at `worker_init_fn` too."
+            ) from error
+        self._add_worker()
+
+    def _look_for_room(self) -> None:
+        """With AUTOTUNE, adds workers if the cluster has room for more; tells if there is none at all."""
+        now = time.monotonic()
+        is_idle = all(worker.place is None for worker in self._workers)
+        if is_idle and not self._was_told and now - self._begun_s > NO_ROOM_S:
+            self._was_told = True
+            logging.getLogger("headrace").warning(
+                "Ray has had no room for a worker for %.0f s. Each needs %s CPUs%s; free are %s.",
+                NO_ROOM_S,
+                self._options.num_cpus,
+                f" and {dict(self._options.resources)}" if self._options.resources else "",
+                {name: n for name, n in self._ray.available_resources().items() if not name.startswith("node:")},
+            )
+        if self._wanted is AUTOTUNE and now - self._grown_s > GROW_S:
+            self._grown_s = now
+            if all(worker.place is not None for worker in self._workers):
+                for _ in range(cluster.num_free(self._options)):
+                    self._add_worker()
+
+    # ---- tasks
+
+    def submit(self, make: Callable[[int], Task], describe: Callable[[], str], worker: int | None = None) -> Pending:
+        """Gives a task to a worker; `worker` is what `pick_worker` has returned."""
+        with self.locked():
+            self._check()
+            pending = Pending(make, describe, worker)
+            self._send(pending)
+            return pending
+
+    def pick_worker(self) -> int:
+        """A number for a whole stream: all its tasks go to one worker, which is chosen when the first is sent."""
+        with self.locked():
+            self._next_number += 1
+            self._streams[self._next_number] = None
+            return self._next_number
+
+    def forget_stream(self, worker: int, task: Task) -> None:
+        """Tells a worker to close a stream that it keeps open."""
+        if self.closed:
+            return
+        with self.locked():
+            found = self._streams.pop(worker, None)
+            if found is not None:
+                found.num_streams -= 1
+                found.handle.run.remote(pickle.dumps(task), None)
+
+    def _send(self, pending: Pending) -> None:
+        worker = self._worker_for(pending)
+        if worker is None:
+            self._waiting.append(pending)
+            return
+        task, extent = self._packed(pending.make(worker.number))
+        pending.sent_s = None if worker.tasks else time.monotonic()
+        pending.arrived = None
+        worker.tasks.append(pending)
+        pending.ref = ref = worker.handle.run.remote(task, extent)
+
+        def arrived(found: Any, at_s: float) -> None:
+            if pending.ref is ref:  # else it was sent again meanwhile
+                pending.arrived = found
+                self._measure(pending, at_s)
+                self._take_in(worker)
+
+        self._when_there(ref, arrived)
+
+    def _worker_for(self, pending: Pending) -> Worker | None:
+        """The worker for a task; `None` if none is ready."""
+        ready = [worker for worker in self._workers if worker.place is not None]
+        if not ready:
+            return None
+        if pending.stream is None:
+            return min(ready, key=lambda worker: len(worker.tasks))
+        worker = self._streams.get(pending.stream)
+        if worker is None:
+            worker = min(ready, key=lambda worker: worker.num_streams)
+            worker.num_streams += 1
+            self._streams[pending.stream] = worker
+        return worker
+
+    def _packed(self, task: Task) -> tuple[Any, Extent | None]:
+        """A task as an argument for Ray, which copies it."""
+        if not isinstance(task, BlockTask):
+            return pickle.dumps(task), None
+        assert self._slot is not None
+        writer = Writer(self._slot)
+        extent = writer.dump(task.encoded(writer))
+        return self._slot.bytes(extent.total), extent
+
+    # ---- answers
+
+    def _when_there(self, ref: Any, handle: Callable[[Any, float], None]) -> None:
+        """Calls a function in the thread that uses the pool: with what came, or Ray's error, and the time it came."""
+        events = self._events
+
+        def arrived(future: Any) -> None:
+            error = future.exception()
+            events.put(partial(handle, future.result() if error is None else error, time.monotonic()))
+
+        ref.future().add_done_callback(arrived)
+
+    def _handle(self, timeout_s: float | None) -> None:
+        """Waits for something to happen, and handles all that has."""
+        self._look_for_room()
+        with contextlib.suppress(queue.Empty):
+            event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+            while True:
+                if event is not None and not self._closed:
+                    event()
+                event = self._events.get_nowait()
+
+    def _measure(self, pending: Pending, at_s: float) -> None:
+        """Learns what it costs to send a task and to get a small answer."""
+        found = pending.arrived
+        if pending.sent_s is not None and isinstance(found, Answer) and found.extent.total < 1 << 16:
+            overhead = max(0.0, at_s - pending.sent_s - found.took_s)
+            known = self._overhead_s
+            self._overhead_s = overhead if known is None else min(overhead, 0.9 * known + 0.1 * overhead)
+
+    def _take_in(self, worker: Worker) -> None:
+        """Takes the answers of a worker that have arrived, in the order of its tasks."""
+        while worker.tasks and worker.tasks[0].arrived is not None and not self._closed:
+            pending = worker.tasks[0]
+            found = pending.arrived
+            if isinstance(found, BaseException) and not isinstance(found, self._ray.exceptions.TaskCancelledError):
+                self._lost(worker, pending, found)
+                return
+            worker.tasks.popleft()
+            pending.ref = pending.arrived = None
+            if not isinstance(found, Answer):  # it was cancelled
+                continue
+            pending.took_s = found.took_s
+            pending.answer = None if pending.cancelled else found
+            if found.kind == FAILURE and not pending.cancelled:
+                error = unpacked_error(read(found.memory, found.extent))
+                pending.answer = self._from_elsewhere(error, worker.place)
+            if found.is_last:
+                self._replace(worker)
+                return
+
+    def _from_elsewhere(self, error: BaseException, place: Place | None) -> BaseException:
+        return error if place is None or place.node == self._node else only_here(error, place.address)
+
+    def ready(self, pending: Pending) -> bool:
+        """Whether the answer is there."""
+        with self.locked():
+            if pending.answer is None:
+                self._handle(None)
+            return pending.answer is not None
+
+    def wait(self, pending: Pending) -> bool:
+        """Waits until a task has an answer, or for a moment; returns whether this one has."""
+        with self.locked():
+            if pending.answer is None:
+                self._check()
+                self._handle(TICK_S)
+            return pending.answer is not None
+
+    def result(self, pending: Pending) -> Any:
+        """Takes the answer to a task that has one; raises it if it is an error."""
+        with self.locked():
+            answer, found = pending.answer, self.peek(pending)
+            if isinstance(answer, BaseException):
+                raise answer
+            return found
+
+    def peek(self, pending: Pending) -> Any:
+        """The answer to a task, without taking it; `None` if there is none.
+
+        A copy, since users may write to their elements, and memory of the object store is needed for others.
+        """
+        answer = pending.answer
+        return read(_copied(answer.memory), answer.extent) if isinstance(answer, Answer) else None
+
+    def cancel(self, pending: Iterable[Pending]) -> None:
+        """Drops tasks; workers skip those that they have not begun."""
+        if self.closed:
+            return
+        with self.locked():
+            for each in pending:
+                each.cancelled, each.answer = True, None
+                if each.ref is not None and each.arrived is None:
+                    self._ray.cancel(each.ref)
+            self._waiting = deque(each for each in self._waiting if not each.cancelled)
+
+    def _check(self, *, even_if_interrupted: bool = False) -> None:
+        if self.closed or (self.interrupted and not even_if_interrupted):
+            raise ClosedError("The workers of this iterator were closed while it waited for them.")
+
+    def work_of_workers(self) -> list[str]:
+        """What each worker that has work is doing; its stacks are in Ray's logs."""
+        found = []
+        for worker in list(self._workers):
+            tasks, place = list(worker.tasks), worker.place
+            if place is None:
+                found.append("A Ray actor is starting, or Ray has no room for it.")
+            elif tasks:
+                where = f"A Ray actor (process {place.pid} on {place.address})"
+                found.append(f"{where} computes {tasks[0].describe()}; it writes its stacks to its standard error.")
+        return found
+
+    # ---- loss
+
+    def _lost(self, worker: Worker, pending: Pending, error: BaseException) -> None:
+        """Has others compute the tasks of a worker that is gone, or whose answer is."""
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.ActorDiedError) and not self._is_nodes_fault(worker, error):
+            pending.attempts += 1
+            if pending.attempts >= MOST_ATTEMPTS:
+                pending.answer = WorkerError(
+                    f"A Ray actor died while it computed {pending.describe()}, and so did the {MOST_ATTEMPTS - 1} that "
+                    "tried again. If memory ran out, reserve more CPUs for each worker (num_cpus), so that fewer run "
+                    f"on a node; otherwise look at what functions do with these elements. Ray says: {error}"
+                )
+        else:
+            pending.losses += 1
+            if pending.losses > MOST_LOSSES:
+                pending.answer = WorkerError(f"Ray has lost {pending.describe()} {MOST_LOSSES} times: {error}")
+        self._replace(worker)
+
+    def _is_nodes_fault(self, worker: Worker, error: BaseException) -> bool:
+        assert worker.place is not None
+        return "node has died" in str(error) or "preempted" in str(error) or not cluster.is_alive(worker.place.node)
+
+    def _replace(self, worker: Worker) -> None:
+        """Ends a worker, starts another, and gives its tasks to those that are ready."""
+        self._workers.remove(worker)
+        self._ray.kill(worker.handle)
+        for stream in [stream for stream, found in self._streams.items() if found is worker]:
+            self._streams[stream] = None
+        self._add_worker()
+        for pending in worker.tasks:
+            pending.ref = pending.arrived = None
+            if not pending.cancelled and pending.answer is None:
+                try:
+                    self._send(pending)
+                except Exception as e:
+                    pending.answer = e
+        worker.tasks.clear()
+
+    # ---- the end
+
+    def interrupt(self) -> None:
+        """Makes every thread that waits for a result stop."""
+        self.interrupted = True
+        self._events.put(None)
+
+    def go_on(self) -> None:
+        """Allows waiting for results again after `interrupt`."""
+        with self.locked():
+            self.interrupted = False
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the actors, and the Ray that was started for them.
+
+        If a signal handler raises meanwhile, the next call continues with the rest.
+        """
+        if self._given_back or os.getpid() != self._pid:
+            return
+        self.interrupt()
+        with ctrl_c_later(), self._lock:
+            if self._given_back:
+                return
+            self._closed = True
+            while self._workers:
+                if self._is_connected():  # else Ray would start anew
+                    with contextlib.suppress(Exception):
+                        self._ray.kill(self._workers[-1].handle)
+                self._workers.pop()
+            self._plan_ref = None
+            cluster.leave(id(self))
+            if self._slot is not None:
+                self._slot.close()
+            self.plan.give_up(id(self))
+            _pools.discard(self)
+            self._given_back = True
+
+    def __del__(self):
+        if hasattr(self, "_given_back") and not sys.is_finalizing():
+            self.close(wait=False)
+
+
+def _copied(memory: np.ndarray) -> np.ndarray:
+    """A copy that begins where JAX can use it as it is."""
+    spare = np.empty(memory.nbytes + ALIGNMENT, np.uint8)
+    first = -spare.ctypes.data % ALIGNMENT
+    copied = spare[first : first + memory.nbytes]
+    copied[:] = memory
+    return copied
+
+
+_pools: "weakref.WeakSet[RayPool]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()

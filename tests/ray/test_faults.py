@@ -1,0 +1,208 @@
+"""Actors, nodes and objects are lost, and the stream goes on exactly."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+
+from headrace import AUTOTUNE, MapDataset, RayOptions
+from headrace.errors import WorkerError
+from tests.proc import WAIT_S, until
+from tests.ray.test_laws import kinds, on_ray
+from tests.test_laws import assert_same
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
+
+
+def slow(x):
+    time.sleep(0.003)
+    return x
+
+
+def with_pids(folder):
+    """A function that says in which processes it runs."""
+
+    def note(x):
+        (folder / str(os.getpid())).touch()
+        return slow(x)
+
+    return note
+
+
+def kill(pid):
+    try:
+        os.kill(int(pid), signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_actors_killed_at_random_lose_and_repeat_nothing(tmp_path, kind):
+    kills = int(os.environ.get("HEADRACE_FAULT_RUNS", "50")) if kind == 1 else 6
+    ds = list(kinds())[kind].repeat().map(with_pids(tmp_path))
+    rng, killed = random.Random(kind), 0
+    inline = iter(list(kinds())[kind].repeat())
+    with iter(on_ray(ds, 3)) as iterator:
+        end = time.monotonic() + 5 * WAIT_S
+        while killed < kills:
+            assert time.monotonic() < end
+            for _ in range(rng.randrange(1, 60)):
+                assert next(iterator) == next(inline)
+            killed += kill(rng.choice([path.name for path in tmp_path.iterdir()]))
+        for _ in range(200):
+            assert next(iterator) == next(inline)
+
+
+def test_an_element_that_kills_every_actor_is_an_error_with_its_source_indices():
+    def kills(x):
+        if x == 25:
+            os._exit(1)
+        return x
+
+    iterator, got = iter(on_ray(MapDataset.range(100, 160).map(lambda x: x - 100).map(kills).to_iter_dataset())), []
+    with pytest.raises(WorkerError, match=r"(?s)element 25 of map.*source indices 25.*so did the 2 that tried again"):
+        got.extend(iterator)
+    assert got == list(range(25))
+    iterator.close()
+
+
+def node_of(process_id, cluster):
+    """The node whose processes include this one."""
+    (found,) = [
+        node
+        for node in cluster.list_all_nodes()
+        if process_id in {p.pid for p in psutil.Process(raylet(node)).children(recursive=True)}
+    ]
+    return found
+
+
+def raylet(node):
+    (found,) = node.all_processes["raylet"]
+    return found.process.pid
+
+
+def elements(x):
+    time.sleep(0.005)
+    return {"x": np.full(30_000, x), "pid": os.getpid()}
+
+
+def test_a_node_that_is_removed_takes_nothing_with_it(cluster):
+    ds = MapDataset.range(400).map(elements).to_iter_dataset()
+    with iter(ds.mp_prefetch(RayOptions(num_workers=6))) as iterator:
+        pids, x = set(), 0
+        while len(pids) < 4:
+            element = next(iterator)
+            assert (element["x"] == x).all()
+            pids.add(element["pid"])
+            x += 1
+        head = cluster.head_node
+        lost = next(node for node in (node_of(pid, cluster) for pid in sorted(pids)) if node is not head)
+        cluster.remove_node(lost, allow_graceful=False)
+        for element in iterator:
+            assert (element["x"] == x).all()
+            x += 1
+        assert x == 400
+    cluster.add_node(num_cpus=2, object_store_memory=200 << 20)
+    cluster.wait_for_nodes()
+
+
+@pytest.mark.parametrize("number", [9, AUTOTUNE])
+def test_a_node_that_is_added_is_used_within_ten_seconds(cluster, number):
+    ds = MapDataset.range(10**6).map(elements).to_iter_dataset()
+    with iter(ds.mp_prefetch(RayOptions(num_workers=number, per_worker_buffer_size=4))) as iterator:
+        until(lambda: len({next(iterator)["pid"] for _ in range(100)}) >= 4, "the actors do not start")
+        node = cluster.add_node(num_cpus=2, object_store_memory=200 << 20)
+        begin, on_it = time.monotonic(), False
+        while not on_it and time.monotonic() - begin < WAIT_S:
+            pid = next(iterator)["pid"]
+            on_it = pid in {p.pid for p in psutil.Process(raylet(node)).children(recursive=True)}
+        took_s = time.monotonic() - begin
+        assert on_it
+    cluster.remove_node(node)
+    assert took_s < 10
+
+
+def test_a_node_that_no_longer_answers_is_replaced(cluster):
+    """Its network has stopped, as far as anybody can tell: all its processes stand still."""
+    node = cluster.add_node(num_cpus=2, object_store_memory=200 << 20, resources={"far": 2})
+    near = MapDataset.range(600).map(elements).to_iter_dataset()
+    options = RayOptions(num_workers=8, per_worker_buffer_size=2)
+    stopped = []
+    try:
+        with iter(near.mp_prefetch(options)) as iterator:
+            x = 0
+            own = set()
+            while not own:
+                assert (next(iterator)["x"] == x).all()
+                x += 1
+                own = {p.pid for p in psutil.Process(raylet(node)).children(recursive=True)} & _actors()
+            stopped = [psutil.Process(raylet(node)), *psutil.Process(raylet(node)).children(recursive=True)]
+            for process in stopped:
+                process.suspend()
+            for element in iterator:
+                assert (element["x"] == x).all()
+                x += 1
+            assert x == 600
+    finally:
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        cluster.remove_node(node, allow_graceful=False)
+
+
+def _actors():
+    """The processes of Headrace's actors."""
+    return {
+        p.pid for p in psutil.process_iter(["cmdline"]) if any("ray::Actor" in part for part in p.info["cmdline"] or ())
+    }
+
+
+def test_a_slow_consumer_fills_no_object_store(cluster):
+    """Elements of 8 MB, of which a store of 200 MB can have few."""
+    ds = MapDataset.range(60).map(lambda x: np.full(1 << 20, x)).to_iter_dataset()
+    most = 0
+    with iter(on_ray(ds, 4)) as iterator:
+        for x, element in enumerate(iterator):
+            assert element[0] == x
+            time.sleep(0.05)
+            free = ray._private.state.available_resources_per_node()
+            most = max(most, *((200 << 20) - node.get("object_store_memory", 200 << 20) for node in free.values()))
+    assert most < 120 << 20
+    assert not list(Path("/tmp/ray").glob("session_latest/**/ray_spilled_objects*/*"))
+
+
+def test_an_interrupted_wait_stops(cluster):
+    ds = MapDataset.range(4).map(lambda x: time.sleep(60)).to_iter_dataset()
+    iterator = iter(on_ray(ds))
+    timer = threading.Timer(5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    iterator.close()
+    assert time.monotonic() - begin < 30
+    until(lambda: not _actors(), "actors are left")
+    assert ray.is_initialized()  # it is the user's
+
+
+def test_collected_iterators_leave_no_actors():
+    iterator = iter(on_ray(MapDataset.range(10**6).to_iter_dataset().map(slow)))
+    next(iterator)
+    assert _actors()
+    del iterator
+    until(lambda: not _actors(), "actors are left")
+
+
+def test_results_are_equal_to_those_of_processes():
+    ds = MapDataset.range(64).map(lambda i: np.full((64, 64), i, np.float32)).to_iter_dataset().batch(8)
+    with iter(on_ray(ds)) as one, iter(ds.mp_prefetch(2)) as other:
+        assert_same(list(one), list(other))

@@ -1,0 +1,142 @@
+"""A pool of Ray actors gives the same stream: values, order, errors and states are those of inline."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import ray
+from hypothesis import given, settings
+
+from headrace import IterDataset, MapDataset, RayOptions
+from headrace.testing import assert_resumable
+from tests.chains import STREAM_OPS, stream_datasets
+from tests.test_laws import SOURCES, Boom, assert_same, outputs
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
+
+
+def on_ray(ds, number=2, **options):
+    return ds.mp_prefetch(RayOptions(num_workers=number, per_worker_buffer_size=2, num_cpus=0.5, **options))
+
+
+@pytest.mark.parametrize("name", sorted(STREAM_OPS))
+def test_every_stream_operation_is_one_stream(name):
+    ds = STREAM_OPS[name](SOURCES["arrays"]().repeat(3).to_iter_dataset(), 4).map(lambda x: x)
+    with iter(on_ray(ds)) as iterator:
+        assert_same(outputs(iterator, 60), outputs(ds, 60))
+
+
+@settings(max_examples=5, deadline=None)
+@given(stream_datasets())
+def test_random_streams_are_resumable(ds):
+    assert_resumable(on_ray(ds), max_outputs=3)
+
+
+def kinds():
+    """One pipeline for each kind of stage: indices, blocks behind an ordering point, whole streams."""
+    yield MapDataset.range(300).map(lambda x: 2 * x).to_iter_dataset()
+    yield MapDataset.range(300).to_iter_dataset().filter(lambda x: x % 3).window_shuffle(7, seed=1).map(lambda x: -x)
+    yield IterDataset.mix([Whole(MapDataset.range(i, 300).to_iter_dataset()).map(lambda x: x + 1) for i in range(3)])
+
+
+class Whole(IterDataset):
+    """A stream without random access: one worker computes all of it."""
+
+    def __init__(self, parent):
+        super().__init__(parent)
+
+    def __iter__(self):
+        return iter(self._parent)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_states_go_from_ray_to_inline_and_processes_and_back(kind):
+    ds = list(kinds())[kind].batch(4)
+    expected = list(ds)
+    places = [on_ray(ds), ds, on_ray(ds, 1), ds.mp_prefetch(1), on_ray(ds)]
+    state, got = None, []
+    for place in places:
+        with iter(place) as iterator:
+            if state is not None:
+                iterator.set_state(state)
+            got += [next(iterator) for _ in range(9)]
+            state = json.loads(json.dumps(iterator.get_state()))
+    assert_same(got, expected[: len(got)])
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_what_comes_before_an_error_comes_first_then_the_error_with_the_users_lines(kind):
+    def fails(x):
+        if x == 34:
+            raise Boom("at 34")
+        return x
+
+    def failing(ds):
+        return ds.map(abs).map(fails)
+
+    ds = failing(list(kinds())[kind])
+    expected, got = [], []
+    with pytest.raises(Boom):
+        expected.extend(ds)
+    iterator = iter(on_ray(ds))
+    with pytest.raises(Boom, match="at 34") as caught:
+        got.extend(iterator)
+    assert_same(got, expected)
+    assert any(entry.name == "fails" and "test_laws.py" in str(entry.path) for entry in caught.traceback)
+    with pytest.raises(Boom, match="at 34"):
+        next(iterator)
+    iterator.close()
+
+
+def test_functions_run_in_actors():
+    ds = MapDataset.range(40).map(lambda x: (x, os.getpid(), ray.is_initialized())).to_iter_dataset()
+    with iter(on_ray(ds)) as iterator:
+        found = list(iterator)
+    assert [x for x, _, _ in found] == list(range(40))
+    assert os.getpid() not in {pid for _, pid, _ in found}
+    assert "2 Ray actors work ahead" in str(on_ray(ds).explain())
+
+
+def test_users_may_write_to_arrays_large_and_small():
+    ds = MapDataset.range(6).map(lambda i: {"x": np.full(50_000 if i % 2 else 5, i), "name": f"{i}"}).to_iter_dataset()
+    with iter(on_ray(ds)) as iterator:
+        for i, element in enumerate(iterator):
+            assert element["x"].flags.writeable
+            element["x"] += 1
+            assert (element["x"] == i + 1).all()
+
+
+def test_a_function_may_write_to_what_it_refers_to():
+    scratch = np.zeros(10)
+
+    def add(x):
+        scratch[:] = x
+        return scratch.sum()
+
+    ds = MapDataset.range(20).map(add).to_iter_dataset()
+    with iter(on_ray(ds)) as iterator:
+        assert list(iterator) == list(ds)
+
+
+def test_epochs_share_actors():
+    ds = on_ray(MapDataset.range(20).map(lambda x: os.getpid()).to_iter_dataset())
+    first, second = set(ds), set(ds)
+    assert first & second
+
+
+def test_a_large_array_goes_to_the_object_store_once(cluster):
+    before = _stored(cluster)
+    array = np.random.default_rng(0).random(4 << 20)  # 32 MB
+    ds = MapDataset.source(array).batch(1000).to_iter_dataset()
+    with iter(on_ray(ds, 3)) as iterator:
+        first = next(iterator)
+        assert _stored(cluster) - before < 2.5 * array.nbytes  # the array, and not one for each actor
+        np.testing.assert_array_equal(first, array[:1000])
+
+
+def _stored(cluster):
+    """How many bytes the object store of this node has."""
+    total = ray.nodes()[0]["Resources"]["object_store_memory"]
+    free = ray._private.state.available_resources_per_node()[ray.get_runtime_context().get_node_id()]
+    return total - free.get("object_store_memory", 0)
