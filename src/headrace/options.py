@@ -136,6 +136,11 @@ class RayOptions(MultiprocessingOptions):
 
     def __post_init__(self):
         check_counts(self, "num_workers", least=0, autotune=True)
+        if self.address is not None and self.address.startswith("ray://"):
+            raise PipelineError(
+                f"RayOptions(address={self.address!r}) is for Ray Client, whose driver is elsewhere. Run on a node of "
+                'the cluster, which may have no CPUs for others (`ray start --num-cpus=0`), with address="auto".'
+            )
         check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
         if not isinstance(self.num_cpus, int | float) or self.num_cpus < 0:
             raise PipelineError(f"num_cpus must be a number of at least 0; got {self.num_cpus!r}.")
@@ -143,12 +148,6 @@ class RayOptions(MultiprocessingOptions):
             raise PipelineError(
                 "num_workers=AUTOTUNE needs workers that reserve something: give num_cpus or resources."
             )
-
-    def open_pool(self, plan: Any, num_workers: int | AutotuneParameter) -> Any:
-        """A pool of Ray actors."""
-        from headrace._executors.ray.pool import RayPool
-
-        return RayPool(plan, num_workers, self)
 
 
 class ExecutionTrackingMode(enum.Enum):

@@ -115,13 +115,6 @@ class Slot:
         """Drops the mapping."""
         self.whole = np.empty(0, np.uint8)
 
-    def close(self) -> None:
-        """Drops the mapping, and the file, which is this slot's alone."""
-        self.unmap()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
     def clean(self) -> None:
         """Returns the memory to the system; the slot can be used again."""
         if len(self.whole) and hasattr(mmap, "MADV_REMOVE"):
@@ -166,21 +159,24 @@ class Writer:
 
     def dump(self, value: Any, pickler: "Callable[[Writer, io.BytesIO], Pickler] | None" = None) -> Extent:
         """Writes an object to the slot."""
+        laid_out = self._lay_out(value, pickler)
+        laid_out.write_to(self._slot)
+        return laid_out.extent
+
+    def pieces(self, value: Any) -> "Pieces":
+        """An object as pieces to be put together elsewhere."""
+        extent, pieces = self._lay_out(value, None)
+        return Pieces(extent, [*((offset, array) for array, offset in self._mine.values()), *pieces])
+
+    def _lay_out(self, value: Any, pickler: "Callable[[Writer, io.BytesIO], Pickler] | None") -> "Pieces":
+        """Where everything of an object goes that is not in the slot yet."""
         stream = io.BytesIO()
         (pickler or Pickler)(self, stream).dump(value)
         pickled = np.frombuffer(stream.getbuffer(), np.uint8)
         buffers = np.array([len(self._buffers) // 2, *self._buffers], np.int64).view(np.uint8)
         start = _aligned(self._used)
         middle, end = start + len(buffers), start + len(buffers) + len(pickled)
-        self._slot.reserve(end)
-        whole = self._slot.whole
-        for offset, data in self._to_copy:
-            if isinstance(data, np.ndarray):
-                _array(whole, offset, data.dtype, data.shape, _order(data))[...] = data
-            else:
-                whole[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-        whole[start:middle], whole[middle:end] = buffers, pickled
-        return Extent(end, start)
+        return Pieces(Extent(end, start), [*self._to_copy, (start, buffers), (middle, pickled)])
 
     def place(self, array: np.ndarray) -> int:
         """The offset of an array in the slot."""
@@ -197,12 +193,34 @@ class Writer:
         offset = self._take(len(data))
         self._buffers += (offset, len(data))
         if len(data):
-            self._to_copy.append((offset, data))
+            self._to_copy.append((offset, np.frombuffer(data, np.uint8)))
 
     def _take(self, size: int) -> int:
         offset = _aligned(self._used)
         self._used = offset + size
         return offset
+
+
+class Pieces(NamedTuple):
+    """An object in pieces, each with its offset in a slot."""
+
+    extent: Extent
+    pieces: list[tuple[int, np.ndarray]]
+
+    def write_to(self, slot: Slot) -> None:
+        """Puts the object together in a slot."""
+        slot.reserve(self.extent.total)
+        self._put(slot.whole)
+
+    def read(self) -> Any:
+        """A copy of the object."""
+        memory = np.empty(self.extent.total, np.uint8)
+        self._put(memory)
+        return read(memory, self.extent)
+
+    def _put(self, whole: np.ndarray) -> None:
+        for offset, data in self.pieces:
+            _array(whole, offset, data.dtype, data.shape, _order(data))[...] = data
 
 
 class Pickler(ClassPickler):

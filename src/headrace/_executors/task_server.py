@@ -7,7 +7,7 @@ from typing import Any
 from headrace._executors.imports import Missing
 from headrace._executors.messages import FAILURE, RESULT
 from headrace._executors.shared_plan import find_culprit
-from headrace._executors.slots import Extent, Slot, Writer
+from headrace._executors.slots import Slot, Writer
 from headrace._executors.tasks import StreamTask, Task, TaskRunner
 from headrace._executors.tracebacks import packed_error
 from headrace._ops.base import Op
@@ -20,19 +20,26 @@ from headrace.options import DatasetOptions
 class TaskServer:
     """Answers tasks with results in slots."""
 
-    def __init__(self, pipelines: list[Op], options: DatasetOptions, missing: Missing):
+    def __init__(
+        self,
+        pipelines: list[Op],
+        options: DatasetOptions,
+        missing: Missing,
+        pack: Callable[[Writer, Any], Any] = Writer.dump,
+    ):
+        self._pack = pack
         self._runner = TaskRunner(pipelines, options, missing.explain, missing.may_be_cause_of)
         self._missing, self._timeout_s = missing, options.timeout_s
 
-    def answer(self, task: Task, slot: Slot) -> tuple[int, Extent]:
-        """Computes a task; returns whether that failed, and where in the slot the result or the error is."""
+    def answer(self, task: Task, slot: Slot) -> tuple[int, Any]:
+        """Computes a task; returns whether that failed, and what `pack` makes of the result or the error."""
         try:
             writer = Writer(slot)
             # A stream that failed is not run again here: the consumer opens it again at the right position.
             run = self._runner.run if isinstance(task, StreamTask) else self._missing.retry(self._runner.run)
             result = run(task, writer)
             try:
-                return RESULT, writer.dump(result)
+                return RESULT, self._pack(writer, result)
             except WorkerError:
                 raise
             except Exception as e:
@@ -40,10 +47,10 @@ class TaskServer:
         except BaseException as e:
             return self.failure(e, slot)
 
-    def failure(self, error: BaseException, slot: Slot) -> tuple[int, Extent]:
+    def failure(self, error: BaseException, slot: Slot) -> tuple[int, Any]:
         """The answer to a task that failed."""
         self._missing.explain(error)
-        return FAILURE, Writer(slot).dump(packed_error(error))
+        return FAILURE, self._pack(Writer(slot), packed_error(error))
 
     def late_step(self) -> Step | None:
         """The call that has taken more than `timeout_s`, if there is one."""

@@ -16,7 +16,7 @@ from headrace._plan.plan import Plan, has_workers
 from headrace._plan.stages import Stages, ready_for_workers
 from headrace._plan.streams import Context, Position, Stream, open_stream
 from headrace.errors import ClosedError
-from headrace.options import AUTOTUNE
+from headrace.options import AUTOTUNE, RayOptions
 from headrace.protocols import TaskPool
 
 Key = tuple[Any, ...]  # weak references to the operations, and what of the options workers need
@@ -146,6 +146,10 @@ def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
     """A pool of the kind that the options ask for, with the most workers that any of them asks for."""
     numbers, options = [op.options.num_workers for op in group], group[0].options
     num_workers = AUTOTUNE if AUTOTUNE in numbers else max(numbers)
+    if isinstance(options, RayOptions):
+        from headrace._executors.ray.pool import RayPool
+
+        return RayPool(shared_plan, num_workers, options)
     if hasattr(options, "open_pool"):
         return options.open_pool(shared_plan, num_workers)  # pyright: ignore[reportAttributeAccessIssue]
     from headrace._executors.pool import ProcessPool

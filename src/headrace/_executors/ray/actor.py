@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace._executors.imports import Missing
 from headrace._executors.shared_plan import opened_plan
-from headrace._executors.slots import Extent, Slot, anonymous_file, read
+from headrace._executors.slots import Extent, Pieces, Slot, Writer, anonymous_file, read
 from headrace._executors.task_server import TaskServer, begin
 from headrace._executors.tasks import Task
 from headrace._executors.tracebacks import packed_error
@@ -36,12 +36,11 @@ class Place(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a task: a result or an error, laid out in `memory`."""
+    """The answer to a task: a result or an error, in pieces which Ray copies to its object store."""
 
     kind: int
     took_s: float
-    extent: Extent
-    memory: np.ndarray
+    pieces: Pieces
     is_last: bool = False  # whether the actor must be replaced, since a function hangs in it
 
 
@@ -70,7 +69,7 @@ class Actor:
             memory = plan if plan.nbytes > WRITABLE_BYTES else plan.copy()
             pipelines, init, options = missing.retry(opened_plan)(memory, extent)
             begin(init, index, count)
-            self._server = TaskServer(pipelines, options, missing)
+            self._server = TaskServer(pipelines, options, missing, Writer.pieces)
             self._options, self._slot = options, Slot(anonymous_file(1))
         except BaseException as e:
             return packed_error(e)
@@ -83,13 +82,13 @@ class Actor:
         if with_stacks:  # Ray shows what an actor writes to standard error
             faulthandler.dump_traceback_later(self._options.warn_after_s, file=sys.__stderr__)  # type: ignore[arg-type]
         try:
-            kind, found, is_last = self._answer(task, extent)
+            kind, pieces, is_last = self._answer(task, extent)
         finally:
             if with_stacks:
                 faulthandler.cancel_dump_traceback_later()
-        return Answer(kind, time.perf_counter() - begun, found, self._slot.bytes(found.total), is_last)
+        return Answer(kind, time.perf_counter() - begun, pieces, is_last)
 
-    def _answer(self, task: Any, extent: Extent | None) -> tuple[int, Extent, bool]:
+    def _answer(self, task: Any, extent: Extent | None) -> tuple[int, Pieces, bool]:
         try:
             found: Task = pickle.loads(task) if extent is None else read(task, extent)
         except BaseException as e:
@@ -98,9 +97,9 @@ class Actor:
             return *self._server.answer(found, self._slot), False
         return self._answer_in_time(found)
 
-    def _answer_in_time(self, task: Task) -> tuple[int, Extent, bool]:
+    def _answer_in_time(self, task: Task) -> tuple[int, Pieces, bool]:
         """Computes a task in a thread, which is left alone if a call takes too long."""
-        answers: list[tuple[int, Extent]] = []
+        answers: list[tuple[int, Pieces]] = []
         thread = threading.Thread(target=lambda: answers.append(self._server.answer(task, self._slot)), daemon=True)
         thread.start()
         while not answers:

@@ -4,12 +4,14 @@ What Headrace has started or joined, it leaves when its last pool closes. A Ray 
 """
 
 import logging
+import socket
 import threading
 from typing import Any
 
 from headrace.errors import PipelineError, WorkerError, optional
 from headrace.options import RayOptions
 
+CONNECT_S = 10.0
 _lock = threading.Lock()
 _pools: set[int] = set()  # those that are open on a Ray that Headrace has started or joined
 _is_ours = _is_embedded = False
@@ -57,6 +59,7 @@ def _start(ray: Any, options: RayOptions) -> None:
     quiet = {"logging_level": logging.WARNING, "log_to_driver": True}
     if options.address not in (None, "local"):
         try:
+            _reach(options.address)
             ray.init(options.address, **quiet)
         except Exception as e:
             raise WorkerError(
@@ -65,6 +68,13 @@ def _start(ray: Any, options: RayOptions) -> None:
             ) from e
         return
     ray.init("local", include_dashboard=False, **quiet)
+
+
+def _reach(address: str | None) -> None:
+    """Raises if nobody listens at an address: Ray itself would try for minutes."""
+    host, _, port = str(address).rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
 def is_alive(node: str) -> bool:

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from headrace._executors import imports
 from headrace._executors.messages import FAILURE
 from headrace._executors.processes import ONE_THREAD, ctrl_c_later
@@ -30,7 +28,7 @@ from headrace._executors.ray import cluster
 from headrace._executors.ray.actor import Actor, Answer, Place, versions
 from headrace._executors.ray.missing_files import only_here
 from headrace._executors.shared_plan import SharedPlan
-from headrace._executors.slots import ALIGNMENT, Extent, Slot, Writer, anonymous_file, pickled_part, read
+from headrace._executors.slots import Extent, Slot, Slots, Writer, pickled_part
 from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace.compat.grain import as_grain
@@ -47,6 +45,7 @@ CHUNK_BYTES = 16 << 20
 CHUNK_PER_OVERHEAD = 40  # a chunk takes so many times as long as sending it costs
 CHUNK_S = 0.02, 0.05, 0.25  # at least, until the cost is known, at most
 STORE_SHARE = 0.25  # of an object store, what may be under way
+LEASED_SLOTS = 8  # how many blocks a consumer may keep without another copy
 MOST_BLIND = 4  # chunks under way until it is known how large they are
 
 
@@ -80,7 +79,7 @@ class Pending:
     @property
     def num_bytes(self) -> int | None:
         """The size of the result, once it is there."""
-        return self.answer.extent.total if isinstance(self.answer, Answer) else None
+        return self.answer.pieces.extent.total if isinstance(self.answer, Answer) else None
 
 
 class Worker:
@@ -108,7 +107,7 @@ class RayPool:
         self._next_number = self._bad_starts = 0
         self._overhead_s: float | None = None
         self._ray: Any = None
-        self._slot: Slot | None = None
+        self._slots: Slots | None = None
         self._closed = self._given_back = False
         try:
             self._start()
@@ -126,7 +125,7 @@ class RayPool:
         context = self._ray.get_runtime_context()
         self._node, self._driver = context.get_node_id(), context.get_worker_id()
         self._buffer_bytes = int(cluster.store_bytes() * STORE_SHARE)
-        self._slot = Slot(anonymous_file(1))
+        self._slots = Slots(LEASED_SLOTS)
         memory = Slot(self.plan.fd).bytes(self.plan.extent.total)
         self._plan_ref = self._ray.put(memory)  # once for all actors of a node
         self._world = {
@@ -321,10 +320,13 @@ class RayPool:
         """A task as an argument for Ray, which copies it."""
         if not isinstance(task, BlockTask):
             return pickle.dumps(task), None
-        assert self._slot is not None
-        writer = Writer(self._slot)
+        assert self._slots is not None
+        slot = self._slots.take()
+        writer = Writer(slot)
         extent = writer.dump(task.encoded(writer))
-        return self._slot.bytes(extent.total), extent
+        found = slot.bytes(extent.total)
+        self._slots.give_back(slot, extent.total)  # nobody takes it before Ray has made its copy
+        return found, extent
 
     # ---- answers
 
@@ -351,7 +353,7 @@ class RayPool:
     def _measure(self, pending: Pending, at_s: float) -> None:
         """Learns what it costs to send a task and to get a small answer."""
         found = pending.arrived
-        if pending.sent_s is not None and isinstance(found, Answer) and found.extent.total < 1 << 16:
+        if pending.sent_s is not None and isinstance(found, Answer) and found.pieces.extent.total < 1 << 16:
             overhead = max(0.0, at_s - pending.sent_s - found.took_s)
             known = self._overhead_s
             self._overhead_s = overhead if known is None else min(overhead, 0.9 * known + 0.1 * overhead)
@@ -371,7 +373,7 @@ class RayPool:
             pending.took_s = found.took_s
             pending.answer = None if pending.cancelled else found
             if found.kind == FAILURE and not pending.cancelled:
-                error = unpacked_error(read(found.memory, found.extent))
+                error = unpacked_error(found.pieces.read())
                 pending.answer = self._from_elsewhere(error, worker.place)
             if found.is_last:
                 self._replace(worker)
@@ -396,20 +398,23 @@ class RayPool:
             return pending.answer is not None
 
     def result(self, pending: Pending) -> Any:
-        """Takes the answer to a task that has one; raises it if it is an error."""
+        """Takes the answer to a task that has one; raises it if it is an error.
+
+        It is copied to a slot, since users may write to their elements, and the object store is needed for others.
+        """
         with self.locked():
-            answer, found = pending.answer, self.peek(pending)
+            answer = pending.answer
             if isinstance(answer, BaseException):
                 raise answer
-            return found
+            assert answer is not None
+            assert self._slots is not None
+            slot = self._slots.take()
+            answer.pieces.write_to(slot)
+            return self._slots.read(slot, answer.pieces.extent)
 
     def peek(self, pending: Pending) -> Any:
-        """The answer to a task, without taking it; `None` if there is none.
-
-        A copy, since users may write to their elements, and memory of the object store is needed for others.
-        """
-        answer = pending.answer
-        return read(_copied(answer.memory), answer.extent) if isinstance(answer, Answer) else None
+        """A copy of the answer to a task, without taking it; `None` if there is none."""
+        return pending.answer.pieces.read() if isinstance(pending.answer, Answer) else None
 
     def cancel(self, pending: Iterable[Pending]) -> None:
         """Drops tasks; workers skip those that they have not begun."""
@@ -508,8 +513,8 @@ class RayPool:
                 self._workers.pop()
             self._plan_ref = None
             cluster.leave(id(self))
-            if self._slot is not None:
-                self._slot.close()
+            if self._slots is not None:
+                self._slots.close()
             self.plan.give_up(id(self))
             _pools.discard(self)
             self._given_back = True
@@ -517,15 +522,6 @@ class RayPool:
     def __del__(self):
         if hasattr(self, "_given_back") and not sys.is_finalizing():
             self.close(wait=False)
-
-
-def _copied(memory: np.ndarray) -> np.ndarray:
-    """A copy that begins where JAX can use it as it is."""
-    spare = np.empty(memory.nbytes + ALIGNMENT, np.uint8)
-    first = -spare.ctypes.data % ALIGNMENT
-    copied = spare[first : first + memory.nbytes]
-    copied[:] = memory
-    return copied
 
 
 _pools: "weakref.WeakSet[RayPool]" = weakref.WeakSet()
