@@ -79,6 +79,14 @@ def test_many_hosts():
     assert "No batch was lost, repeated or changed." in out
 
 
+@pytest.mark.xdist_group("ray")
+def test_on_ray():
+    out = run("on_ray.py", needs=["ray"])
+    assert "this process is none of them: True" in out
+    assert "an actor was killed" in out
+    assert "the same batches as without workers: True" in out
+
+
 def test_every_example_is_tested():
     tests = [Path(__file__).parent / f"test_{name}.py" for name in ("examples", "demo", "language_model")]
     text = "".join(path.read_text() for path in tests)

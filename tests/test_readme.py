@@ -19,6 +19,14 @@ def test_the_first_screen_runs(capsys):
     assert capsys.readouterr().out == "(128, 28, 28)\n" * 2
 
 
+@pytest.mark.xdist_group("ray")
+@pytest.mark.filterwarnings("ignore")  # of Ray's own
+def test_a_pipeline_runs_on_ray(capsys):
+    pytest.importorskip("ray")
+    run_blocks("docs/cluster.md")
+    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("[")
+
+
 def test_texts_become_packed_batches(capsys, monkeypatch, tmp_path):
     pytest.importorskip("tokenizers")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
