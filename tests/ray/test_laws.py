@@ -12,6 +12,7 @@ from headrace import IterDataset, MapDataset, RayOptions
 from headrace.testing import assert_resumable
 from tests.chains import STREAM_OPS, stream_datasets
 from tests.test_laws import SOURCES, Boom, assert_same, outputs
+from tests.test_pools import Whole
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
 
@@ -38,16 +39,6 @@ def kinds():
     yield MapDataset.range(300).map(lambda x: 2 * x).to_iter_dataset()
     yield MapDataset.range(300).to_iter_dataset().filter(lambda x: x % 3).window_shuffle(7, seed=1).map(lambda x: -x)
     yield IterDataset.mix([Whole(MapDataset.range(i, 300).to_iter_dataset()).map(lambda x: x + 1) for i in range(3)])
-
-
-class Whole(IterDataset):
-    """A stream without random access: one worker computes all of it."""
-
-    def __init__(self, parent):
-        super().__init__(parent)
-
-    def __iter__(self):
-        return iter(self._parent)
 
 
 @pytest.mark.parametrize("kind", range(3))

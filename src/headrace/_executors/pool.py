@@ -6,21 +6,18 @@ the pool replaces a dead worker and sends its tasks again, since they are pure. 
 an error.
 """
 
-import atexit
-import contextlib
 import os
 import pickle
 import select
 import sys
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from headrace._executors import imports
+from headrace._executors.closing import ClosingPool
 from headrace._executors.messages import ANSWER, FAILURE, NO_START, READY, SKIPPED, TASK
 from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
 from headrace._executors.shared_plan import SharedPlan
@@ -28,8 +25,8 @@ from headrace._executors.slots import Extent, Slot, Slots, Writer, read
 from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace.compat.grain import as_grain
-from headrace.errors import ClosedError, ElementTimeout, WorkerError
-from headrace.protocols import ChunkLimits, PoolLoad
+from headrace.errors import ElementTimeout, WorkerError
+from headrace.protocols import ChunkLimits
 
 GRACE_S = 1.0  # how long a worker may take to end by itself
 GRACE_DROPPED_S = 0.1  # the same with `wait=False`
@@ -59,30 +56,20 @@ class Pending:
         return self.answer.total if isinstance(self.answer, Extent) else None
 
 
-class ProcessPool:
+class ProcessPool(ClosingPool):
     """A `TaskPool` of worker processes with one plan."""
 
     chunk_limits = ChunkLimits()
 
     def __init__(self, shared_plan: SharedPlan, num_workers: int):
-        self.plan, self.num_workers = shared_plan, num_workers
-        self.load = PoolLoad()
-        self.interrupted = False
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self.num_workers = num_workers
         self._next_number = 1
         self._bad_starts = 0
         self._wake_fds: list[int] = []  # the two ends of a pipe: to read from, to write to
         self._processes: list[Process] = []
-        self._closed = self._given_back = False
-        try:
-            self._start()
-        except BaseException:
-            self.close(wait=False)
-            raise
+        super().__init__(shared_plan)
 
     def _start(self) -> None:
-        self.plan.users.add(id(self))
         self.slots = Slots(LEASED_SLOTS + self.num_workers)
         self._control = self.slots.take()  # its first 8 bytes: the number below which tasks are cancelled
         self._wake_fds += os.pipe()
@@ -94,30 +81,11 @@ class ProcessPool:
             "imports": imports.of_main_script(),
         }
         self.world = Writer(self._control, start=8).dump(world)
-        _pools.add(self)
         for index in range(self.num_workers):
             with ctrl_c_later():
                 self._processes.append(Process(index, self))
         for process in self._processes:  # they start up while this writes the plan
             process.set_up(self)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the pool cannot be used any more; in a fork of its process, it never can be."""
-        return self._closed or os.getpid() != self._pid
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One thread at a time; Ctrl-C can leave the pool in any state, so the pool is closed then."""
-        self._check(even_if_interrupted=True)
-        try:
-            with self._lock:
-                yield
-        except Exception:
-            raise
-        except BaseException:
-            self.close(wait=False)
-            raise
 
     @property
     def num_open(self) -> int:
@@ -231,10 +199,6 @@ class ProcessPool:
             size = pending.answer.total if isinstance(pending.answer, Extent) else 0
             self.slots.give_back(pending.slot, size)
             pending.slot = None
-
-    def _check(self, *, even_if_interrupted: bool = False) -> None:
-        if self.closed or (self.interrupted and not even_if_interrupted):
-            raise ClosedError("The workers of this iterator were closed while it waited for them.")
 
     # ---- answers
 
@@ -372,38 +336,20 @@ class ProcessPool:
                 self.interrupted = False
                 os.read(self._wake_fds[0], 4096)
 
-    def close(self, *, wait: bool = True) -> None:
-        """Ends the workers and releases their memory, apart from arrays still in use.
-
-        If a signal handler raises meanwhile, the next call continues with the rest.
-        """
-        if self._given_back or os.getpid() != self._pid:
-            return
-        self.interrupt()
-        with ctrl_c_later(), self._lock:
-            if self._given_back:
-                return
-            self._closed = True
-            for process in self._processes:
-                process.ask_to_end()
-            deadline = time.monotonic() + (GRACE_S if wait else GRACE_DROPPED_S)
-            while self._processes:
-                process = self._processes[-1]
-                process.end(deadline if process.ready else 0.0)  # one that is not ready has nothing to clean up
-                self._processes.pop()
-            if hasattr(self, "slots"):  # else `_start` failed before this
-                self.slots.close()
-            if hasattr(self, "_control"):
-                self._control.unmap()
-            self.plan.give_up(id(self))
-            while self._wake_fds:
-                os.close(self._wake_fds.pop())
-            _pools.discard(self)
-            self._given_back = True
-
-    def __del__(self):
-        if hasattr(self, "_given_back"):  # else an interrupt came at the start of `__init__`
-            self.close(wait=False)
+    def _end(self, *, wait: bool) -> None:
+        for process in self._processes:
+            process.ask_to_end()
+        deadline = time.monotonic() + (GRACE_S if wait else GRACE_DROPPED_S)
+        while self._processes:
+            process = self._processes[-1]
+            process.end(deadline if process.ready else 0.0)  # one that is not ready has nothing to clean up
+            self._processes.pop()
+        if hasattr(self, "slots"):  # else `_start` failed before this
+            self.slots.close()
+        if hasattr(self, "_control"):
+            self._control.unmap()
+        while self._wake_fds:
+            os.close(self._wake_fds.pop())
 
 
 def _message(pending: Pending, task: Task) -> bytes:
@@ -416,12 +362,3 @@ def _message(pending: Pending, task: Task) -> bytes:
     writer = Writer(pending.slot)
     extent = writer.dump(task.encoded(writer) if isinstance(task, BlockTask) else task)
     return TASK.pack(pending.number, pending.slot.number, *extent)
-
-
-_pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for pool in list(_pools):
-        pool.close()

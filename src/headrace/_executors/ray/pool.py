@@ -6,22 +6,20 @@ over. Tasks are pure: those of an actor that is lost, with its node or alone, go
 while its node lives counts against a task.
 """
 
-import atexit
 import contextlib
 import logging
 import os
 import pickle
 import queue
 import sys
-import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from headrace._executors import imports
+from headrace._executors.closing import ClosingPool
 from headrace._executors.messages import FAILURE
 from headrace._executors.processes import ONE_THREAD, ctrl_c_later
 from headrace._executors.ray import cluster
@@ -32,9 +30,9 @@ from headrace._executors.slots import Extent, Slot, Slots, Writer, pickled_part
 from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace.compat.grain import as_grain
-from headrace.errors import ClosedError, WorkerError
+from headrace.errors import WorkerError
 from headrace.options import AUTOTUNE, AutotuneParameter, RayOptions
-from headrace.protocols import ChunkLimits, PoolLoad
+from headrace.protocols import ChunkLimits
 
 TICK_S = 0.5  # how often a caller that waits looks whether there is room for more workers
 GROW_S = 2.0  # how often to ask Ray for room, with AUTOTUNE
@@ -92,14 +90,11 @@ class Worker:
         self.num_streams = 0
 
 
-class RayPool:
+class RayPool(ClosingPool):
     """A `TaskPool` of Ray actors with one plan."""
 
     def __init__(self, shared_plan: SharedPlan, num_workers: int | AutotuneParameter, options: RayOptions):
-        self.plan, self._wanted, self._options = shared_plan, num_workers, options
-        self.load = PoolLoad()
-        self.interrupted = False
-        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._wanted, self._options = num_workers, options
         self._workers: list[Worker] = []
         self._streams: dict[int, Worker | None] = {}  # the workers that have streams open, by the stream's number
         self._waiting: deque[Pending] = deque()  # tasks that no worker can take yet
@@ -108,16 +103,9 @@ class RayPool:
         self._overhead_s: float | None = None
         self._ray: Any = None
         self._slots: Slots | None = None
-        self._closed = self._given_back = False
-        try:
-            self._start()
-        except BaseException:
-            self.close(wait=False)
-            raise
+        super().__init__(shared_plan)
 
     def _start(self) -> None:
-        self.plan.users.add(id(self))
-        _pools.add(self)
         wanted = self._wanted if isinstance(self._wanted, int) else 0
         with ctrl_c_later():
             self._is_embedded = cluster.enter(id(self), self._options)
@@ -157,25 +145,12 @@ class RayPool:
 
     @property
     def closed(self) -> bool:
-        """Whether the pool cannot be used any more; in a fork of its process, it never can be."""
-        return self._closed or os.getpid() != self._pid or not self._is_connected()
+        """Whether the pool cannot be used any more."""
+        return super().closed or not self._is_connected()
 
     def _is_connected(self) -> bool:
         """Whether this process is still where the actors are: the user may have left the cluster, or joined another."""
         return self._ray.is_initialized() and self._ray.get_runtime_context().get_worker_id() == self._driver
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One thread at a time; Ctrl-C can leave the pool in any state, so the pool is closed then."""
-        self._check(even_if_interrupted=True)
-        try:
-            with self._lock:
-                yield
-        except Exception:
-            raise
-        except BaseException:
-            self.close(wait=False)
-            raise
 
     @property
     def num_open(self) -> int:
@@ -427,10 +402,6 @@ class RayPool:
                     self._ray.cancel(each.ref)
             self._waiting = deque(each for each in self._waiting if not each.cancelled)
 
-    def _check(self, *, even_if_interrupted: bool = False) -> None:
-        if self.closed or (self.interrupted and not even_if_interrupted):
-            raise ClosedError("The workers of this iterator were closed while it waited for them.")
-
     def work_of_workers(self) -> list[str]:
         """What each worker that has work is doing; its stacks are in Ray's logs."""
         found = []
@@ -494,40 +465,13 @@ class RayPool:
         with self.locked():
             self.interrupted = False
 
-    def close(self, *, wait: bool = True) -> None:
-        """Ends the actors, and the Ray that was started for them.
-
-        If a signal handler raises meanwhile, the next call continues with the rest.
-        """
-        if self._given_back or os.getpid() != self._pid:
-            return
-        self.interrupt()
-        with ctrl_c_later(), self._lock:
-            if self._given_back:
-                return
-            self._closed = True
-            while self._workers:
-                if self._is_connected():  # else Ray would start anew
-                    with contextlib.suppress(Exception):
-                        self._ray.kill(self._workers[-1].handle)
-                self._workers.pop()
-            self._plan_ref = None
-            cluster.leave(id(self))
-            if self._slots is not None:
-                self._slots.close()
-            self.plan.give_up(id(self))
-            _pools.discard(self)
-            self._given_back = True
-
-    def __del__(self):
-        if hasattr(self, "_given_back") and not sys.is_finalizing():
-            self.close(wait=False)
-
-
-_pools: "weakref.WeakSet[RayPool]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for pool in list(_pools):
-        pool.close()
+    def _end(self, *, wait: bool) -> None:
+        while self._workers:
+            if self._is_connected():  # else Ray would start anew
+                with contextlib.suppress(Exception):
+                    self._ray.kill(self._workers[-1].handle)
+            self._workers.pop()
+        self._plan_ref = None
+        cluster.leave(id(self))
+        if self._slots is not None:
+            self._slots.close()
