@@ -57,12 +57,12 @@ def _on(ds: Any, options: Any) -> Any:
 
 
 def _times(ds: Any, count: int, per: int, peer: Callable[[], float]) -> list[float]:
-    """Seconds an element: on Ray, in processes, and by Ray Data."""
+    """Seconds an element, once all workers are there: on Ray, in processes, and by Ray Data."""
     on_ray = _on(ds, hr.RayOptions(num_workers=WORKERS, per_worker_buffer_size=2))
     processes = _on(ds, hr.MultiprocessingOptions(num_workers=WORKERS, per_worker_buffer_size=2))
     return side_by_side(
-        lambda: seconds_per_element(lambda: on_ray, count, per, warm_up=count // 4),
-        lambda: seconds_per_element(lambda: processes, count, per, warm_up=count // 4),
+        lambda: seconds_per_element(lambda: on_ray, count, per, warm_up=count),
+        lambda: seconds_per_element(lambda: processes, count, per, warm_up=count),
         peer,
         rounds=3,
     )
@@ -90,7 +90,7 @@ def ray_rows() -> list[Row]:
     with cluster():
         ours, processes, peer = _times(
             rows(),
-            200,
+            700,
             BATCH,
             lambda: ray_data(lambda ds: ds.map(lambda row: {"id": work(row["id"])}), 30_000, batch_size=BATCH),
         )
@@ -108,7 +108,7 @@ def _arrays(name: str, make: Callable[[int], np.ndarray], count: int, least: flo
             count,
             1,
             lambda: ray_data(
-                lambda ds: ds.map_batches(lambda batch: {"x": make(0)[None]}, batch_size=1), count, batch_size=1
+                lambda ds: ds.map_batches(lambda batch: {"x": make(0)[None]}, batch_size=1), count // 4, batch_size=1
             ),
         )
     return [
@@ -118,11 +118,11 @@ def _arrays(name: str, make: Callable[[int], np.ndarray], count: int, least: flo
 
 
 def ray_small() -> list[Row]:
-    return _arrays("batches of 0.4 MB", small, 400, 0.2)
+    return _arrays("batches of 0.4 MB", small, 3000, 0.2)
 
 
 def ray_large() -> list[Row]:
-    return _arrays("elements of 38.5 MB", large, 24, 0.2)
+    return _arrays("elements of 38.5 MB", large, 100, 0.15)
 
 
 ROWS: list[Callable[[], Row | list[Row]]] = [ray_rows, ray_small, ray_large]
