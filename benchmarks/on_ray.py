@@ -45,7 +45,7 @@ def cluster() -> Iterator[None]:
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init("local", num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield
     finally:

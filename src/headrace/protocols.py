@@ -103,11 +103,13 @@ class PoolLoad:
         num_streams: How many streams share the workers now.
         expected_bytes: The size of all results under way, estimated from results so far.
         chunks: By kind of stage, the size of a chunk, and the bytes of a chunk of one.
+        is_idle: Whether no iterator uses the pool, which waits for the next one.
     """
 
     num_streams: int = 0
     expected_bytes: int = 0
     chunks: dict[Any, tuple[int, float]] = field(default_factory=dict)
+    is_idle: bool = False
 
 
 class PendingTask(Protocol):

@@ -82,7 +82,7 @@ def test_a_ray_that_was_started_is_gone(tmp_path, end):
 def test_a_ray_that_the_user_has_running_is_left_running(tmp_path):
     code = """
         import ray
-        ray.init(num_cpus=2, include_dashboard=False)
+        ray.init("local", num_cpus=2, include_dashboard=False)
     """
     end = """
         iterator.close()
@@ -132,3 +132,38 @@ def test_a_consumer_that_is_killed_leaves_nothing_also_while_it_waits(tmp_path):
     process.send_signal(signal.SIGKILL)
     ended(process)
     until(lambda: not of(tmp_path), f"left: {of(tmp_path)}")
+
+
+def test_what_the_user_does_with_ray_meanwhile(tmp_path):
+    """A Ray that was shut down is not missed, and another is not shut down; the user's handlers stay."""
+    code = """
+        import os, signal
+        from headrace import MapDataset, RayOptions
+        import ray
+
+        def mine(*_): pass
+        signal.signal(signal.SIGTERM, mine)
+        ds = MapDataset.range(50).map(lambda x: x).to_iter_dataset().mp_prefetch(RayOptions(num_workers=1))
+        live, done = iter(ds), iter(ds.map(lambda x: x))
+        next(live)
+        assert list(done) == list(range(50))
+        assert signal.getsignal(signal.SIGTERM) is mine
+        if (child := os.fork()) == 0:
+            try:
+                list(ds)
+            except RuntimeError as e:
+                os._exit(7 if "is a fork" in str(e) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        ray.shutdown()
+        ray.init("local", num_cpus=2, include_dashboard=False)
+        live.close()
+        done.close()
+        assert ray.is_initialized()
+        assert list(ds) == list(range(50))
+        del ds, live, done
+        assert ray.is_initialized()
+        ray.shutdown()
+        print("fine")
+    """
+    out, err = ended(start(code, tmp_path))
+    assert out.strip().splitlines()[-1:] == ["fine"], err[-3000:]

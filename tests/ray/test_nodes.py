@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from headrace import AUTOTUNE, DatasetOptions, MapDataset, RayOptions
-from headrace.errors import DataError, ElementTimeout, PipelineError
+from headrace.errors import DataError, ElementTimeout, PipelineError, WorkerError
 from headrace.sources import TextLinesDataSource
 from tests.proc import LIMIT_S, until
 from tests.ray.test_laws import on_ray
@@ -244,3 +244,57 @@ def test_a_cluster_that_cannot_be_joined_is_an_error(tmp_path):
     """
     out, err = run(code, tmp_path)
     assert out == "WorkerError The Ray cluster at '127.0.0.1:1' could not be", err[-2000:]
+
+
+def test_pools_that_wait_for_their_next_epoch_make_room():
+    count = int(ray.cluster_resources()["CPU"])
+    first, second = (
+        MapDataset.range(20)
+        .map(lambda x, sign=sign: sign * x)
+        .to_iter_dataset()
+        .mp_prefetch(RayOptions(num_workers=count))
+        for sign in (1, -1)
+    )
+    assert sum(first) == -sum(second) == 190
+    assert sum(first) == 190
+
+
+def test_an_error_that_cannot_be_sent_is_an_error_also_with_a_timeout():
+    class Boom(Exception):
+        def __reduce__(self):
+            raise SystemExit("in reduce")
+
+    def boom(x):
+        if x == 5:
+            raise Boom
+        return x
+
+    ds = MapDataset.range(20).map(boom).to_iter_dataset()
+    for options in (DatasetOptions(), DatasetOptions(timeout_s=30)):
+        iterator = iter(on_ray(ds, 1).with_options(options))
+        with pytest.raises(WorkerError):
+            list(iterator)
+        iterator.close()
+
+
+def test_limits_larger_than_the_system_knows():
+    ds = MapDataset.range(20).map(lambda x: x).to_iter_dataset().with_options(DatasetOptions(warn_after_s=1e10))
+    with iter(on_ray(ds, 1)) as iterator:
+        assert list(iterator) == list(range(20))
+
+
+def test_an_actor_in_the_place_of_another_has_its_index(tmp_path):
+    def init(index, count):
+        (tmp_path / f"{index} of {count} in {os.getpid()}").touch()
+
+    def die_once(x):
+        if x == 20 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os._exit(1)
+        return x
+
+    ds = MapDataset.range(100).map(die_once).to_iter_dataset()
+    with iter(ds.mp_prefetch(RayOptions(num_workers=2, num_cpus=0.5), init)) as iterator:
+        assert list(iterator) == list(range(100))
+        until(lambda: len(list(tmp_path.glob("* of 2 in *"))) == 3, "no actor has come in its place")
+    assert {path.name[:6] for path in tmp_path.glob("* of *")} == {"0 of 2", "1 of 2"}

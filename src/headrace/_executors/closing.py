@@ -7,11 +7,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import TypeVar
 
 from headrace._executors.processes import ctrl_c_later
 from headrace._executors.shared_plan import SharedPlan
 from headrace.errors import ClosedError
 from headrace.protocols import PoolLoad
+
+P = TypeVar("P", bound="ClosingPool")
 
 
 class ClosingPool:
@@ -89,6 +92,11 @@ class ClosingPool:
 
 
 _pools: "weakref.WeakSet[ClosingPool]" = weakref.WeakSet()
+
+
+def open_pools(kind: type[P]) -> list[P]:
+    """The open pools of a kind in this process."""
+    return [pool for pool in list(_pools) if isinstance(pool, kind)]
 
 
 @atexit.register

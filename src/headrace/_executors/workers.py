@@ -77,6 +77,7 @@ class Workers:
             if pool is None or pool.closed:
                 pool = _open_pool(group, self._shared_plan(cache, key, group))
             pool.go_on()
+            pool.load.is_idle = False
             self._pools[key] = pool
         return pool
 
@@ -128,6 +129,7 @@ class Workers:
             if key in idle:
                 pool.close()
             else:
+                pool.load.is_idle = True
                 idle[key] = pool
         self._pools.clear()
 

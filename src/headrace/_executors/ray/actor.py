@@ -25,6 +25,7 @@ from headrace.errors import WorkerError
 
 WRITABLE_BYTES = 64 << 20  # arrays of a plan of this size are an actor's own; larger ones are read in the object store
 LATE_EVERY_S = 0.1
+LONGEST_S = 1e6  # faulthandler takes no more
 
 
 class Place(NamedTuple):
@@ -80,7 +81,8 @@ class Actor:
         begun = time.perf_counter()
         with_stacks = self._options.warn_after_s is not None
         if with_stacks:  # Ray shows what an actor writes to standard error
-            faulthandler.dump_traceback_later(self._options.warn_after_s, file=sys.__stderr__)  # type: ignore[arg-type]
+            after_s = min(float(self._options.warn_after_s or 0), LONGEST_S)
+            faulthandler.dump_traceback_later(after_s, file=sys.__stderr__)  # type: ignore[arg-type]
         try:
             kind, pieces, is_last = self._answer(task, extent)
         finally:
@@ -102,12 +104,14 @@ class Actor:
         answers: list[tuple[int, Pieces]] = []
         thread = threading.Thread(target=lambda: answers.append(self._server.answer(task, self._slot)), daemon=True)
         thread.start()
-        while not answers:
+        while thread.is_alive():
             thread.join(LATE_EVERY_S)
-            step = None if answers else self._server.late_step()
+            step = self._server.late_step() if thread.is_alive() else None
             if step is not None:
                 self._slot = Slot(anonymous_file(1))  # the thread may still write to the other
                 return *self._server.failure(self._server.late_error(step), self._slot), True
+        if not answers:
+            raise WorkerError("A task ended without an answer: its error cannot be sent.")
         return *answers[0], False
 
 

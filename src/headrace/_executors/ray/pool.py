@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from headrace._executors import imports
-from headrace._executors.closing import ClosingPool
+from headrace._executors.closing import ClosingPool, open_pools
 from headrace._executors.messages import FAILURE
 from headrace._executors.processes import ONE_THREAD, ctrl_c_later
 from headrace._executors.ray import cluster
@@ -36,6 +36,7 @@ from headrace.protocols import ChunkLimits
 
 TICK_S = 0.5  # how often a caller that waits looks whether there is room for more workers
 GROW_S = 2.0  # how often to ask Ray for room, with AUTOTUNE
+MAKE_ROOM_S = 1.0  # after so long without any worker, pools that wait for their next epoch are closed
 NO_ROOM_S = 10.0  # after so long without any worker, a warning
 MOST_ATTEMPTS = 3  # a task over which so many actors die is an error
 MOST_LOSSES = 20  # how often a task may be lost for other reasons
@@ -83,8 +84,8 @@ class Pending:
 class Worker:
     """An actor as the consumer sees it."""
 
-    def __init__(self, number: int, handle: Any):
-        self.number, self.handle = number, handle
+    def __init__(self, number: int, index: int, handle: Any):
+        self.number, self.index, self.handle = number, index, handle
         self.place: Place | None = None  # until it is ready
         self.tasks: deque[Pending] = deque()
         self.num_streams = 0
@@ -110,8 +111,8 @@ class RayPool(ClosingPool):
         with ctrl_c_later():
             self._is_embedded = cluster.enter(id(self), self._options)
         self._ray = cluster.library()
-        context = self._ray.get_runtime_context()
-        self._node, self._driver = context.get_node_id(), context.get_worker_id()
+        self._connection = cluster.connection()
+        self._node = self._ray.get_runtime_context().get_node_id()
         self._buffer_bytes = int(cluster.store_bytes() * STORE_SHARE)
         self._slots = Slots(LEASED_SLOTS)
         memory = Slot(self.plan.fd).bytes(self.plan.extent.total)
@@ -123,6 +124,8 @@ class RayPool(ClosingPool):
             "versions": versions(pickled_part(memory, self.plan.extent)),
         }
         self._actor = self._ray.remote(Actor)
+        # Errors that say what has become of a task; after others, it is computed again.
+        self._told = self._ray.exceptions.TaskCancelledError, self._ray.exceptions.RayTaskError
         self._begun_s = self._grown_s = time.monotonic()
         self._was_told = False
         for _ in range(wanted or max(1, cluster.num_free(self._options))):
@@ -150,7 +153,7 @@ class RayPool(ClosingPool):
 
     def _is_connected(self) -> bool:
         """Whether this process is still where the actors are: the user may have left the cluster, or joined another."""
-        return self._ray.is_initialized() and self._ray.get_runtime_context().get_worker_id() == self._driver
+        return self._ray is not None and cluster.connection() == self._connection
 
     @property
     def num_open(self) -> int:
@@ -163,10 +166,12 @@ class RayPool(ClosingPool):
         """Creates an actor; it starts when Ray has room for it."""
         self._next_number += 1
         number, count = self._next_number, self._wanted if isinstance(self._wanted, int) else self.num_workers
-        worker = Worker(number, self._actor.options(**self._reserved()).remote(dict.fromkeys(ONE_THREAD, "1")))
+        index = min(set(range(len(self._workers) + 1)) - {worker.index for worker in self._workers})
+        handle = self._actor.options(**self._reserved()).remote(dict.fromkeys(ONE_THREAD, "1"))
+        worker = Worker(number, index, handle)
         self._workers.append(worker)
         place = worker.handle.place.remote()
-        set_up = worker.handle.set_up.remote(self._plan_ref, self.plan.extent, self._world, number - 1, count)
+        set_up = worker.handle.set_up.remote(self._plan_ref, self.plan.extent, self._world, index, count)
         self._when_there(place, lambda found, _: self._placed(worker, found, set_up))
 
     def _reserved(self) -> dict[str, Any]:
@@ -197,8 +202,7 @@ class RayPool(ClosingPool):
             return
         worker.place, self._bad_starts = place, 0
         waiting, self._waiting = self._waiting, deque()
-        for pending in waiting:
-            self._send(pending)
+        self._send_again(waiting)
 
     def _did_not_start(self, worker: Worker, place: Place | None, error: BaseException) -> None:
         self._workers.remove(worker)
@@ -215,8 +219,10 @@ class RayPool(ClosingPool):
     def _look_for_room(self) -> None:
         """With AUTOTUNE, adds workers if the cluster has room for more; tells if there is none at all."""
         now = time.monotonic()
-        is_idle = all(worker.place is None for worker in self._workers)
-        if is_idle and not self._was_told and now - self._begun_s > NO_ROOM_S:
+        has_none = all(worker.place is None for worker in self._workers)
+        if has_none and now - self._begun_s > MAKE_ROOM_S:
+            _close_idle()
+        if has_none and not self._was_told and now - self._begun_s > NO_ROOM_S:
             self._was_told = True
             logging.getLogger("headrace").warning(
                 "Ray has had no room for a worker for %.0f s. Each needs %s CPUs%s; free are %s.",
@@ -338,12 +344,14 @@ class RayPool(ClosingPool):
         while worker.tasks and worker.tasks[0].arrived is not None and not self._closed:
             pending = worker.tasks[0]
             found = pending.arrived
-            if isinstance(found, BaseException) and not isinstance(found, self._ray.exceptions.TaskCancelledError):
+            if isinstance(found, BaseException) and not isinstance(found, self._told):
                 self._lost(worker, pending, found)
                 return
             worker.tasks.popleft()
             pending.ref = pending.arrived = None
-            if not isinstance(found, Answer):  # it was cancelled
+            if isinstance(found, self._ray.exceptions.RayTaskError):
+                pending.answer = WorkerError(f"A Ray actor could not answer for {pending.describe()}: {found}")
+            if not isinstance(found, Answer):  # nor if it was cancelled
                 continue
             pending.took_s = found.took_s
             pending.answer = None if pending.cancelled else found
@@ -444,14 +452,17 @@ class RayPool(ClosingPool):
         for stream in [stream for stream, found in self._streams.items() if found is worker]:
             self._streams[stream] = None
         self._add_worker()
-        for pending in worker.tasks:
+        self._send_again(worker.tasks)
+        worker.tasks.clear()
+
+    def _send_again(self, tasks: Iterable[Pending]) -> None:
+        for pending in tasks:
             pending.ref = pending.arrived = None
             if not pending.cancelled and pending.answer is None:
                 try:
                     self._send(pending)
                 except Exception as e:
                     pending.answer = e
-        worker.tasks.clear()
 
     # ---- the end
 
@@ -472,6 +483,16 @@ class RayPool(ClosingPool):
                     self._ray.kill(self._workers[-1].handle)
             self._workers.pop()
         self._plan_ref = None
+        with contextlib.suppress(queue.Empty):  # they hold memory of the object store
+            while True:
+                self._events.get_nowait()
         cluster.leave(id(self))
         if self._slots is not None:
             self._slots.close()
+
+
+def _close_idle() -> None:
+    """Makes room: closes the pools of this process that no iterator uses."""
+    for pool in open_pools(RayPool):
+        if pool.load.is_idle and not pool.closed:
+            pool.close(wait=False)
