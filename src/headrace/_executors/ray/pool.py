@@ -7,6 +7,7 @@ while its node lives counts against a task.
 """
 
 import contextlib
+import gc
 import logging
 import os
 import pickle
@@ -36,7 +37,7 @@ from headrace.protocols import ChunkLimits
 
 TICK_S = 0.5  # how often a caller that waits looks whether there is room for more workers
 GROW_S = 2.0  # how often to ask Ray for room, with AUTOTUNE
-MAKE_ROOM_S = 1.0  # after so long without any worker, pools that wait for their next epoch are closed
+MAKE_ROOM_S = 1.0  # how often to close pools that wait for their next epoch, while there is no room for any worker
 NO_ROOM_S = 10.0  # after so long without any worker, a warning
 MOST_ATTEMPTS = 3  # a task over which so many actors die is an error
 MOST_LOSSES = 20  # how often a task may be lost for other reasons
@@ -126,7 +127,7 @@ class RayPool(ClosingPool):
         self._actor = self._ray.remote(Actor)
         # Errors that say what has become of a task; after others, it is computed again.
         self._told = self._ray.exceptions.TaskCancelledError, self._ray.exceptions.RayTaskError
-        self._begun_s = self._grown_s = time.monotonic()
+        self._begun_s = self._grown_s = self._made_room_s = time.monotonic()
         self._was_told = False
         for _ in range(wanted or max(1, cluster.num_free(self._options))):
             self._add_worker()
@@ -220,7 +221,8 @@ class RayPool(ClosingPool):
         """With AUTOTUNE, adds workers if the cluster has room for more; tells if there is none at all."""
         now = time.monotonic()
         has_none = all(worker.place is None for worker in self._workers)
-        if has_none and now - self._begun_s > MAKE_ROOM_S:
+        if has_none and now - self._made_room_s > MAKE_ROOM_S:
+            self._made_room_s = now
             _close_idle()
         if has_none and not self._was_told and now - self._begun_s > NO_ROOM_S:
             self._was_told = True
@@ -492,7 +494,8 @@ class RayPool(ClosingPool):
 
 
 def _close_idle() -> None:
-    """Makes room: closes the pools of this process that no iterator uses."""
+    """Makes room: closes the pools of this process that no iterator uses, or whose iterators nobody has any more."""
+    gc.collect()
     for pool in open_pools(RayPool):
         if pool.load.is_idle and not pool.closed:
             pool.close(wait=False)
