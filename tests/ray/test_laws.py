@@ -110,6 +110,17 @@ def test_a_function_may_write_to_what_it_refers_to():
         assert list(iterator) == list(ds)
 
 
+def test_a_function_may_change_its_elements_behind_an_ordering_point():
+    def change(x):
+        x += 1
+        return x
+
+    ds = MapDataset.range(40).map(lambda i: np.full(3000, i)).to_iter_dataset().window_shuffle(5, seed=1)
+    ds = ds.filter(lambda x: x[0] % 3).map(change).batch(4).map(change)
+    with iter(on_ray(ds)) as iterator:
+        assert_same(list(iterator), list(ds))
+
+
 def test_epochs_share_actors():
     ds = on_ray(MapDataset.range(20).map(lambda x: os.getpid()).to_iter_dataset())
     first, second = set(ds), set(ds)

@@ -92,7 +92,7 @@ class Actor:
 
     def _answer(self, task: Any, extent: Extent | None) -> tuple[int, Pieces, bool]:
         try:
-            found: Task = pickle.loads(task) if extent is None else read(task, extent)
+            found: Task = pickle.loads(task) if extent is None else read(task.copy(), extent)  # Ray's is read-only
         except BaseException as e:
             return *self._server.failure(e, self._slot), False
         if self._options.timeout_s is None:
