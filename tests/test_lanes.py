@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, checkpoint
+from headrace._ops.ending import ends_together
 from headrace.errors import MissingLanesError, PipelineError, StateError
 from headrace.sharding import ShardOptions
 from headrace.testing import assert_equal, assert_resumable
@@ -345,3 +346,12 @@ def test_everything_before_a_global_batch_must_be_as_it_was(change):
 
     with pytest.raises(StateError, match="another pipeline"):
         iter(batches(True)).set_state(state_after(batches(False)))
+
+
+def test_a_mix_ends_together_only_if_all_its_parts_do():
+    endless = MapDataset.range(9).repeat().to_iter_dataset().flat_map(lambda x: [x, x])
+    finite_shard = MapDataset.range(9).shard(2, 0).to_iter_dataset()
+    assert ends_together(endless._op)
+    assert not ends_together(finite_shard._op)
+    for parts in ([endless, finite_shard], [finite_shard, endless]):
+        assert not ends_together(IterDataset.mix(parts)._op)

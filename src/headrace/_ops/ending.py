@@ -23,8 +23,8 @@ def ends_together(op: Op) -> bool:
                 return False
         elif _keeps_ends(op) or op.only_reorders or isinstance(op, Skip | Cache | Repeat | Mixing | Zip):
             ahead += op.parents
-        else:
-            return op.endless and not isinstance(op, GlobalBatch)
+        elif not op.endless or isinstance(op, GlobalBatch):
+            return False
     return True
 
 
@@ -59,10 +59,10 @@ def must_come_before_rows(op: Op) -> Op | None:
     """An operation after a `global_batch` that cannot be there: from this process's rows it makes something else, or
     leaves out batches that other processes do not.
     """
-    ahead = [op]
+    ahead = [op] if has_rows(op) else []
     while ahead:
         op = ahead.pop()
-        if makes_rows(op) or not has_rows(op):
+        if makes_rows(op):
             continue
         keeps = (_keeps_ends(op) and not isinstance(op, Batch)) or op.only_reorders
         if not (keeps or isinstance(op, IndexOp | Skip | Mixing | Zip | ToStream)):
