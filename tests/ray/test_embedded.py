@@ -137,7 +137,7 @@ def test_a_consumer_that_is_killed_leaves_nothing_also_while_it_waits(tmp_path):
 def test_what_the_user_does_with_ray_meanwhile(tmp_path):
     """A Ray that was shut down is not missed, and another is not shut down; the user's handlers stay."""
     code = """
-        import os, signal
+        import signal
         from headrace import MapDataset, RayOptions
         import ray
 
@@ -148,12 +148,6 @@ def test_what_the_user_does_with_ray_meanwhile(tmp_path):
         next(live)
         assert list(done) == list(range(50))
         assert signal.getsignal(signal.SIGTERM) is mine
-        if (child := os.fork()) == 0:
-            try:
-                list(ds)
-            except RuntimeError as e:
-                os._exit(7 if "is a fork" in str(e) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         ray.shutdown()
         ray.init("local", num_cpus=2, include_dashboard=False)
         live.close()
@@ -165,5 +159,21 @@ def test_what_the_user_does_with_ray_meanwhile(tmp_path):
         ray.shutdown()
         print("fine")
     """
-    out, err = ended(start(code, tmp_path))
+    for _ in range(3):
+        out, err = ended(start(code, tmp_path))
+        if "You have likely discovered a bug in Ray" not in err:  # it says so now and then in `ray.shutdown()`
+            break
     assert out.strip().splitlines()[-1:] == ["fine"], err[-3000:]
+
+
+def test_a_fork_is_told_that_it_cannot_use_ray(tmp_path):
+    code = """
+        if (child := os.fork()) == 0:
+            try:
+                list(ds.mp_prefetch(RayOptions(num_workers=1)))
+            except RuntimeError as e:
+                os._exit(7 if "is a fork" in str(e) else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    out, err = ended(start(textwrap.dedent(BEGIN) + textwrap.dedent(code), tmp_path))
+    assert out.strip().splitlines()[-1:] == ["7"], err[-3000:]

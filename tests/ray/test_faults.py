@@ -1,6 +1,8 @@
 """Actors, nodes and objects are lost, and the stream goes on exactly."""
 
+import _thread
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -14,6 +16,7 @@ import pytest
 import ray
 
 from headrace import AUTOTUNE, MapDataset, RayOptions
+from headrace._executors.ray.pool import RayPool
 from headrace.errors import WorkerError
 from tests.proc import WAIT_S, until
 from tests.ray.test_laws import kinds, on_ray
@@ -199,6 +202,21 @@ def test_collected_iterators_leave_no_actors():
     next(iterator)
     assert _actors()
     del iterator
+    until(lambda: not _actors(), "actors are left")
+
+
+def test_a_pool_that_a_thread_of_ray_is_the_last_to_know_is_closed_by_another(monkeypatch):
+    """Ray's own threads wait for ever if they ask Ray for something."""
+    closed_by = []
+    end = RayPool._end
+    monkeypatch.setattr(
+        RayPool, "_end", lambda pool, wait: (closed_by.append(threading.current_thread().name), end(pool, wait=wait))
+    )
+    left = [iter(on_ray(MapDataset.range(10**6).to_iter_dataset().map(slow)))]
+    next(left[0])
+    _thread.start_new_thread(lambda: (left.clear(), gc.collect()), ())  # as unknown to `threading` as Ray's
+    until(lambda: closed_by, "it is not closed")
+    assert closed_by == ["headrace-close"]
     until(lambda: not _actors(), "actors are left")
 
 

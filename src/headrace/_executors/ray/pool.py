@@ -13,10 +13,11 @@ import os
 import pickle
 import queue
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from headrace._executors import imports
@@ -47,6 +48,22 @@ CHUNK_S = 0.02, 0.05, 0.25  # at least, until the cost is known, at most
 STORE_SHARE = 0.25  # of an object store, what may be under way
 LEASED_SLOTS = 8  # how many blocks a consumer may keep without another copy
 MOST_BLIND = 4  # chunks under way until it is known how large they are
+
+
+def not_in_threads_of_ray(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that runs in a new thread if Ray's calls it: those cannot ask Ray for something, and wait for ever.
+
+    They do so when objects are collected there, or when what they hold is the last that knows a pool.
+    """
+
+    @wraps(method)
+    def elsewhere(*args: Any, **kwargs: Any) -> None:
+        if isinstance(threading.current_thread(), threading._DummyThread):
+            threading.Thread(target=method, args=args, kwargs=kwargs, name="headrace-close").start()
+        else:
+            method(*args, **kwargs)
+
+    return elsewhere
 
 
 class Pending:
@@ -256,6 +273,7 @@ class RayPool(ClosingPool):
             self._streams[self._next_number] = None
             return self._next_number
 
+    @not_in_threads_of_ray
     def forget_stream(self, worker: int, task: Task) -> None:
         """Tells a worker to close a stream that it keeps open."""
         if self.closed:
@@ -401,6 +419,7 @@ class RayPool(ClosingPool):
         """A copy of the answer to a task, without taking it; `None` if there is none."""
         return pending.answer.pieces.read() if isinstance(pending.answer, Answer) else None
 
+    @not_in_threads_of_ray
     def cancel(self, pending: Iterable[Pending]) -> None:
         """Drops tasks; workers skip those that they have not begun."""
         if self.closed:
@@ -478,6 +497,11 @@ class RayPool(ClosingPool):
         with self.locked():
             self.interrupted = False
 
+    @not_in_threads_of_ray
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the actors and releases memory, apart from arrays still in use."""
+        super().close(wait=wait)
+
     def _end(self, *, wait: bool) -> None:
         while self._workers:
             if self._is_connected():  # else Ray would start anew
@@ -495,7 +519,8 @@ class RayPool(ClosingPool):
 
 def _close_idle() -> None:
     """Makes room: closes the pools of this process that no iterator uses, or whose iterators nobody has any more."""
-    gc.collect()
+    with ctrl_c_later():  # Python drops exceptions that are raised while objects are collected
+        gc.collect()
     for pool in open_pools(RayPool):
         if pool.load.is_idle and not pool.closed:
             pool.close(wait=False)
