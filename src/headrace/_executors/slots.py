@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace._executors import page_locks
 from headrace._executors.classes import ClassPickler
 from headrace._executors.memory import check_memory, too_little
 from headrace.errors import WorkerError
@@ -118,6 +119,7 @@ class Slot:
     def clean(self) -> None:
         """Returns the memory to the system; the slot can be used again."""
         if len(self.whole) and hasattr(mmap, "MADV_REMOVE"):
+            page_locks.unlock(self.whole)  # a device would read the pages that it had
             _libc().madvise(self.whole.ctypes.data, len(self.whole), mmap.MADV_REMOVE)
 
 
@@ -286,10 +288,12 @@ class _Lease:
 
     def __init__(self, slot: Slot, size: int):
         self.number, self.size, self._whole = slot.number, size, slot.bytes(size)
+        self.mapping = slot.whole
         self.__array_interface__ = self._whole.__array_interface__
 
     def copy_out(self) -> None:
         """Replaces the slot's memory with private memory, with the same bytes at the same address."""
+        page_locks.unlock(self.mapping)
         address, size = self._whole.ctypes.data, _whole_pages(len(self._whole))
         access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         if not hasattr(_libc(), "mremap"):  # not Linux: no thread may read it meanwhile
@@ -314,6 +318,14 @@ class _LeaseEnd(weakref.ref):
 
     def __init__(self, lease: _Lease, ended: "deque[_LeaseEnd]"):
         self.number, self.size = lease.number, lease.size
+
+
+def mapping_of(array: np.ndarray) -> np.ndarray | None:
+    """The mapping of the slot that an array lies in; `None` if it lies elsewhere."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base.mapping if isinstance(base, _Lease) else None
 
 
 MAP_FIXED = 0x10
@@ -361,9 +373,21 @@ class Slots:
         self._collect()
         if extent.total <= SMALL_BYTES or len(self._leases) >= self._max_leased:
             return self.read_copy(slot, extent)
-        lease = _Lease(slot, extent.total)
+        return read(self._leased(slot, extent.total), extent)
+
+    def lease(self, size: int) -> np.ndarray | None:
+        """The memory of a free slot, for the caller to fill; `None` if too many slots are leased already."""
+        self._collect()
+        if len(self._leases) >= self._max_leased:
+            return None
+        slot = self.take()
+        slot.reserve(size)
+        return self._leased(slot, size)
+
+    def _leased(self, slot: Slot, size: int) -> np.ndarray:
+        lease = _Lease(slot, size)
         self._leases[slot.number] = _LeaseEnd(lease, self._ended)
-        return read(np.asarray(lease), extent)
+        return np.asarray(lease)
 
     def read_copy(self, slot: Slot, extent: Extent) -> Any:
         """Reads a copy of a slot, and frees the slot."""

@@ -1,8 +1,7 @@
 """Moves elements to JAX's devices ahead of the consumer.
 
-The number of elements on their way is bounded: they move one at a time, even if many are computed together, and
-only while fewer than `device_buffer_size` wait for the consumer. JAX keeps the memory that a transfer reads, or that an
-array on the CPU shares, for as long as it needs it, so nothing is copied for safety.
+JAX keeps the memory that a transfer reads, or that an array on the CPU shares, for as long as it needs it, so nothing
+is copied for safety. What a GPU is to read is page-locked first.
 """
 
 import itertools
@@ -13,13 +12,12 @@ from typing import Any
 
 from headrace._ops.base import Kept, Unary
 from headrace._ops.buffer import Prefetch
-from headrace._plan.blocks import Rows
-from headrace._plan.elements import blame
-from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
-from headrace._plan.streams.base import places
+from headrace._plan.streams import Context, Position, Stream, open_stream, stream_of
 from headrace.dataset import IterDataset
 from headrace.device.global_arrays import GlobalArrays, check_placement, is_addressable
 from headrace.device.hosts import session
+from headrace.device.locked_memory import LockedMemory, locked_memory
+from headrace.device.moving import Moved, OneByOne, check_dataset
 from headrace.errors import PipelineError, optional
 from headrace.options import check_counts
 
@@ -45,10 +43,7 @@ def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device
         cpu_buffer_size: How many elements to compute ahead, in a thread; with 0, only those to be moved next.
         device_buffer_size: How many elements to move ahead, in a thread; with 0, each moves when you ask for it.
     """
-    if not isinstance(ds, IterDataset):
-        hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
-        hint = " Give `loader.dataset`." if hasattr(ds, "dataset") else hint
-        raise PipelineError(f"`device_put` takes an IterDataset; got {type(ds).__name__}.{hint}")
+    check_dataset(ds, "device_put")
     return ds._then(DevicePut(ds._op, device, cpu_buffer_size, device_buffer_size))
 
 
@@ -97,59 +92,17 @@ class _Movers(dict[str, GlobalArrays]):
 # ----------------------------------------------------------------------------------------------- streams
 
 
-class _OneByOne(UnaryStream):
-    """The parent's outputs one at a time; the others of a run wait here, on the host."""
-
-    def __init__(self, parent: Stream):
-        super().__init__(parent.position, parent)
-        self._rest: Run | None = None
-        self._taken = 0
-
-    def pull(self, n: int) -> Run | None:
-        if self._rest is None:
-            run = self.parent.pull(min(n, 1))
-            if run is None or len(run.block) <= 1:
-                return run if run is None else self._run(*run)
-            self._rest, self._taken = run, 0
-        (block, at), first = self._rest, self._taken
-        self._taken += 1
-        if self._taken == len(block):
-            self._rest = None
-        return self._run(block.cut(first, first + 1), lambda j: at(first + j))
-
-
-class _OnDevice(Rows):
-    """Elements on a device: they do not count for the limits of buffers on the host."""
-
-    def num_bytes(self) -> int:
-        return 0
-
-
-class _MoveStream(UnaryStream):
-    """Moves the parent's outputs to a device."""
-
-    def __init__(self, op: DevicePut, parent: Stream, mover: Callable[[Any], Any]):
-        super().__init__(parent.position, parent)
-        self._op, self._mover = op, mover
-
-    def pull(self, n: int) -> Run | None:
-        run = self.parent.pull(n)
-        if run is None:
-            return None
-        feed = iter(run.block.own_rows())
-        try:
-            moved = [_move(self._mover, self._op.device, element) for element in feed]
-        except Exception as e:
-            blame(e, self._op, feed, places(self._op, run))
-            raise
-        return self._run(_OnDevice(moved, owned=True), run.at)
-
-
 @stream_of.register
 def _(op: DevicePut, position: Position, context: Context) -> Stream:
-    one_by_one = _OneByOne(open_stream(op.parent, position, context))
+    one_by_one = OneByOne(open_stream(op.parent, position, context))
     computed = context.ahead(one_by_one, Prefetch(op.parent, op.cpu_buffer_size))
-    return context.ahead(_MoveStream(op, computed, op.mover(context)), Prefetch(op, op.device_buffer_size))
+    move = partial(_move, op.mover(context), op.device)
+    memory = _locked_memory(op.device)
+    if memory is None:
+        moved = Moved(op, computed, move)
+    else:
+        moved = Moved(op, computed, lambda element: move(memory(element)), memory.close)
+    return context.ahead(moved, Prefetch(op, op.device_buffer_size))
 
 
 # ------------------------------------------------------------------------------------------------ moving
@@ -166,6 +119,16 @@ def _check_device(device: Any) -> None:
             )
     if not targets:
         raise PipelineError(f"`device_put` needs a jax.Device or a jax.sharding.Sharding; got {device!r}.")
+
+
+def _locked_memory(device: Any) -> LockedMemory | None:
+    """Memory that the GPUs among some devices read by themselves; `None` if there are none."""
+    jax = optional("jax", extra="jax")
+    targets = jax.tree.leaves(device)
+    found = {each for target in targets for each in ([target] if isinstance(target, jax.Device) else target.device_set)}
+    here = [each for each in found if each.process_index == jax.process_index()]
+    gpus = [each.local_hardware_id for each in here if each.platform in ("gpu", "cuda")]
+    return locked_memory(min(gpus)) if gpus else None
 
 
 def _move_all(device: Any, element: Any) -> Any:

@@ -1,13 +1,21 @@
-"""Elements as tensors of PyTorch, without copying, and pipelines as datasets of PyTorch."""
+"""Elements as tensors of PyTorch, without copying or ahead on a device, and pipelines as datasets of PyTorch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from headrace._ops.base import Unary
+from headrace._ops.buffer import Prefetch
+from headrace._plan.streams import Context, Position, Stream, open_stream, stream_of
 from headrace._utils import trees
+from headrace.dataset import IterDataset
+from headrace.device.locked_memory import locked_memory
+from headrace.device.moving import Moved, OneByOne, check_dataset
 from headrace.errors import PipelineError, StateError, optional
+from headrace.options import check_counts
 from headrace.sources.torch_data import GUESTS
 
 optional("torch", extra="torch")
@@ -56,6 +64,121 @@ def _can_be_shared(array: np.ndarray) -> bool:
         and array.dtype.isnative
         and all(stride >= 0 and stride % itemsize == 0 for stride in array.strides)
     )
+
+
+# ----------------------------------------------------------------------------------------------- devices
+
+
+def prefetch_to_device(ds: IterDataset, device: Any, *, buffer_size: int = 2) -> IterDataset:
+    """Makes tensors on a device while the consumer computes with earlier ones; order and states are those of `ds`.
+
+    A tensor that you get is on the device, whole. A thread copies it there, on a CUDA stream of its own. Put this last:
+    after batches, and after `mp_prefetch`. Leaves that are no tensors stay as they are.
+
+    >>> from headrace import MapDataset
+    >>> list(prefetch_to_device(MapDataset.range(4).batch(2).to_iter_dataset(), "cpu"))
+    [tensor([0, 1]), tensor([2, 3])]
+
+    Args:
+        ds: The dataset.
+        device: A `torch.device` or its name, such as "cuda", "cuda:1", "mps" or "cpu".
+        buffer_size: How many elements to move ahead; with 0, each moves when you ask for it.
+    """
+    check_dataset(ds, "prefetch_to_device")
+    return ds._then(ToTorchDevice(ds._op, device, buffer_size))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ToTorchDevice(Unary):
+    """The same elements as tensors on a device."""
+
+    name = "prefetch_to_device"
+    stays_here = True
+    device: Any
+    buffer_size: int = 2
+
+    def __post_init__(self):
+        check_counts(self, "buffer_size", least=0)
+        try:
+            object.__setattr__(self, "device", torch.device(self.device))
+        except (RuntimeError, TypeError) as e:
+            raise PipelineError(f"`prefetch_to_device` takes a torch.device or its name; got {self.device!r}.") from e
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise PipelineError("`prefetch_to_device` has no CUDA device: `torch.cuda.is_available()` is false.")
+
+    def __reduce__(self) -> Any:
+        raise PipelineError(
+            "`prefetch_to_device` cannot run in a worker process. Put `mp_prefetch` before it, and give PyTorch's "
+            "loader no workers."
+        )
+
+
+@stream_of.register
+def _(op: ToTorchDevice, position: Position, context: Context) -> Stream:
+    one_by_one = OneByOne(open_stream(op.parent, position, context))
+    device = CudaDevice(op.device) if op.device.type == "cuda" else OtherDevice(op.device)
+    moved = Moved(op, one_by_one, device.move, device.close)
+    ahead = context.ahead(moved, Prefetch(op, op.buffer_size))
+    return Moved(op, ahead, device.hand_over)
+
+
+class OtherDevice:
+    """Moves elements to a device plainly."""
+
+    def __init__(self, device: Any):
+        self._device = device
+
+    def move(self, element: Any) -> Any:
+        """An element as tensors on the device."""
+        return self._map(lambda tensor: tensor.to(self._device), as_tensors(element))
+
+    def hand_over(self, element: Any) -> Any:
+        """What the consumer gets, called in its thread."""
+        return element
+
+    def close(self) -> None:
+        """Gives up memory."""
+
+    def _map(self, fn: Callable[[Any], Any], element: Any) -> Any:
+        return trees.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, torch.Tensor) else leaf, element)
+
+
+class CudaDevice(OtherDevice):
+    """Copies elements to a CUDA device from page-locked memory, on a stream beside the one that computes."""
+
+    def __init__(self, device: Any):
+        index = torch.cuda.current_device() if device.index is None else device.index
+        super().__init__(torch.device("cuda", index))
+        self._stream = torch.cuda.Stream(self._device)
+        self._memory = locked_memory(index)
+
+    def move(self, element: Any) -> Any:
+        if self._memory is not None:
+            element = self._memory(element)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            moved = self._map(self._begin_copy, as_tensors(element))
+            done = torch.cuda.Event(blocking=True)
+            done.record(self._stream)
+        done.synchronize()  # only then may the memory of `element` be written again
+        return moved
+
+    def _begin_copy(self, tensor: Any) -> Any:
+        return tensor.to(self._device, non_blocking=True)
+
+    def hand_over(self, element: Any) -> Any:
+        """Tells torch which stream reads the tensors, so that it does not reuse their memory before that has."""
+        stream = torch.cuda.current_stream(self._device)
+        for leaf in trees.leaves(element):
+            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                leaf.record_stream(stream)
+        return element
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+
+
+# ---------------------------------------------------------------------------------------------- datasets
 
 
 class TorchDataset(IterableDataset):
