@@ -35,6 +35,7 @@ NUM_SLOTS = 1 << 16
 SLACK = 1 / 8  # how much larger to make a slot than its block, since the next block may be a little larger
 CLEANED_BYTES = 32 << 20  # a slot larger than this returns its memory if most blocks are much smaller
 _NO_DESCRIPTOR: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # before 3.13, a mapping holds one
+POPULATED_BYTES = 1 << 20
 SMALL_BYTES = 4096  # smaller objects are copied out at once
 
 
@@ -102,12 +103,14 @@ class Slot:
                 except OSError as e:
                     raise too_little(size - self._reserved, str(e)) from e
             self._reserved = size
-            self._map(size)
+            self._map(size, populate=True)
         elif size > len(self.whole):
-            self._map(self._reserved)
+            self._map(self._reserved, populate=True)
 
-    def _map(self, size: int) -> None:
+    def _map(self, size: int, *, populate: bool = False) -> None:
         flags = mmap.MAP_PRIVATE if self._private else mmap.MAP_SHARED
+        if populate and size >= POPULATED_BYTES:  # all pages at once, since all will be written
+            flags |= getattr(mmap, "MAP_POPULATE", 0)
         # A C object, whose destructor runs no Python: Ctrl-C in a Python destructor would leave the memory mapped.
         mapped = mmap.mmap(self._fd, _whole_pages(size), flags=flags, offset=self.number * STRIDE, **_NO_DESCRIPTOR)
         self.whole = np.frombuffer(mapped, np.uint8)

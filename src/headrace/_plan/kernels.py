@@ -354,18 +354,23 @@ class _BatchLayout:
         return flat, [(a, min(a + size, len(flat))) for a in range(0, len(flat), size)]
 
 
-def _batch_columns(source: Any) -> Callable[[np.ndarray], Any]:
-    """The function from rows of an array source to a batch of them."""
+def _batch_columns(source: Any) -> Callable[[np.ndarray, trees.Empty | None], Any]:
+    """The function from rows of an array source to a batch of them, in arrays that `empty` makes."""
     columns = source.__getcolumns__
     if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in trees.leaves(source.element_spec)):
-        return columns  # stacking would give the same arrays
-    return lambda rows: trees.stack_columns(columns(rows))
+        # Stacking would give the same arrays.
+        return lambda rows, empty: columns(rows) if empty is None else source.columns_in(rows, empty)
+    return lambda rows, _: trees.stack_columns(columns(rows))
 
 
 def _gather_batches(
-    layout: _BatchLayout, parent: Gather, batch: Callable[[np.ndarray], Any], idx: Indices, empty: Any = None
+    layout: _BatchLayout,
+    parent: Gather,
+    batch: Callable[[np.ndarray, trees.Empty | None], Any],
+    idx: Indices,
+    empty: trees.Empty | None = None,
 ) -> Block:
     """Batches of a source with columns: one run of the index program for all of them, one gather for each."""
     flat, cuts = layout(idx)
     rows = as_array(parent.program(flat))
-    return Rows([batch(rows[a:b]) for a, b in cuts], owned=True)
+    return Rows([batch(rows[a:b], empty) for a, b in cuts], owned=True)

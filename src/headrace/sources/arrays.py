@@ -54,6 +54,16 @@ class ArrayDataSource:
             return {key: take(indices, 0, None, "clip") for key, take in self._plain}
         return _take(self._arrays, indices)
 
+    def columns_in(self, indices: np.ndarray, empty: trees.Empty) -> Any:
+        """The rows at `indices`, as columns in arrays that `empty` makes; for arrays without objects."""
+
+        def column(array: np.ndarray) -> np.ndarray:
+            rows = empty((len(indices), *array.shape[1:]), array.dtype)
+            array.take(indices, 0, rows, "clip")
+            return rows
+
+        return trees.tree_map(column, self._arrays)
+
     @property
     def element_spec(self) -> Any:
         return trees.tree_map(lambda a: ShapeDtypeStruct(a.shape[1:], a.dtype), self._arrays)
