@@ -1,11 +1,12 @@
 """Encoded images as arrays, no more of them than a crop needs.
 
 Of a JPEG, simplejpeg decodes a scaled version where the crop stays at least as large as its result, and rows only down
-to the end of the crop. Without simplejpeg, and for other formats, all of the image is decoded.
+to the end of the crop: the height in a copy of the header is made less, so the decoder stops there. A file that ends
+too early is an error, wherever the crop is; other damage is noticed only where it is decoded. Without simplejpeg, and
+for other formats, all of the image is decoded.
 """
 
 import functools
-import re
 import threading
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from headrace.images.headers import END_OF_JPEG, Header
 from headrace.sources.images.decoding import decode_image
 
 _SPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
-_REST = re.compile(r"extraneous bytes before marker 0xd[0-79]")  # what is left of the pixels after the last row
+_REST = "extraneous bytes before marker 0xd9"  # what is left of the pixels after the last row
 _SCRATCH_BYTES = 1 << 25
 _scratch = threading.local()
 
@@ -65,7 +66,7 @@ def decode_rows(
             return None
         simplejpeg.decode_jpeg(content, _SPACES[channels], buffer=image, **least)
     except ValueError as e:  # it tells of the first thing that is wrong, so all rows are right if this is the rest
-        if height == header.height or not _REST.search(str(e)):
+        if height == header.height or _REST not in str(e):
             return None
     return image
 

@@ -18,7 +18,7 @@ class JpegFrame(NamedTuple):
         pixels_at: Where its first scan begins.
         components: How many channels it has.
         block_height: How many rows of pixels are coded together.
-        in_order: Whether its rows are coded one after the other, with all channels: in one scan, and not progressive.
+        in_order: Whether its rows are coded one after the other, with all channels, and without restarts in between.
         bits: Of a channel.
     """
 
@@ -56,7 +56,7 @@ def read_header(content: bytes | bytearray) -> Header | None:
 
 
 def _jpeg(content: bytes | bytearray) -> Header | None:
-    at, orientation, size, frame = 2, 1, None, None
+    at, orientation, restarts, size, frame = 2, 1, 0, None, None
     while content[at] == 0xFF:
         marker = content[at + 1]
         if marker == 0xFF or marker in _ALONE:
@@ -67,13 +67,15 @@ def _jpeg(content: bytes | bytearray) -> Header | None:
             bits, height, width, components = struct.unpack_from(">BHHB", content, at + 4)
             rows = max(content[at + 11 + 3 * i] & 15 for i in range(components))
             size, frame = (height, width), (at + 5, components, 8 * rows, marker in (0xC0, 0xC1), bits)
+        elif marker == 0xDD:
+            restarts = content[at + 4] << 8 | content[at + 5]
         elif marker == 0xE1 and content[at + 4 : at + 10] == b"Exif\0\0":
             orientation = _orientation(content[at + 10 : at + 2 + length])
         elif marker == 0xDA:
             if size is None or frame is None:
                 return None
             height_at, components, block_height, sequential, bits = frame
-            in_order = sequential and content[at + 4] == components
+            in_order = sequential and content[at + 4] == components and not restarts
             return Header(*size, orientation, JpegFrame(height_at, at, components, block_height, in_order, bits))
         at += 2 + length
     return None
