@@ -20,6 +20,8 @@ NAMES = {
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
         transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device monitoring text operations
         ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify in_step RayOptions""",
+    "images": """CenterCrop ColorJitter Compose Crop CutMix Decode MixUp Normalize RandAugment RandomCrop
+        RandomHorizontalFlip RandomResizedCrop Resize""",
     "text": "Tokenize",
     "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave merge",
     "constants": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD RECORD_KEY SEED",
@@ -101,7 +103,7 @@ def test_every_name_is_there(name):
         assert getattr(module, each) is not None, f"{module.__name__}.{each}"
 
 
-@pytest.mark.parametrize("name", ["", "checkpoint", "experimental", "python", "sources"])
+@pytest.mark.parametrize("name", ["", "checkpoint", "experimental", "images", "python", "sources"])
 def test_no_public_name_appears_unseen(name):
     """In the modules that are names only."""
     module = sys.modules.get(f"headrace.compat.grain.{name}") or namespace(headrace, name)
@@ -127,7 +129,7 @@ def test_each_difference_that_is_listed_is_there(found):
 
 
 def test_every_public_module_of_the_wheel_is_compared():
-    assert set(public_modules(grain)) == {*NAMES, "python.experimental", "monitoring", "proto"} - {"text"}
+    assert set(public_modules(grain)) == {*NAMES, "python.experimental", "monitoring", "proto"} - {"images", "text"}
 
 
 class Theirs:

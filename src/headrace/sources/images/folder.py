@@ -1,6 +1,6 @@
 """Folders of images as a source: with a folder for each class, or one folder without classes.
 
-Images are in the order of their names, and decoded when they are read.
+Images are in the order of their names, and decoded when they are read, or later by an operation.
 """
 
 import os
@@ -15,6 +15,7 @@ from headrace._utils.threads import map_in_threads
 from headrace.errors import PipelineError
 from headrace.sources import files
 from headrace.sources.images.decoding import decode_image
+from headrace.sources.images.file import ImageFile
 from headrace.sources.indices import place_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -32,12 +33,14 @@ class ImageFolderDataSource:
         root: The folder. With `root/cat/1.jpg`, `cat` is a class; with `root/1.jpg`, there are none.
         flat: Whether to take all images under the folder, without classes; by default, if some are directly in it.
         channels: 3 for red, green and blue, or 1 for grey, whatever the file has.
+        decode: Whether to decode images. Otherwise they are bytes, of which operations of `headrace.images` decode
+            only what they need.
     """
 
-    def __init__(self, root: str | os.PathLike, *, flat: bool | None = None, channels: int = 3):
+    def __init__(self, root: str | os.PathLike, *, flat: bool | None = None, channels: int = 3, decode: bool = True):
         if channels not in (1, 3):
             raise PipelineError(f"`channels` is 1 (grey) or 3 (red, green, blue); got {channels!r}.")
-        self._channels = channels
+        self._channels, self._decode = channels, decode
         self._root = files.absolute(root)
         found, folders = _listed(self._root)
         self._names, self._flat = _chosen(self._root, found, flat)
@@ -58,7 +61,7 @@ class ImageFolderDataSource:
         path = files.below(self._root, self._names[place])
         with files.open_stream(path) as stream:
             content = stream.read()
-        image = decode_image(content, where=path, channels=self._channels)
+        image = decode_image(content, where=path, channels=self._channels) if self._decode else ImageFile(content, path)
         return {"image": image} if self._flat else {"image": image, "label": int(self._labels[place])}
 
     def __getitems__(self, indices: Sequence[int]) -> list[Element]:
@@ -72,13 +75,15 @@ class ImageFolderDataSource:
 
     @property
     def element_spec(self) -> Any:
-        image = {"image": ShapeDtypeStruct((None, None, self._channels), np.uint8)}
+        shape, dtype = ((None, None, self._channels), np.uint8) if self._decode else ((), np.dtype(object))
+        image = {"image": ShapeDtypeStruct(shape, dtype)}
         return image if self._flat else image | {"label": ShapeDtypeStruct((), np.int64)}
 
     def __repr__(self) -> str:
         digest = files.hash_of_paths([self._root, *self._names])
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
-        return f"ImageFolderDataSource({counts}, channels={self._channels}, hash_of_paths={digest})"
+        options = f"channels={self._channels}" + ("" if self._decode else ", decode=False")
+        return f"ImageFolderDataSource({counts}, {options}, hash_of_paths={digest})"
 
 
 def _listed(root: str) -> tuple[list[str], set[str]]:

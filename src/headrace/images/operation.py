@@ -1,0 +1,92 @@
+"""What operations on images have in common: they find the image in an element, and leave all else as it is."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from headrace import transforms
+from headrace.errors import PipelineError
+from headrace.images.geometry import Crop
+from headrace.images.picture import Picture
+from headrace.images.sampling import BILINEAR, Sampling
+
+KEY = "image"
+
+
+def image_in(element: Any, key: str) -> Any:
+    """The image of an element: the value of a key, the first item of a tuple or list, or the element itself."""
+    if isinstance(element, Mapping):
+        try:
+            return element[key]
+        except KeyError:
+            raise PipelineError(
+                f"The element has no image under {key!r}; it has {sorted(map(str, element))}. Give `key` its name."
+            ) from None
+    if isinstance(element, tuple | list):
+        if not element:
+            raise PipelineError(f"The element is an empty {type(element).__name__}; its first item should be an image.")
+        return element[0]
+    return element
+
+
+def with_image(element: Any, key: str, image: Any) -> Any:
+    """The element with another image."""
+    if isinstance(element, Mapping):
+        return {**element, key: image}
+    if isinstance(element, tuple):
+        return type(element)(image, *element[1:]) if hasattr(element, "_fields") else (image, *element[1:])
+    return [image, *element[1:]] if isinstance(element, list) else image
+
+
+class Operation(abc.ABC):
+    """An operation on the image of each element."""
+
+    key: str
+
+    @abc.abstractmethod
+    def apply(self, picture: Picture, rng: np.random.Generator) -> None:
+        """Changes an image; what is random about it comes from `rng`."""
+
+    def _changed(self, element: Any, rng: Any) -> Any:
+        picture = Picture(image_in(element, self.key))
+        self.apply(picture, rng)
+        return with_image(element, self.key, picture.pixels())
+
+    def _options(self) -> dict[str, tuple[Any, Any]]:
+        """The arguments to show: their defaults and values."""
+        return {}
+
+    def __repr__(self) -> str:
+        options = self._options() | {"key": (KEY, self.key)}
+        shown = [f"{name}={value!r}" for name, (default, value) in options.items() if value != default]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Fixed(Operation, transforms.Map):
+    """An operation without randomness."""
+
+    def map(self, element: Any) -> Any:
+        return self._changed(element, None)
+
+
+class Random(Operation, transforms.RandomMap):
+    """An operation that draws random numbers, from the generator of the element alone."""
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        return self._changed(element, rng)
+
+
+class Geometric(Operation):
+    """An operation that crops, resizes or flips: a `Crop` says all of it."""
+
+    sampling: Sampling = BILINEAR
+    is_crop = True  # whether the crop is all of it
+
+    @abc.abstractmethod
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> Crop:
+        """Returns what becomes of an image of this size."""
+
+    def apply(self, picture: Picture, rng: np.random.Generator) -> None:
+        picture.crop(self.draw(*picture.size, rng), self.sampling)
