@@ -533,6 +533,12 @@ def test_datasets_are_sent_as_functions_of_their_arguments():
     assert_equal(list(copy.copy(ds)), list(ds))
 
 
+def test_batched_functions_get_elements_without_leaves():
+    holes = MapDataset.range(3).filter(lambda x: False)
+    ds = MapDataset.zip([holes, holes]).map(lambda pair: pair, batched=True)
+    assert list(ds) == list(ds.to_iter_dataset()) == [(None, None)] * 3
+
+
 def test_registered_node_types_are_batched():
     optree = pytest.importorskip("optree")
     Point = collections.namedtuple("Point", "x y")

@@ -68,7 +68,9 @@ def test_worker_init_fn_runs_in_each_actor(tmp_path):
 
     ds = MapDataset.range(50).map(lambda x: time.sleep(0.01) or x).to_iter_dataset()
     with iter(ds.mp_prefetch(RayOptions(num_workers=2, num_cpus=0.5), worker_init_fn=init)) as iterator:
-        assert list(iterator) == list(range(50))
+        assert next(iterator) == 0
+        until(lambda: len(list(tmp_path.iterdir())) == 2, "an actor did not start")
+        assert list(iterator) == list(range(1, 50))
     assert {path.name for path in tmp_path.iterdir()} == {"0 of 2", "1 of 2"}
 
 

@@ -77,6 +77,8 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
         blame(e, op, iter(range(len(block) - 1)), idx)
         raise
     lengths = {name: leaf.shape[:1] for name, leaf in trees.named_leaves(tree)}
+    if not lengths and not trees.leaves(columns):  # elements such as (None, None) have no columns
+        return Rows([trees.copy_tree(tree) for _ in range(len(block))], owned=True)
     if not lengths or any(length != (len(block),) for length in lengths.values()):
         raise PipelineError(
             f"{op.label()} got columns of {len(block)} rows and returned leaves of lengths {lengths}: "
