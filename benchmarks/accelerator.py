@@ -266,7 +266,58 @@ def _as_int64(batch: Any) -> Any:
     return {"tokens": batch["tokens"].astype(np.int64)}
 
 
-ROWS = jax_transfers, torch_transfers, jax_step, torch_step, gpt2
+def resnet50() -> None:
+    """ResNet-50 on batches of 512 from JPEGs of 500 × 375 pixels, random crops resized to 224 × 224."""
+    import torch
+    import torchvision
+
+    import headrace as hr
+    from benchmarks.images import PillowImages, photograph
+    from headrace.device.images import DrawCrop, decode, stack_encoded
+    from headrace.device.torch import prefetch_to_device
+    from headrace.images import Compose, RandomHorizontalFlip, RandomResizedCrop
+
+    size, cores = 512, os.cpu_count() or 1
+    files = [photograph(375, 500, seed, 20.0) for seed in range(256)]  # of 99 kB
+    print(f"JPEGs of {sum(map(len, files)) // len(files):,} bytes", file=sys.stderr)
+    model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
+    model.compile()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    labels = torch.randint(1000, (size,), device="cuda")
+
+    def step(images: Any) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(images.permute(0, 3, 1, 2).to(torch.bfloat16) / 128 - 1)
+            loss = torch.nn.functional.cross_entropy(logits, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def timed(feed: Iterator[Any]) -> float:
+        return seconds_per_step(step, feed, torch.cuda.synchronize, 40)  # more than loaders have made ahead
+
+    crops = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
+    ds = hr.MapDataset.source([{"image": file} for file in files]).repeat().seed(1).shuffle()
+    by_cpu = ds.random_map(crops).batch(size).to_iter_dataset()
+    by_gpu = ds.random_map(DrawCrop(crops)).batch(size, batch_fn=stack_encoded).to_iter_dataset()
+    one = torch.randint(255, (size, 224, 224, 3), dtype=torch.uint8, device="cuda")
+    at_rest = timed(iter(lambda: one, None))
+    results = {"resident": f"{1e3 * at_rest:.1f} ms, {size / at_rest:,.0f} images/s"}
+    for name, feeding in {
+        "the GPU decodes, 3 workers": decode(by_gpu.mp_prefetch(3), "cuda"),
+        f"the CPU decodes, {cores - 1} workers": prefetch_to_device(by_cpu.mp_prefetch(cores - 1), "cuda"),
+    }.items():
+        with iter(feeding) as feed:
+            results[name] = fed(timed(batch["image"] for batch in feed), at_rest)
+    loader = torch.utils.data.DataLoader(PillowImages(files), size, num_workers=cores - 1, pin_memory=True)
+    feed = iter(loader)
+    results[f"PyTorch, {cores - 1} workers, pinned"] = fed(
+        timed(batch.cuda(non_blocking=True).permute(0, 2, 3, 1) for batch in feed), at_rest
+    )
+    show("ResNet-50 bf16, 512 JPEGs of 500 × 375 pixels a step, random crops to 224", **results)
+
+
+ROWS = jax_transfers, torch_transfers, jax_step, torch_step, gpt2, resnet50
 
 
 def main(chosen: list[str]) -> None:

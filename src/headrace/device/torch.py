@@ -1,5 +1,6 @@
 """Elements as tensors of PyTorch, without copying or ahead on a device, and pipelines as datasets of PyTorch."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -126,11 +127,11 @@ class OtherDevice:
     """Moves elements to a device plainly."""
 
     def __init__(self, device: Any):
-        self._device = device
+        self.device = device
 
     def move(self, element: Any) -> Any:
         """An element as tensors on the device."""
-        return self._map(lambda tensor: tensor.to(self._device), as_tensors(element))
+        return _map_tensors(lambda tensor: tensor.to(self.device), as_tensors(element))
 
     def hand_over(self, element: Any) -> Any:
         """What the consumer gets, called in its thread."""
@@ -139,9 +140,6 @@ class OtherDevice:
     def close(self) -> None:
         """Gives up memory."""
 
-    def _map(self, fn: Callable[[Any], Any], element: Any) -> Any:
-        return trees.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, torch.Tensor) else leaf, element)
-
 
 class CudaDevice(OtherDevice):
     """Copies elements to a CUDA device from page-locked memory, on a stream beside the one that computes."""
@@ -149,25 +147,39 @@ class CudaDevice(OtherDevice):
     def __init__(self, device: Any):
         index = torch.cuda.current_device() if device.index is None else device.index
         super().__init__(torch.device("cuda", index))
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self.device)
         self._memory = locked_memory(index)
 
     def move(self, element: Any) -> Any:
+        with self.beside():
+            return self.begin(element)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[Any]:
+        """What torch does inside, it does on the stream of this object; afterwards, all of it is done.
+
+        Only then may the memory that it reads be written again.
+        """
+        done = torch.cuda.Event(blocking=True)
+        try:
+            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                yield self._stream
+        finally:
+            done.record(self._stream)
+            done.synchronize()
+
+    def begin(self, element: Any) -> Any:
+        """Begins to copy an element."""
         if self._memory is not None:
             element = self._memory(element)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            moved = self._map(self._begin_copy, as_tensors(element))
-            done = torch.cuda.Event(blocking=True)
-            done.record(self._stream)
-        done.synchronize()  # only then may the memory of `element` be written again
-        return moved
+        return _map_tensors(self._begin_copy, as_tensors(element))
 
     def _begin_copy(self, tensor: Any) -> Any:
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self.device, non_blocking=True)
 
     def hand_over(self, element: Any) -> Any:
         """Tells torch which stream reads the tensors, so that it does not reuse their memory before that has."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self.device)
         for leaf in trees.leaves(element):
             if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
                 leaf.record_stream(stream)
@@ -176,6 +188,10 @@ class CudaDevice(OtherDevice):
     def close(self) -> None:
         if self._memory is not None:
             self._memory.close()
+
+
+def _map_tensors(fn: Callable[[Any], Any], element: Any) -> Any:
+    return trees.tree_map(lambda leaf: fn(leaf) if isinstance(leaf, torch.Tensor) else leaf, element)
 
 
 # ---------------------------------------------------------------------------------------------- datasets
