@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils import trees
+from headrace._utils import batch_rows, trees
 
 Indices = range | np.ndarray
 """Element indices: a consecutive run stays a `range` until an operation needs an array."""
@@ -92,6 +92,7 @@ class Rows(Block):
         return Rows([items[i] for i in positions.tolist()], owned=self.owned)
 
     def stack(self, empty: trees.Empty | None = None) -> Any:
+        batch_rows.look_at(self.items)
         return trees.stack(self.items, empty=empty)
 
     def num_bytes(self) -> int:

@@ -26,6 +26,7 @@ from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_
 from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import Fetch, reader, user_reader
 from headrace._utils import trees
+from headrace._utils.batch_rows import making_batch
 from headrace.errors import PipelineError
 from headrace.sources import ArrayDataSource
 
@@ -291,11 +292,16 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
     def fetch(idx: Indices, empty: trees.Empty | None = None) -> Block:
         flat, cuts = layout(idx)
         if op.batch_size >= STACK_AT_ONCE:
-            parts = (parent(flat[a:b]) for a, b in cuts)
-        else:
-            block = parent(flat)
-            parts = (block.cut(a, b) for a, b in cuts)
+            return Rows([alone(flat[a:b], i, empty) for i, (a, b) in zip(ints(idx), cuts, strict=True)], owned=True)
+        block = parent(flat)
+        parts = (block.cut(a, b) for a, b in cuts)
         return Rows([make(op, part, i, empty) for i, part in zip(ints(idx), parts, strict=True)], owned=True)
+
+    def alone(inputs: Indices, index: int, empty: trees.Empty | None) -> Any:
+        if op.batch_fn is not None:
+            return make(op, parent(inputs), index, empty)
+        with making_batch(len(inputs), empty):
+            return make(op, parent(inputs), index, empty)
 
     return fetch
 

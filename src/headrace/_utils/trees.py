@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from headrace._utils import batch_rows
 from headrace._utils.signals import raised_by_signal
 from headrace.errors import StructureError
 
@@ -210,6 +211,9 @@ def _stack_arrays(rows: Sequence[np.ndarray], where: str, empty: Empty | None) -
     (shape,) = shapes
     if not shape:
         return np.stack(rows)
+    made = batch_rows.stacked(rows, 2 if where else 1)  # in a container, which is one more that holds it
+    if made is not None:
+        return made
     if empty is not None and len({row.dtype for row in rows}) == 1 and not rows[0].dtype.hasobject:
         stacked = empty((len(rows), *shape), stacked_dtype(rows[0].dtype))
         np.concatenate(rows, out=stacked.reshape(len(rows) * shape[0], *shape[1:]))

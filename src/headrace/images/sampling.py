@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace._executors.messages import is_worker_process
+from headrace._utils.batch_rows import new_row
 from headrace.errors import MissingDependency, PipelineError, optional
 from headrace.images.geometry import Crop
-from headrace.images.rows import new_row
 
 SMOOTH_FROM = 1.15  # an image that shrinks by less is near enough without
 WARP_LIMIT = 32_000  # OpenCV's coordinates are 16-bit there
