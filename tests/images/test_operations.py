@@ -231,6 +231,9 @@ def test_compose_takes_functions_and_other_transforms():
         PipelineError, match="Compose takes operations on images, Map, RandomMap and functions; got int"
     ):
         Compose([3])
+    assert_equal(Compose([Resize(40)]).map(JPEG), Resize(40).map(JPEG))
+    with pytest.raises(PipelineError, match=r"RandomHorizontalFlip\(\) is random: use `random_map`"):
+        Compose([Resize(40), RandomHorizontalFlip()]).map(JPEG)
     with pytest.raises(PipelineError, match="does not begin with a crop"):
         Compose([ColorJitter(0.1)]).draw(3, 3, rng())
     with pytest.raises(PipelineError, match="is not one crop: both Resize"):
