@@ -10,6 +10,7 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 from benchmarks import (  # noqa: E402
     core,
     hosts,
+    images,
     loader,
     on_ray,
     packing,
@@ -27,6 +28,7 @@ MODULES = (
     core,
     hosts,
     workers,
+    images,
     loader,
     on_ray,
     sources_array_record,

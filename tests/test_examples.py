@@ -71,6 +71,15 @@ def test_advanced_datasets():
     assert "restored, it goes on exactly: True" in out
 
 
+def test_images():
+    out = run("images.py", needs=["cv2"])
+    assert "300 files, such as one of " in out
+    assert "training: 9 batches of (64, 96, 96, 3), labels of (64, 10)" in out
+    assert "the same from 2 workers: True" in out
+    assert "testing: batches of [128, 128, 44], float32" in out
+    assert "a crop: (10, 148, 183, 138, False, 96, 96)" in out
+
+
 def test_many_hosts():
     out = run("many_hosts.py", needs=["jax", "optax", "orbax"])
     assert "on 2: steps 0 to 20" in out

@@ -1,4 +1,4 @@
-"""The code of the README and of the document on text runs as it stands."""
+"""The code of the README and of the documents on text and images runs as it stands."""
 
 import re
 import tempfile
@@ -33,3 +33,10 @@ def test_texts_become_packed_batches(capsys, monkeypatch, tmp_path):
     run_blocks("docs/text.md")
     out = "{'tokens': (8, 128), 'tokens_positions': (8, 128), 'tokens_segment_ids': (8, 128)}\n"
     assert capsys.readouterr().out == out
+
+
+def test_images_become_batches(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("cv2")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_blocks("docs/images.md")
+    assert capsys.readouterr().out == "(16, 224, 224, 3) uint8 (16, 2)\n(16, 224, 224, 3) float32\n"

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import DataLoader, MapDataset, MultiprocessingOptions, transforms
-from headrace.errors import DataError, PipelineError
+from headrace._utils.spec import ShapeDtypeStruct
+from headrace.errors import DataError, PipelineError, SpecError
 from headrace.images import (
     CenterCrop,
     ColorJitter,
@@ -27,6 +28,8 @@ from headrace.images import (
 )
 from headrace.images.operation import Operation
 from headrace.samplers import IndexSampler
+from headrace.sources import ImageFolderDataSource
+from headrace.sources.images.file import ImageFile
 from headrace.testing import assert_block_law, assert_equal
 from tests.images.photos import difference, encoded, photo
 
@@ -231,10 +234,49 @@ def test_compose_takes_functions_and_other_transforms():
         PipelineError, match="Compose takes operations on images, Map, RandomMap and functions; got int"
     ):
         Compose([3])
+    assert_equal(Compose([Resize(40)]).map(JPEG), Resize(40).map(JPEG))
+    with pytest.raises(PipelineError, match=r"RandomHorizontalFlip\(\) is random: use `random_map`"):
+        Compose([Resize(40), RandomHorizontalFlip()]).map(JPEG)
     with pytest.raises(PipelineError, match="does not begin with a crop"):
         Compose([ColorJitter(0.1)]).draw(3, 3, rng())
     with pytest.raises(PipelineError, match="is not one crop: both Resize"):
         Compose([Resize(10), Resize(5)]).draw(30, 30, rng())
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("image", [JPEG, PHOTO, PHOTO[..., :1]])
+def test_specs_fit_the_elements(name, image):
+    """Also those of several operations."""
+    spec = {"image": ShapeDtypeStruct(np.shape(image), getattr(image, "dtype", np.dtype(object))), "id": None}
+    for compose in (Compose([OPERATIONS[name]]), Compose([Decode(), OPERATIONS[name], RandomHorizontalFlip()])):
+        made, found = compose.random_map({"image": image, "id": 3}, rng())["image"], compose.output_spec(spec)["image"]
+        assert found.dtype == made.dtype
+        assert all(known in (None, length) for known, length in zip(found.shape, made.shape, strict=True))
+    assert found == Compose([Decode(), RandomHorizontalFlip()]).output_spec(OPERATIONS[name].output_spec(spec))["image"]
+    if "RandomResized" in name:
+        assert found.shape[:2] == (32, 32)
+    normal = Compose([OPERATIONS[name], Normalize([0], [1])]).output_spec(spec)["image"]
+    assert (normal.dtype, normal.shape) == (np.float32, found.shape)
+
+
+def test_the_spec_of_a_pipeline(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(JPEG)
+    ds = MapDataset.source(ImageFolderDataSource(tmp_path, decode=False)).map(Decode(1)).seed(1)
+    assert ds.element_spec["image"] == ShapeDtypeStruct((None, None, 1), np.dtype(np.uint8))
+    ds = ds.random_map(RandomResizedCrop(24)).batch(1)
+    assert ds.element_spec["image"] == ShapeDtypeStruct((1, 24, 24, 1), np.dtype(np.uint8)) == spec_of(ds[0]["image"])
+    with pytest.raises(SpecError, match="may make anything"):
+        Compose([len]).output_spec(ShapeDtypeStruct((3, 3, 3), np.dtype(np.uint8)))
+
+
+def spec_of(array):
+    return ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def test_bytes_of_a_file_know_its_path_wherever_they_go():
+    file = ImageFile(JPEG, "a.jpg")
+    for again in (pickle.loads(pickle.dumps(file)), copy.deepcopy(file)):
+        assert (again, again.path) == (JPEG, "a.jpg")
 
 
 def test_several_crops_are_one_reading():

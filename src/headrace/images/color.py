@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from headrace._utils.batch_rows import new_row
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 from headrace.images import pixels
 from headrace.images.operation import KEY, Fixed, Random
@@ -92,6 +93,9 @@ class Normalize(Fixed):
             np.multiply(image, (1 / (std * most)).astype(np.float32), out=row, casting="unsafe")
             row -= (mean / std).astype(np.float32)
         picture.replace(row)
+
+    def spec(self, image: ShapeDtypeStruct) -> ShapeDtypeStruct:
+        return ShapeDtypeStruct(image.shape, np.dtype(np.float32))
 
     def _options(self) -> dict[str, tuple[Any, Any]]:
         return {"mean": ((), self.mean), "std": ((), self.std)}

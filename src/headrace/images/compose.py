@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from headrace import transforms
-from headrace.errors import PipelineError
+from headrace.errors import PipelineError, SpecError
 from headrace.images.decode import Decode
 from headrace.images.geometry import Crop
-from headrace.images.operation import KEY, Geometric, Operation, image_in, with_image
+from headrace.images.operation import KEY, Geometric, Operation, decoded_spec, image_in, with_image
 from headrace.images.picture import Picture
 
 Step = Operation | transforms.Map | transforms.RandomMap | Callable[[Any], Any]
@@ -19,6 +19,7 @@ class Compose(transforms.RandomMap):
     """Applies operations one after the other, with the same results as one by one, in less time.
 
         ds.random_map(Compose([RandomResizedCrop(224), RandomHorizontalFlip()]))
+        ds.map(Compose([Resize(256), CenterCrop(224)]))
 
     Crops, sizes and flips in a row are made in one step. If the image is encoded, no more of it is decoded than that
     step needs: a JPEG only down to the last row of the crop, and at a half, a quarter or an eighth of its size if the
@@ -53,6 +54,24 @@ class Compose(transforms.RandomMap):
                 element = each(element)
             picture = Picture(image_in(element, self.key), exact=self.exact)
         return with_image(element, self.key, picture.pixels())
+
+    def map(self, element: Any) -> Any:
+        """Applies operations none of which is random."""
+        for each in self.operations:
+            if isinstance(each, transforms.RandomMap):
+                raise PipelineError(f"{each!r} is random: use `random_map` with this Compose, not `map`.")
+        return self.random_map(element, None)  # type: ignore[arg-type]
+
+    def output_spec(self, input_spec: Any) -> Any:
+        """Returns the shapes and dtypes of elements after the operations, if all of them are known here."""
+        image = decoded_spec(image_in(input_spec, self.key))
+        for each in self.operations:
+            if not isinstance(each, Operation):
+                raise SpecError(
+                    f"The element spec after {self!r} is not known: {each!r} may make anything of elements."
+                )
+            image = each.spec(image)
+        return with_image(input_spec, self.key, image)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Crop:
         """Returns the crop that is made of an image of this size: where from, flipped or not, and its final size.

@@ -43,6 +43,8 @@ class Resize(Geometric, Fixed):
         if size is None and max_size is None:
             raise PipelineError("Resize needs a size, or a max_size for the longer edge.")
         self.size = None if size is None else _numbers("size", size, (1, 2))
+        if self.size is not None and len(self.size) == 2:
+            self.out_size = (self.size[0], self.size[1])
         self.max_size = None if max_size is None else check_count("max_size", max_size, least=1)
         if self.max_size is not None and self.size is not None:
             if len(self.size) == 2:
@@ -71,6 +73,7 @@ class CenterCrop(Geometric, Fixed):
 
     def __init__(self, size: int | Sequence[int], *, key: str = KEY):
         self.size, self.key = height_and_width(size), key
+        self.out_size = self.size
 
     def draw(self, height: int, width: int, rng: np.random.Generator | None = None) -> Crop:
         return geometry.centered(height, width, self.size)
@@ -107,6 +110,7 @@ class RandomCrop(Geometric, Random):
         if padding_mode not in PADDING_MODES:
             raise PipelineError(f"padding_mode is one of {', '.join(PADDING_MODES)}; got {padding_mode!r}.")
         self.size, self.key = height_and_width(size), key
+        self.out_size = self.size
         self.padding = None if padding is None else _sides(padding)
         self.pad_if_needed, self.fill, self.padding_mode = pad_if_needed, fill, padding_mode
 
@@ -164,6 +168,7 @@ class RandomResizedCrop(Geometric, Random):
         key: str = KEY,
     ):
         self.size, self.key = height_and_width(size), key
+        self.out_size = self.size
         self.scale, self.ratio = _range("scale", scale), _range("ratio", ratio)
         self.sampling = sampling(interpolation, antialias)
 
@@ -188,6 +193,8 @@ class RandomHorizontalFlip(Geometric, Random):
         p: The probability.
         key: The image's name, in elements that are dicts.
     """
+
+    out_size = None
 
     def __init__(self, p: float = 0.5, *, key: str = KEY):
         if not 0 <= p <= 1:

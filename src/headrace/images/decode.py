@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 from headrace.images.decoding import Decoding
-from headrace.images.operation import KEY, Fixed
+from headrace.images.operation import ENCODED, KEY, Fixed
 from headrace.images.picture import Picture
 
 
@@ -42,6 +43,11 @@ class Decode(Fixed):
 
     def apply(self, picture: Picture, rng: np.random.Generator | None) -> None:
         picture.decode(self._how)
+
+    def spec(self, image: ShapeDtypeStruct) -> ShapeDtypeStruct:
+        if image is not ENCODED:
+            return image
+        return ShapeDtypeStruct((None, None, self._how.channels), self._how.dtype)
 
     def _options(self) -> dict[str, tuple[Any, Any]]:
         how = self._how

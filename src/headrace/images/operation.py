@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from headrace import transforms
+from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 from headrace.images.geometry import Crop
 from headrace.images.picture import Picture
 from headrace.images.sampling import BILINEAR, Sampling
 
 KEY = "image"
+ENCODED = ShapeDtypeStruct((None, None, 3), np.dtype(np.uint8))  # once it is decoded
 
 
 def image_in(element: Any, key: str) -> Any:
@@ -40,6 +42,12 @@ def with_image(element: Any, key: str, image: Any) -> Any:
     return [image, *element[1:]] if isinstance(element, list) else image
 
 
+def decoded_spec(image: Any) -> ShapeDtypeStruct:
+    """The shape and dtype of an image, of which nothing is known if it is still encoded."""
+    shape = tuple(getattr(image, "shape", ()))
+    return ShapeDtypeStruct(shape, image.dtype) if len(shape) in (2, 3) else ENCODED
+
+
 class Operation(abc.ABC):
     """An operation on the image of each element."""
 
@@ -48,6 +56,14 @@ class Operation(abc.ABC):
     @abc.abstractmethod
     def apply(self, picture: Picture, rng: np.random.Generator) -> None:
         """Changes an image; what is random about it comes from `rng`."""
+
+    def spec(self, image: ShapeDtypeStruct) -> ShapeDtypeStruct:
+        """Returns the shape and dtype of results, of images with this shape and dtype."""
+        return image
+
+    def output_spec(self, input_spec: Any) -> Any:
+        """Returns the shapes and dtypes of elements after the operation."""
+        return with_image(input_spec, self.key, self.spec(decoded_spec(image_in(input_spec, self.key))))
 
     def _changed(self, element: Any, rng: Any) -> Any:
         picture = Picture(image_in(element, self.key))
@@ -83,10 +99,14 @@ class Geometric(Operation):
 
     sampling: Sampling = BILINEAR
     is_crop = True  # whether the crop is all of it
+    out_size: tuple[int | None, int | None] | None = (None, None)  # of results; None if it is that of the image
 
     @abc.abstractmethod
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Crop:
         """Returns what becomes of an image of this size."""
+
+    def spec(self, image: ShapeDtypeStruct) -> ShapeDtypeStruct:
+        return image if self.out_size is None else ShapeDtypeStruct((*self.out_size, *image.shape[2:]), image.dtype)
 
     def apply(self, picture: Picture, rng: np.random.Generator) -> None:
         picture.crop(self.draw(*picture.size, rng), self.sampling)

@@ -129,7 +129,7 @@ def _with_opencv(cv2: Any, image: np.ndarray, crop: Crop, how: Sampling, row: np
     by = cv2.WARP_INVERSE_MAP | (cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR)
     first = crop.left - left + x / 2 - 0.5
     across = (-x, 0, first + x * (crop.out_width - 1)) if crop.flip else (x, 0, first)
-    matrix = np.array([across, (0, y, crop.top - top + y / 2 - 0.5)], np.float64)
+    matrix = np.array([across, (0, y, crop.top - top + y / 2 - 0.5)], np.float32)
     cv2.warpAffine(part, matrix, size, out, by, cv2.BORDER_REPLICATE)
 
 
