@@ -379,7 +379,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
             long_sequences: What to do with a sequence longer than a row: raise an "error", which is the default,
                 "split" it into parts, "truncate" it, or "drop" it. With "concat_split", the default is to "split".
             options: Options of the packers: see `headrace.packing.FirstFitPackIterDataset` and
-                `ConcatThenSplitIterDataset`.
+                `ConcatThenSplitIterDataset`. And `empty_sequences`, for those without tokens: "drop" leaves them out,
+                which is the default and is logged once; "error" raises; "keep" makes empty segments, as Grain does.
         """
         return self._then(packer(self._op, length_struct, options, strategy=strategy, long_sequences=long_sequences))
 

@@ -43,6 +43,7 @@ class _BinPackIterDataset(IterDataset):
             length_struct,
             strategy=self._strategy,
             drop_other_features=True,
+            empty_sequences="keep",
             num_packing_bins=num_packing_bins,
             seed=seed,
             shuffle_bins=shuffle_bins,
@@ -133,6 +134,7 @@ class ConcatThenSplitIterDataset(IterDataset):
         self._operation = stream.pack(
             length_struct,
             strategy="concat_split",
+            empty_sequences="keep",
             meta_features=tuple(meta_features),
             split_full_length_features=split_full_length_features,
             bos_handling=bos_handling,
