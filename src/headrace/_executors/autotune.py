@@ -23,6 +23,7 @@ from headrace.protocols import Executor
 
 ELEMENT_S = 200e-6  # an element that costs less is not worth handing over between threads
 TRIAL_S = 0.03  # how long to try each side
+LONG_S, LATER_S = 1e-3, 0.3  # elements that compute for less are tried later: starting threads costs some 40 ms
 FEWEST_THREADS, MOST_THREADS = 4, 16  # on trial; as many as there are cores, if that is in between
 GAIN = 1.2  # threads must be this much faster
 WAITS = 0.5  # a consumer that wants a core for less of the time waits for something else
@@ -37,20 +38,33 @@ class _Phase:
     def __init__(self, threads: Sequence[Thread] = ()):
         self.elements = 0
         self.waited_s = 0.0
-        self.wanted_s = 0.0  # of the time waited, how long the consumer's own thread ran or waited for a core
+        self._wanted_s = 0.0  # how long the consumer's own thread ran or waited for a core,
+        self._measured_s = 0.0  # of this time
         self.ran = self.queued = 0.0  # how many of the threads ran and waited for a core, on average
         self.took_s = 0.0
         self._threads, self._begin = threads, on_cores_s(threads)
         self._begin_s: float | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether the consumer's own thread waited for something else than a core."""
+        return self._wanted_s < WAITS * self._measured_s
+
     def timed(self, result: Callable[[], Any], elements: int) -> Any:
         """A result, with the time that it took."""
-        wanted_s, begin_s = thread_wanted_s(), time.perf_counter()
-        if self._begin_s is None:
-            self._begin_s = begin_s
-        block = result()
-        self.waited_s += time.perf_counter() - begin_s
-        self.wanted_s += thread_wanted_s() - wanted_s
+        if self.waited_s >= TRIAL_S:  # enough is known of the rest
+            begin_s = time.perf_counter()
+            block = result()
+            self.waited_s += time.perf_counter() - begin_s
+        else:
+            wanted_s, begin_s = thread_wanted_s(), time.perf_counter()
+            if self._begin_s is None:
+                self._begin_s = begin_s
+            block = result()
+            waited_s = time.perf_counter() - begin_s
+            self.waited_s += waited_s
+            self._measured_s += waited_s
+            self._wanted_s += thread_wanted_s() - wanted_s
         self.elements += elements
         return block
 
@@ -130,11 +144,12 @@ class AutotunedExecutor:
         phase.end()
         if phase is first:
             self._on_trial = first.waited_s >= ELEMENT_S * first.elements
-            if self._on_trial:
+            is_short = first.waited_s < LATER_S and first.waited_s < LONG_S * first.elements
+            if self._on_trial and (first.waits or not is_short):
                 self._unmeasured = 2 * self._num_threads
                 self._go_on_with(self._trial_threads())
             return
-        waits, elsewhere = first.wanted_s < WAITS * first.waited_s, first.waited_s < (1 - ELSEWHERE) * first.took_s
+        waits, elsewhere = first.waits, first.waited_s < (1 - ELSEWHERE) * first.took_s
         # A consumer that does nothing else may be kept from asking for the next result, so all of its time counts.
         inline, threads, *again = (
             each.elements / (each.waited_s if elsewhere else each.took_s) for each in self._phases

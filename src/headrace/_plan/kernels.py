@@ -312,16 +312,23 @@ def make_batch(
                 setattr(e, OF_GROUP, True)
             blame(e, op, iter(()), None if index is None else (index,))
             raise
+    try:
+        batch = block.stack(empty)
+    except Exception as e:
+        _check_all_there(op, block)
+        add_note(e, f"in {op.label()} (pipeline at {op.site})")
+        raise
+    if batch is None:
+        _check_all_there(op, block)
+    return batch
+
+
+def _check_all_there(op: Batch | GlobalBatch, block: Block) -> None:
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
             f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
             "returned None. Call `to_iter_dataset()`, which skips such indices, before `batch`."
-        )
-    try:
-        return block.stack(empty)
-    except Exception as e:
-        add_note(e, f"in {op.label()} (pipeline at {op.site})")
-        raise
+        ) from None
 
 
 def _batch_of_good(guard: Guard, op: Batch, block: Block, index: int, empty: trees.Empty | None) -> Any:

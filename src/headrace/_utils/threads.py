@@ -40,8 +40,12 @@ def num_cores() -> int:
 def thread_wanted_s() -> float:
     """How long this thread has run or, where the system tells, waited for a core."""
     queued_s = 0.0
-    with contextlib.suppress(OSError, ValueError), open("/proc/thread-self/schedstat") as f:
-        queued_s = int(f.read().split()[1]) / 1e9
+    with contextlib.suppress(OSError, ValueError):
+        fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        try:
+            queued_s = int(os.read(fd, 100).split()[1]) / 1e9
+        finally:
+            os.close(fd)
     return time.thread_time() + queued_s  # the other number there is as old as the last tick
 
 
