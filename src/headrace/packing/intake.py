@@ -12,11 +12,11 @@ from headrace._plan.streams.base import At, Feed, Position, Stream, kept_places
 from headrace.errors import PipelineError, StructureError
 from headrace.packing.layout import Layout, Leaf, Lengths
 from headrace.packing.operations import ConcatThenSplit, Packer
-from headrace.packing.rows import Column, columns_of, kinds_of
+from headrace.packing.rows import Column, Kind, columns_of, kinds_of
 
 
 class Intake:
-    """The sequences that were read and are not in rows yet: `columns[leaf][i]`, `lengths[i][leaf]`.
+    """The sequences that were read and are not in rows yet: `columns[leaf][i]`, of length `sizes[leaf][i]`.
 
     A sequence begins where the one before it ends: empty ones in between that were left out belong to it. So positions
     do not depend on how many sequences were read at a time.
@@ -25,26 +25,35 @@ class Intake:
     def __init__(self, op: Packer, layout: Layout, stream: Stream, record: StageRecord):
         self._op, self._layout, self._feed, self._record = op, layout, Feed(stream), record
         self.columns: list[Column] = [[] for _ in layout.leaves]
-        self.lengths: list[Lengths] = []
+        self.sizes: list[list[int]] = [[] for _ in layout.leaves]
+        self._lengths: list[Lengths] = []  # of the first sequences
         self.listed: dict[str, list[Any]] = {key: [] for key in op.listed_features}
-        self._kinds: list[set[Any]] = [set() for _ in layout.leaves]
+        self.kinds: list[set[Kind]] = [set() for _ in layout.leaves]
         self._start = stream.position  # before the first sequence
         self._runs: list[tuple[int, int, At]] = []  # of each, the first sequence and the one after the last
         self.read_s = 0.0  # how long the stream before took
         self.has_empty = False
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.sizes[0])
+
+    @property
+    def lengths(self) -> list[Lengths]:
+        """The length of each sequence in all leaves; the list grows with the next sequences."""
+        known = len(self._lengths)
+        if known < len(self):
+            self._lengths += zip(*(sizes[known:] for sizes in self.sizes), strict=True)
+        return self._lengths
 
     @property
     def is_uniform(self) -> bool:
         """Whether each leaf has the same dtype and shape in all sequences."""
-        return all(len(kinds) == 1 for kinds in self._kinds)
+        return all(len(kinds) == 1 for kinds in self.kinds)
 
     @property
     def is_even(self) -> bool:
         """Whether each sequence is equally long in all leaves."""
-        return len(self.columns) == 1 or all(len(set(lengths)) == 1 for lengths in self.lengths)
+        return all(sizes == self.sizes[0] for sizes in self.sizes[1:])
 
     def read(self, count: int, *, single_step: bool) -> bool:
         """Reads about `count` more sequences; false at the end."""
@@ -68,7 +77,7 @@ class Intake:
 
     def _take_in(self, elements: list[Any]) -> list[bool] | None:
         """Appends sequences; if it leaves some out, returns which of them it keeps."""
-        columns = columns_of(self._layout, elements)
+        columns, kinds = map(list, zip(*columns_of(self._layout, elements), strict=True))
         if not self._op.drop_other_features:
             check_features({*self._layout.keys, *self._op.listed_features}, elements)
         lengths = [list(map(len, column)) for column in columns]
@@ -78,16 +87,18 @@ class Intake:
         if kept is not None:
             elements = list(compress(elements, kept))
             columns = [list(compress(column, kept)) for column in columns]
+            kinds = [kinds_of(column) if column else set() for column in columns]
             lengths = [list(compress(found, kept)) for found in lengths]
             if not elements:
                 return kept
         check_lengths(self._layout.leaves, lengths, split=isinstance(self._op, ConcatThenSplit))
         for key, values in self.listed.items():
             values += [_meta_value(element, key) for element in elements]
-        for column, kinds, new in zip(self.columns, self._kinds, columns, strict=True):
+        for column, known, new, new_kinds in zip(self.columns, self.kinds, columns, kinds, strict=True):
             column += new
-            kinds |= kinds_of(new)
-        self.lengths += zip(*lengths, strict=True)
+            known |= new_kinds
+        for sizes, found in zip(self.sizes, lengths, strict=True):
+            sizes += found
         return kept
 
     def _without(self, empty: list[int], size: int) -> list[bool] | None:
@@ -128,11 +139,11 @@ class Intake:
     def drop(self, count: int) -> None:
         """Forgets the first sequences."""
         self._start = self.positions()(count)
-        for values in (*self.columns, *self.listed.values(), self.lengths):
+        for values in (*self.columns, *self.listed.values(), *self.sizes, self._lengths):
             del values[:count]
         self._runs = [(first - count, stop - count, at) for first, stop, at in self._runs if stop > count]
         if not len(self):
-            self._kinds = [set() for _ in self._kinds]
+            self.kinds = [set() for _ in self.kinds]
             self.has_empty = False
 
 

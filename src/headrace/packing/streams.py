@@ -132,10 +132,10 @@ class PackStream(UnaryStream):
     def _write(self, rows: Sequence[Sequence[Segment]], groups: list[Group]) -> Block:
         """Rows as a block."""
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        leaves = self._layout.leaves
+        leaves, intake = self._layout.leaves, self._intake
         written = [
-            self._finish(leaf, write(leaf, self._arrays(column, rows, k), sizes))
-            for k, (leaf, column) in enumerate(zip(leaves, self._intake.columns, strict=True))
+            self._finish(leaf, write(leaf, self._arrays(column, rows, k), sizes, kinds if len(kinds) == 1 else None))
+            for k, (leaf, column, kinds) in enumerate(zip(leaves, intake.columns, intake.kinds, strict=True))
         ]
         return self._columns(written, len(rows))
 
@@ -258,21 +258,20 @@ class SplitStream(PackStream):
     def _read_tokens(self, count: int, *, single_step: bool) -> bool:
         """Reads until `count` tokens are left for rows, or to the end: then it is false."""
         intake = self._intake
-        there = sum(length[0] for length in intake.lengths) - (self._number[0] if self._number else 0)
+        there = sum(intake.sizes[0]) - (self._number[0] if self._number else 0)
         while there < count:
             known = len(intake)
             wanted = (count - there) * max(known, 1) // max(there, 1) + 1 if there > 0 else 1
             if not intake.read(min(wanted, count - there), single_step=single_step):
                 return False
-            there += sum(length[0] for length in intake.lengths[known:])
+            there += sum(intake.sizes[0][known:])
         return True
 
     def _cut_evenly(self, ahead: int) -> bool:
         """Cuts all full rows from what has been read but the last `ahead` tokens, or the last row if none is full."""
         intake, leaves, length = self._intake, self._layout.leaves, self._layout.leaves[0].length
         taken = self._number[0] if self._number else 0
-        sizes = np.fromiter((size[0] for size in intake.lengths), np.int64, len(intake))
-        ends = np.cumsum(sizes) - taken
+        ends = np.cumsum(np.array(intake.sizes[0], np.int64)) - taken
         total = int(ends[-1]) if len(intake) else 0
         num_rows = max((total - ahead) // length, 1)
         stop = min(num_rows * length, total)
@@ -282,13 +281,15 @@ class SplitStream(PackStream):
         starts = np.searchsorted(ends, begins, side="right")
         into = begins - np.append(-taken, ends)[starts]
         numbers = [(n,) * len(leaves) if n else 0 for n in into.tolist()]
-        cuts = np.unique(np.concatenate([ends[: starts[-1]], begins[1:]]))
+        cuts = np.concatenate([ends[: starts[-1]], begins[1:]])
+        cuts.sort(kind="stable")  # which merges two lists in order
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
         lengths = np.diff(cuts, prepend=0)
         per_row = np.bincount((cuts - 1) // length, minlength=num_rows)
         ends_in = int(starts[-1]), int(into[-1])
         written = [
-            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), lengths, per_row))
-            for leaf, column in zip(leaves, intake.columns, strict=True)
+            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), lengths, per_row, kinds))
+            for leaf, column, kinds in zip(leaves, intake.columns, intake.kinds, strict=True)
         ]
         self._number = numbers[-1]
         self._set(self._columns(written, num_rows), range(1, num_rows + 1), numbers, starts.tolist())

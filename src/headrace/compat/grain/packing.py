@@ -169,7 +169,7 @@ class PackAndBatchOperation(Operation):
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
         records, needs, bins, index = [], [], self._open_bins(), 0
         for record in input_iterator:
-            arrays = [array for (array,) in columns_of(self._layout, [{"record": record.data}])]
+            arrays = [array for (array,), _ in columns_of(self._layout, [{"record": record.data}])]
             lengths = tuple(map(len, arrays))
             check_lengths(self._layout.leaves, [[length] for length in lengths], split=False)
             needs.append(lengths)
