@@ -265,13 +265,14 @@ def _flat_map_kernel(op: FlatMap, guard: Guard | None) -> Kernel:
 
 def _children(op: FlatMap, rows: list[Any], numbers: list[int], guard: Guard | None) -> list[list[Any]]:
     """The children of each element; a missing or bad element has none."""
+    children = op.children
     if guard is not None:
         where = index_of(op.parent, numbers)
-        made = call_each(op, rows, numbers, lambda row, _: op.children(row), guard, where, none=False)
+        made = call_each(op, rows, numbers, lambda row, _: children(row), guard, where, none=False)
         return [[] if each is None or each is BAD else list(each) for each in made]
     feed = iter(rows)
     try:
-        return [[] if x is None else op.children(x) for x in feed]
+        return [[] if x is None else children(x) for x in feed]
     except Exception as e:
         blame(e, op, feed, numbers)
         raise
