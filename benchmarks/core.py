@@ -123,27 +123,58 @@ class Floats:
         return self._rows[i]
 
 
-def user_source() -> list[Row]:
+class Images:
+    """A user's source that makes its arrays: an image as a vector of floats, and its label."""
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        self._images, self._labels = rng.integers(0, 256, (60_000, 28, 28), np.uint8), rng.integers(0, 10, 60_000)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
+        return np.ravel(self._images[i]).astype(np.float32), self._labels[i]
+
+
+def _against_loaders(source: Any, *, shuffled: bool, torch_floor: float, bare: bool = False) -> list[tuple[Any, ...]]:
+    """For each peer its name, the floor, and the times of both sides."""
     import torch
 
-    source = Floats()
-
     def build(lib, options):
-        return lib.MapDataset.source(source).batch(BATCH).to_iter_dataset(options)
+        ds = lib.MapDataset.source(source)
+        return (ds.shuffle(seed=1) if shuffled else ds).batch(BATCH).to_iter_dataset(options)
 
     def torch_loader():
-        return torch.utils.data.DataLoader(source, batch_size=BATCH, num_workers=0)
+        return torch.utils.data.DataLoader(source, batch_size=BATCH, shuffle=shuffled, num_workers=0)
 
-    mine, grain, pytorch = side_by_side(
+    def bare_loop():
+        order = np.random.default_rng(1).permutation(len(source)).tolist()
+        for start in range(0, len(source), BATCH):
+            images, labels = zip(*[source[i] for i in order[start : start + BATCH]], strict=True)
+            yield np.stack(images), np.array(labels)
+
+    mine, *others = side_by_side(
         lambda: seconds_per_element(lambda: build(hr, None), 400, BATCH),
         grain_best(build, 40, BATCH),
         lambda: seconds_per_element(torch_loader, 300, BATCH),
+        *([lambda: seconds_per_element(bare_loop, 400, BATCH)] if bare else []),
+        rounds=9 if bare else 5,
     )
+    peers = [("Grain", 8), ("PyTorch DataLoader, 0 workers", torch_floor), ("a bare loop", 0.8)]
+    return [(name, floor, mine, peer) for (name, floor), peer in zip(peers, others, strict=False)]
+
+
+def user_source() -> list[Row]:
     work = "a __getitem__ source of 784 floats, batches of 128"
-    return [
-        faster_than(work, "Grain", 8, mine, grain),
-        faster_than("the same", "PyTorch DataLoader, 0 workers", 1.0, mine, pytorch),
-    ]
+    first, *others = _against_loaders(Floats(), shuffled=False, torch_floor=1.0)
+    return [faster_than(work, *first), *(faster_than("the same", *other) for other in others)]
+
+
+def user_source_of_images() -> list[Row]:
+    work = "a __getitem__ source that makes 784 floats of an image, with a label, shuffled, batches of 128"
+    first, *others = _against_loaders(Images(), shuffled=True, torch_floor=1.1, bare=True)
+    return [faster_than(work, *first), *(faster_than("the same", *other) for other in others)]
 
 
 def first_element() -> Row:
@@ -192,6 +223,7 @@ ROWS: list[Callable[[], Row | list[Row]]] = [
     mnist_numpy,
     mnist_tf_data,
     user_source,
+    user_source_of_images,
     first_element,
     import_time,
     memory,

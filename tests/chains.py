@@ -81,6 +81,7 @@ def only_x(element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 FIT = ("split", "truncate", "drop")
+EMPTY = ("drop", "keep")
 
 
 class BlockSource:
@@ -269,6 +270,11 @@ STREAM_OPS = ELEMENT | {
         .pack({"x": 4}, strategy="best_fit", num_packing_bins=k % 4 + 1, long_sequences=FIT[k % 3])
     ),
     "concat evenly": lambda ds, k: ds.map(tokens).filter(has_x).map(only_x).pack({"x": k + 2}, strategy="concat_split"),
+    "empty sequences": lambda ds, k: (
+        ds.map(tokens)
+        .map(only_x)
+        .pack({"x": 5}, strategy=("first_fit", "best_fit", "concat_split")[k % 3], empty_sequences=EMPTY[k % 2])
+    ),
     "global_batch": lambda ds, k: ds.map(number_of).global_batch(k % 3 + 1),
     "global_batch of lanes": lambda ds, k: (
         IterDataset.mix(

@@ -221,7 +221,7 @@ def _pack_into_bins(op: pack.FirstFitPack, lane: Lane) -> Iterator[Any]:
         return [used[i] for i in order] if op.shuffle_bins else used
 
     before, bins = 0, [[] for _ in range(op.num_packing_bins)]
-    for x in stream(op.parent, lane):
+    for x in _sequences(op, lane):
         open_bins = [sequences for sequences in bins if fits([*sequences, x])]
         if not open_bins:
             done = rows()
@@ -237,7 +237,7 @@ def _concat_then_split(op: pack.ConcatThenSplit, lane: Lane) -> Iterator[Any]:
     lengths = op.length_struct
     row: list[Any] = []
     aside: list[Any] = []
-    for x in stream(op.parent, lane):
+    for x in _sequences(op, lane):
         is_full = max(len(x[key]) - lengths[key] for key in lengths) == 0
         if is_full and not op.split_full_length_features:
             aside.append(_row([x], op))
@@ -258,6 +258,12 @@ def _concat_then_split(op: pack.ConcatThenSplit, lane: Lane) -> Iterator[Any]:
             yield from aside
             row, aside = [], []
     yield from ([_row(row, op)] if row else []) + aside
+
+
+def _sequences(op: pack.Packer, lane: Lane) -> Iterator[Any]:
+    for x in stream(op.parent, lane):
+        if op.empty_sequences != "drop" or any(len(x[key]) for key in op.length_struct):
+            yield x
 
 
 def _row(sequences: list[Any], op: pack.Packer) -> dict[str, Any]:

@@ -603,7 +603,7 @@ def test_workers_by_number_and_after_a_map_dataset():
     for stream in (ds.mp_prefetch(2), ds.to_iter_dataset().mp_prefetch(0), ds.mp_prefetch(MultiprocessingOptions(1))):
         assert isinstance(stream, IterDataset)
         assert list(stream) == list(range(1, 21))
-    with pytest.raises(ValueError, match="num_workers must be an int of at least 0; got -1"):
+    with pytest.raises(ValueError, match="num_workers must be an int of at least 0 or AUTOTUNE; got -1"):
         ds.mp_prefetch(-1)
     with pytest.raises(ValueError, match="takes MultiprocessingOptions; got 'two'"):
         ds.mp_prefetch("two")  # type: ignore[arg-type]

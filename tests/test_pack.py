@@ -68,8 +68,6 @@ def draw_elements(rng, features, count, *, least=0):
         for key, most in features.items():
             shape = (rng.integers(least, most + 1),) + ((2,) if key == "y" else ())
             element[key] = rng.integers(1, 9, shape).astype(np.float32 if key == "y" else np.int32)
-        if not any(len(element[key]) for key in features):
-            element["x"] = np.ones(1, np.int32)  # a sequence of nothing is refused
         elements.append(element)
     return elements
 
@@ -120,7 +118,7 @@ def test_concat_then_split_cuts_where_the_wheel_does(seed):
     length = int(rng.integers(3, 20))
     elements = []
     for i in range(int(rng.integers(0, 80))):
-        size = length if rng.random() < 0.2 else int(rng.integers(1, 3 * length))
+        size = length if rng.random() < 0.2 else int(rng.integers(seed % 2, 3 * length))
         element = {"x": rng.integers(1, 99, size).astype(np.int32)}
         if seed % 3 == 0:
             element["y"] = rng.normal(size=(size, 2))
@@ -138,6 +136,18 @@ def test_concat_then_split_cuts_where_the_wheel_does(seed):
     )
 
 
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("name", ["FirstFitPackIterDataset", "BestFitPackIterDataset", "ConcatThenSplitIterDataset"])
+def test_empty_sequences_are_the_segments_that_the_wheel_makes(name, seed):
+    rng = np.random.default_rng(seed)
+    length = int(rng.integers(1, 7))
+    splits = name == "ConcatThenSplitIterDataset"
+    sizes = rng.integers(0, (2 if splits else 1) * length + 1, rng.integers(0, 30))
+    sizes[rng.random(len(sizes)) < 0.4] = 0
+    options = {"split_full_length_features": bool(seed % 2)} if splits else {"num_packing_bins": seed % 4 + 1}
+    compare(name, sequences(*sizes.tolist()), length_struct={"x": length}, **options)
+
+
 @pytest.mark.parametrize("name", ["FirstFitPackIterDataset", "BestFitPackIterDataset"])
 def test_meta_features_may_be_trees_and_padding_arrays(name):
     elements = [{"x": np.ones((i % 3 + 1, 2)), "m": {"a": np.array([i]), "b": (i,)}} for i in range(7)]
@@ -151,7 +161,7 @@ def test_meta_features_may_be_trees_and_padding_arrays(name):
     )
 
 
-@pytest.mark.parametrize("lengths", [[3, 4, 2, 5, 1, 6, 3], [1], [8, 8, 8], [2, 1, 3]])
+@pytest.mark.parametrize("lengths", [[3, 4, 2, 5, 1, 6, 3], [1], [8, 8, 8], [2, 1, 3], [0], [0, 8, 0, 0, 8, 7, 3]])
 @pytest.mark.parametrize("limit", [None, 2])
 def test_pack_and_batch_makes_the_batches_of_the_wheel(lengths, limit):
     grain = pytest.importorskip("grain")
@@ -195,9 +205,7 @@ def test_concat_then_split_keeps_the_order_of_tokens_in_every_feature(seed):
     rng = np.random.default_rng(seed)
     pairs = rng.integers(0, 15, (40, 2))
     elements = [
-        {"x": rng.integers(1, 99, a).astype(np.int16), "y": rng.integers(1, 99, b).astype(np.int16)}
-        for a, b in pairs
-        if a or b
+        {"x": rng.integers(1, 99, a).astype(np.int16), "y": rng.integers(1, 99, b).astype(np.int16)} for a, b in pairs
     ]
     ds = ConcatThenSplitIterDataset(stream(elements), length_struct={"x": 4, "y": 3})
     rows = list(ds)

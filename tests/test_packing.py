@@ -15,6 +15,7 @@ from headrace.packing import (
     Padding,
     padding_report,
 )
+from headrace.sharding import ShardOptions
 from headrace.testing import assert_equal, assert_resumable
 
 STRATEGIES = ("first_fit", "best_fit", "concat_split")
@@ -140,6 +141,117 @@ def test_the_plan_says_what_is_done():
     assert ".first_fit_pack({'x': 2})" in str(ds.explain())
 
 
+# ---- empty sequences
+
+
+def with_empty_ones(lengths):
+    """The same documents with empty ones before, between and after them."""
+    return [n for length in lengths for n in (0, 0, length, 0)] + [0] * 9
+
+
+def without_n(row):
+    return {key: value for key, value in row.items() if key != "n"}
+
+
+def outputs_and_states(ds):
+    with iter(ds) as iterator:
+        states, rows = [iterator.get_state()], []
+        for row in iterator:
+            rows.append(row)
+            states.append(iterator.get_state())
+    return rows, states
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), max_size=30),
+    strategy=st.sampled_from(STRATEGIES),
+    size=st.integers(1, 9),
+    listed=st.booleans(),
+)
+def test_empty_sequences_are_left_out(lengths, strategy, size, listed):
+    options = {} if strategy == "concat_split" else {"num_packing_bins": 3, "long_sequences": "split"}
+    if listed and strategy != "concat_split":
+        options["meta_features"] = ["n"]
+    found, expected = (
+        list(
+            documents(each)
+            .map(lambda e: e if "meta_features" in options else only_x(e))
+            .pack({"x": size}, strategy=strategy, **options)
+        )
+        for each in (with_empty_ones(lengths), [n for n in lengths if n])
+    )
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert_equal(without_n(a), without_n(b))
+        assert len(a.get("n", [])) == len(b.get("n", []))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("empty", ["drop", "keep"])
+def test_states_are_exact_among_empty_sequences(strategy, empty):
+    lengths = with_empty_ones([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 4])
+    options = {"strategy": strategy, "empty_sequences": empty}
+    options |= {} if strategy == "concat_split" else {"num_packing_bins": 2, "long_sequences": "split"}
+    packed = documents(lengths).map(only_x).pack({"x": 4}, **options)
+    assert_resumable(packed)
+    assert_resumable(packed.batch(2, drop_remainder=True).repeat(2))
+    rows, states = outputs_and_states(packed)
+    remote_rows, remote_states = outputs_and_states(packed.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    assert remote_states == states
+    for a, b in zip(remote_rows, rows, strict=True):
+        assert_equal(a, b)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_lanes_leave_out_their_own_empty_sequences(strategy):
+    def batches(num_hosts):
+        elements = [{"x": np.full(n, i + 1)} for i, n in enumerate(with_empty_ones([2, 4, 1, 3] * 8))]
+        ds = MapDataset.source(elements).repeat(2).to_iter_dataset(num_lanes=2).pack({"x": 4}, strategy=strategy)
+        parts = [list(ds.global_batch(4, ShardOptions(i, num_hosts), num_batches=5)) for i in range(num_hosts)]
+        return [np.concatenate([batch["x"] for batch in step]) for step in zip(*parts, strict=True)]
+
+    for one, two in zip(batches(1), batches(2), strict=True):
+        assert_equal(one, two)
+
+
+def test_empty_sequences_are_logged_once_and_counted(caplog):
+    packed = documents(with_empty_ones([3, 2])).map(only_x).pack({"x": 4}).repeat(3)
+    with caplog.at_level("WARNING", "headrace"), iter(packed) as iterator:
+        list(iterator)
+        (stage,) = (stage for stage in iterator.stats()["stages"] if stage["stage"].startswith("first_fit_pack"))
+    assert stage["left_out"] == 3 * 15
+    (record,) = caplog.records
+    assert "leaves out empty sequences. A sequence is empty: it has no tokens in 'x'" in record.getMessage()
+    assert "test_packing.py:" in record.getMessage()
+    caplog.clear()
+    list(documents([3, 2]).map(only_x).pack({"x": 4}))
+    assert not caplog.records
+
+
+def test_a_sequence_is_empty_if_no_packed_feature_has_tokens():
+    elements = [
+        {"x": np.ones(0), "y": np.ones(2), "m": np.ones(1)},
+        {"x": [], "y": np.ones(0), "m": np.ones(9)},  # whatever it has beside them does not count
+        {"x": np.ones(1), "y": np.ones(0), "m": np.ones(0)},
+    ]
+    ds = MapDataset.source(elements).to_iter_dataset()
+    (row,) = ds.pack({"x": 4, "y": 4, "m": 4}, meta_features=["m"])
+    assert row["x_segment_ids"].tolist() == [2, 0, 0, 0]
+    assert row["y_segment_ids"].tolist() == [1, 1, 0, 0]
+
+
+def test_the_report_counts_empty_sequences():
+    ds = documents(with_empty_ones([3, 2])).map(only_x)
+    report = padding_report(ds, {"x": 4})
+    assert report.num_empty == 15
+    assert str(report).splitlines()[-1] == "15 empty sequences left out"
+    assert padding_report(ds, {"x": 4}, num_sequences=1).num_empty == 1
+    assert str(padding_report(ds, {"x": 4}, num_sequences=1)).endswith("1 empty sequence left out")
+    with pytest.raises(PipelineError, match="A sequence is empty"):
+        padding_report(ds, {"x": 4}, empty_sequences="error")
+    assert padding_report(ds.filter(lambda e: len(e["x"])), {"x": 4}).num_empty == 0
+
+
 # ---- padding
 
 
@@ -174,6 +286,7 @@ def test_the_report_compares_strategies_over_the_same_sequences():
         ("'concat_split' always splits long sequences", {"strategy": "concat_split", "long_sequences": "error"}),
         ("'first_fit' has no option 'bos_token_id'; it has .*num_packing_bins", {"bos_token_id": 1}),
         ("'concat_split' has no option 'seed'", {"strategy": "concat_split", "seed": 1}),
+        ("empty_sequences must be one of 'drop', 'error', 'keep'; got 'skip'", {"empty_sequences": "skip"}),
         ("meta_features must be a sequence of names; got the string 'tok'", {"meta_features": "tok"}),
         ("bos_handling must be a BOSHandling", {"strategy": "concat_split", "bos_handling": "replace"}),
     ],
@@ -188,10 +301,15 @@ def test_a_sequence_that_does_not_fit_is_an_error_unless_the_user_says_otherwise
         list(documents([2, 9]).map(only_x).pack({"x": 4}))
 
 
-def test_an_empty_sequence_is_an_error():
+def test_an_empty_sequence_is_an_error_if_the_user_says_so():
     for strategy in STRATEGIES:
-        with pytest.raises(PipelineError, match=r"A sequence is empty: it has no tokens in 'x'.*filter"):
-            list(documents([2, 0]).map(only_x).pack({"x": 4}, strategy=strategy))
+        iterator = iter(documents([4, 3, 0]).map(only_x).pack({"x": 4}, strategy=strategy, empty_sequences="error"))
+        with pytest.raises(PipelineError, match=r"A sequence is empty: it has no tokens in 'x'.*filter.*'drop'"):
+            list(iterator)
+        state = iterator.get_state()
+        again = iter(documents([4, 3, 0]).map(only_x).pack({"x": 4}, strategy=strategy))  # the state is good for it
+        again.set_state(state)
+        list(again)
 
 
 def test_features_that_should_match_are_named_where_they_do_not():

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import (
-    AUTOTUNE,
     DatasetIterator,
     DatasetOptions,
     IterDataset,
@@ -860,11 +859,6 @@ def test_a_large_number_of_workers_works():
     with nothing_left(), iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(workers(12))) as iterator:
         assert list(iterator) == list(range(100))
         iterator.close()
-
-
-def test_autotune_is_no_number_of_workers():
-    with pytest.raises(PipelineError):
-        MultiprocessingOptions(num_workers=AUTOTUNE)
 
 
 # ---- memory

@@ -266,7 +266,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
     def mp_prefetch(
         self,
-        options: MultiprocessingOptions | int | None = None,
+        options: MultiprocessingOptions | int | AutotuneParameter | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
     ) -> "IterDataset[T]":
         """`to_iter_dataset().mp_prefetch(...)`."""
@@ -379,7 +379,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
             long_sequences: What to do with a sequence longer than a row: raise an "error", which is the default,
                 "split" it into parts, "truncate" it, or "drop" it. With "concat_split", the default is to "split".
             options: Options of the packers: see `headrace.packing.FirstFitPackIterDataset` and
-                `ConcatThenSplitIterDataset`.
+                `ConcatThenSplitIterDataset`. And `empty_sequences`, for those without tokens: "drop" leaves them out,
+                which is the default and is logged once; "error" raises; "keep" makes empty segments, as Grain does.
         """
         return self._then(packer(self._op, length_struct, options, strategy=strategy, long_sequences=long_sequences))
 
@@ -485,7 +486,7 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
     def mp_prefetch(
         self,
-        options: MultiprocessingOptions | int | None = None,
+        options: MultiprocessingOptions | int | AutotuneParameter | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,
     ) -> "IterDataset[T]":
@@ -495,14 +496,14 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         [0, 1, 2, 3]
 
         Args:
-            options: The number of workers, or options that also limit what they may have ready; by default one worker
-                for each core, up to 10.
+            options: The number of workers, AUTOTUNE for workers where a trial shows that they pay, or options that
+                also limit what they may have ready; by default one worker for each core, up to 10.
             worker_init_fn: Called in each worker at its start, with its index and the number of workers.
             sequential_slice: Has no effect; kept for compatibility.
         """
         if options is None:
             options = min(10, os.cpu_count() or 1)
-        if isinstance(options, int):
+        if isinstance(options, int | AutotuneParameter):
             options = MultiprocessingOptions(num_workers=options)
         return self._then(MpPrefetch(self._op, options, worker_init_fn))
 

@@ -87,7 +87,8 @@ class DataLoader(marks.DataLoader):
         self._dataset = chain(records, self.order, self.operations, read_options)
         workers = self._multiprocessing_options
         if workers.num_workers and self._in_order is not None:  # processes cannot share a stream
-            self._dataset = self._dataset.prefetch(workers.num_workers * workers.per_worker_buffer_size)
+            count = workers.num_workers if isinstance(workers.num_workers, int) else 1
+            self._dataset = self._dataset.prefetch(count * workers.per_worker_buffer_size)
         elif workers.num_workers:
             self._dataset = self._dataset.mp_prefetch(workers)
         self.identity = states.Identity(

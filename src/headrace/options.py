@@ -79,13 +79,14 @@ class MultiprocessingOptions:
     """How to use worker processes.
 
     Args:
-        num_workers: Worker processes; 0 computes in the consumer's own process.
+        num_workers: Worker processes; 0 computes in the consumer's own process. With AUTOTUNE, the consumer's own
+            process begins, and a worker for each core goes on if that is faster.
         per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time.
         enable_profiling: Accepted as in Grain, without effect.
         buffer_bytes: The most bytes ready or under way, in all workers together.
     """
 
-    num_workers: int = 0
+    num_workers: int | AutotuneParameter = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     buffer_bytes: int = 1 << 30
@@ -100,10 +101,10 @@ class MultiprocessingOptions:
         return (type(self),)
 
     def __post_init__(self):
-        check_counts(self, "num_workers", least=0)
+        check_counts(self, "num_workers", least=0, autotune=True)
         check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
         most = max(MOST_WORKERS, MOST_WORKERS_PER_CORE * (os.cpu_count() or 1))
-        if self.num_workers > most:
+        if isinstance(self.num_workers, int) and self.num_workers > most:
             raise PipelineError(
                 f"num_workers={self.num_workers} is more than the {most} that are allowed on a machine with "
                 f"{os.cpu_count()} cores. Start with one worker per core."
@@ -124,7 +125,7 @@ class RayOptions(MultiprocessingOptions):
         runtime_env: The environment of actors, as Ray defines it.
     """
 
-    num_workers: int | AutotuneParameter = AUTOTUNE  # type: ignore[assignment]
+    num_workers: int | AutotuneParameter = AUTOTUNE
     address: str | None = field(default=None, kw_only=True)
     num_cpus: float = field(default=1, kw_only=True)
     resources: Mapping[str, float] | None = field(default=None, kw_only=True, hash=False)

@@ -24,7 +24,7 @@ from headrace._plan.guard import Guard
 from headrace._plan.kernels import fetcher
 from headrace._plan.stages import all_operations
 from headrace._plan.streams import Context, FilterWatch, Position, Run, Stream, UnaryStream, open_stream, stream_of
-from headrace._utils.threads import map_in_threads
+from headrace._utils.threads import map_in_threads, thread_wanted_s
 from headrace._utils.threads import num_cores as num_cores
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, MultiprocessingOptions, ReadOptions, check_count
@@ -181,7 +181,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
     """Computes outputs until there are enough or time is up."""
     sample = _Sample()
     last = begin = time.perf_counter()
-    wanted_s = _wanted_s()
+    wanted_s = thread_wanted_s()
 
     def paced(op: Op, position: Position, context: Context) -> Stream | None:
         return _PacedStream(op, position, context, sample, deadline) if isinstance(op, ToStream | UserDataset) else None
@@ -200,7 +200,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
         pass
     finally:
         stream.close()
-    sample.took_s, sample.busy_s = time.perf_counter() - begin, _wanted_s() - wanted_s
+    sample.took_s, sample.busy_s = time.perf_counter() - begin, thread_wanted_s() - wanted_s
     return sample
 
 
@@ -248,16 +248,6 @@ class _PacedStream(UnaryStream):
         return self._run(*run)
 
 
-def _wanted_s() -> float:
-    """How long this thread has run or waited for a core, or, if the system does not tell, only how long it has run."""
-    try:
-        with open("/proc/thread-self/schedstat") as f:
-            ran_ns, waited_ns, _ = map(int, f.read().split())
-    except (OSError, ValueError):
-        return time.thread_time()
-    return (ran_ns + waited_ns) / 1e9
-
-
 # -------------------------------------------------------------------------------------------------- threads
 
 
@@ -275,13 +265,13 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
 
     def read_for_a_while(start: threading.Barrier) -> tuple[float, float, float]:
         start.wait()
-        wanted_s, begin = _wanted_s(), time.perf_counter()
+        wanted_s, begin = thread_wanted_s(), time.perf_counter()
         now = begin
         while now < begin + ROUND_S:
             place = next(indices) % length
             fetch(range(place, place + 1)).own_rows()
             now = time.perf_counter()
-        return begin, now, _wanted_s() - wanted_s
+        return begin, now, thread_wanted_s() - wanted_s
 
     def read(num_threads: int) -> _Round:
         first, starts = next(indices), [threading.Barrier(num_threads)] * num_threads

@@ -9,6 +9,7 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.prefetch_thread import Aheads
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
+from headrace._ops.buffer import ToStream
 from headrace._plan.guard import Guard
 from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
@@ -47,13 +48,34 @@ def _interrupt(aheads: Aheads, threads: Threads, *, wait: bool) -> None:
 _DEFAULTS = ReadOptions()
 
 
-def _executor(threads: Threads, options: ReadOptions | None) -> Executor:
-    number, given = num_threads(options), options or _DEFAULTS
+def _executor(threads: Threads, op: ToStream) -> Executor:
+    number, given = num_threads(op.read_options), op.read_options or _DEFAULTS
     if number == 0:
         return InlineExecutor()
     if number is AUTOTUNE:
-        return AutotunedExecutor(threads, lambda: thread_executor(threads, _DEFAULTS.num_threads, given))
+        make = lambda number: thread_executor(threads, number or _DEFAULTS.num_threads, given)  # noqa: E731
+        return AutotunedExecutor(threads, make, partial(_advise, op))
     return thread_executor(threads, number, given)
+
+
+_advised: set[tuple[str, str]] = set()
+
+
+def _advise(op: ToStream, found: str) -> None:
+    """Says once for each line of the user's code that worker processes would help."""
+    line = op.parent.label(), op.site
+    if line in _advised:
+        return
+    _advised.add(line)
+    import logging  # slow to import, and hardly ever needed
+
+    logging.getLogger("headrace").warning(
+        "%s (pipeline at %s): %s. Worker processes use all cores: add `.mp_prefetch()` at the end of the pipeline. "
+        "With `to_iter_dataset(ReadOptions(num_threads=...))` nothing is tried.",
+        op.parent.label(),
+        op.site,
+        found,
+    )
 
 
 def thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) -> ThreadExecutor:

@@ -1,47 +1,116 @@
 """Decides by a trial whether threads pay, and then uses the faster way.
 
-Cheap chains stay inline and pay nothing. If elements cost enough, the trial computes some inline, some in a few
-threads, and, if those were faster, some inline again, since the first elements often cost more. It
-recognises both reads that wait and functions that release the GIL. The choice changes only how long things take.
+Cheap chains stay inline and pay nothing. If elements cost enough, the trial computes some inline, some in threads, and,
+if those were faster, some inline again, since the first elements often cost more. The first results of threads do not
+count: they were computed while nobody waited for them. The choice changes only how long things take.
+
+Speed alone does not tell whether threads scale: on a busy machine, several of them get more of the cores. So the trial
+also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads pay only
+while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` gets a text that
+says so, unless many of them wait for a core: then nobody knows.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from threading import Thread
 from typing import Any
 
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import ThreadExecutor, Threads
+from headrace._utils.threads import num_cores, on_cores_s, thread_wanted_s
 from headrace.protocols import Executor
 
 ELEMENT_S = 200e-6  # an element that costs less is not worth handing over between threads
 TRIAL_S = 0.03  # how long to try each side
-TRIAL_THREADS = 4
-TRIAL_BUFFER = 8
-GAIN = 1.25  # threads must be this much faster
+LONG_S, LATER_S = 1e-3, 0.3  # elements that compute for less are tried later: starting threads costs some 40 ms
+FEWEST_THREADS, MOST_THREADS = 4, 16  # on trial; as many as there are cores, if that is in between
+GAIN = 1.2  # threads must be this much faster
+WAITS = 0.5  # a consumer that wants a core for less of the time waits for something else
+SCALES = 1.15  # threads that keep fewer cores busy do not scale
+CROWDED = 0.55  # the share of threads that run or wait for a core: if it is more, it is not known whether they scale
+ELSEWHERE = 0.2  # a consumer that spends more of its time on something else gains by threads that do not scale
+
+
+class _Phase:
+    """What one part of a trial has measured: how long results took, and what threads did in the meantime."""
+
+    def __init__(self, threads: Sequence[Thread] = ()):
+        self.elements = 0
+        self.waited_s = 0.0
+        self._wanted_s = 0.0  # how long the consumer's own thread ran or waited for a core,
+        self._measured_s = 0.0  # of this time
+        self.ran = self.queued = 0.0  # how many of the threads ran and waited for a core, on average
+        self.took_s = 0.0
+        self._threads, self._begin = threads, on_cores_s(threads)
+        self._begin_s: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the consumer's own thread waited for something else than a core."""
+        return self._wanted_s < WAITS * self._measured_s
+
+    def timed(self, result: Callable[[], Any], elements: int) -> Any:
+        """A result, with the time that it took."""
+        if self.waited_s >= TRIAL_S:  # enough is known of the rest
+            begin_s = time.perf_counter()
+            block = result()
+            self.waited_s += time.perf_counter() - begin_s
+        else:
+            wanted_s, begin_s = thread_wanted_s(), time.perf_counter()
+            if self._begin_s is None:
+                self._begin_s = begin_s
+            block = result()
+            waited_s = time.perf_counter() - begin_s
+            self.waited_s += waited_s
+            self._measured_s += waited_s
+            self._wanted_s += thread_wanted_s() - wanted_s
+        self.elements += elements
+        return block
+
+    def end(self) -> None:
+        """Notes what threads and consumer did."""
+        self.took_s = max(time.perf_counter() - (self._begin_s or 0.0), 1e-9)
+        did_s = zip(self._begin, on_cores_s(self._threads), strict=True)
+        self.ran, self.queued = ((end - begin) / self.took_s for begin, end in did_s)
 
 
 class AutotunedExecutor:
     """Inline at first; then whichever way a trial found faster.
 
     Results come back in order of submission: after a change, those of the last executor come first.
+
+    Args:
+        threads: The threads of the iterator.
+        make_threads: Makes the executor to use if threads pay, given their number; `None` for the default.
+        on_stuck: Called with what was measured, if elements are costly and threads do not scale.
     """
 
-    def __init__(self, threads: Threads, make_threads: Callable[[], ThreadExecutor]):
-        self._threads, self._make_threads = threads, make_threads
+    def __init__(
+        self,
+        threads: Threads,
+        make_threads: Callable[[int | None], ThreadExecutor],
+        on_stuck: Callable[[str], None] = lambda text: None,
+    ):
+        self._threads, self._make_threads, self.on_stuck = threads, make_threads, on_stuck
+        self._num_threads = min(MOST_THREADS, max(FEWEST_THREADS, num_cores()))
         self._inline = InlineExecutor()
         self._current: Executor = self._inline
         self._tasks: deque[tuple[Executor, int]] = deque()
         self._left: list[Executor] = []
         self._on_trial = True
         self.inline = False
-        self._elements = 0
-        self._spent_s = 0.0
-        self._rates: list[float] = []  # inline, in threads, inline again
+        self._phases = [_Phase()]  # inline, in threads, inline again
+        self._unmeasured = 0  # results to come that do not count
+
+    @property
+    def threads_pay(self) -> bool | None:
+        """What the trial found; `None` until it has ended."""
+        return None if self._on_trial else self._current is not self._inline
 
     def wants(self, n: int) -> int:
-        if self._rates and self._current is self._inline:  # second inline trial: no longer than the first
-            n = min(n, max(1, int(self._rates[0] * TRIAL_S)))
+        if len(self._phases) > 1 and self._current is self._inline:  # second inline trial: no longer than the first
+            n = min(n, max(1, self._phases[0].elements))
         return self._current.wants(n)
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
@@ -53,30 +122,67 @@ class AutotunedExecutor:
 
     def next(self) -> Any:
         executor, size = self._tasks.popleft()
-        begin = time.perf_counter()
-        block = executor.next()
-        if self._on_trial and executor is self._current:
-            self._measure(size, time.perf_counter() - begin)
+        if not self._on_trial or executor is not self._current:
+            block = executor.next()
+        elif self._unmeasured > 0:
+            block = executor.next()
+            self._unmeasured -= size
+            if self._unmeasured <= 0:
+                self._phases[-1] = _Phase(self._threads.pool(self._num_threads).threads)
+        else:
+            block = self._phases[-1].timed(executor.next, size)
+            self._decide()
         self._close_idle()
         self.inline = not self._on_trial and self._current is self._inline and not self._tasks
         return block
 
-    def _measure(self, size: int, took_s: float) -> None:
-        self._elements += size
-        self._spent_s += took_s
-        if self._spent_s < TRIAL_S:
+    def _decide(self) -> None:
+        """Goes on to the next part of the trial, or ends it."""
+        first, phase = self._phases[0], self._phases[-1]
+        if phase.waited_s < TRIAL_S and (phase is first or phase.elements < 8 * first.elements):
             return
-        self._rates.append(self._elements / self._spent_s)
-        self._elements, self._spent_s = 0, 0.0
-        inline, *threads = self._rates
-        if not threads:
-            self._on_trial = 1 / inline >= ELEMENT_S
-            if self._on_trial:
-                self._change(ThreadExecutor(self._threads, TRIAL_THREADS, TRIAL_BUFFER, buffer_bytes=64 << 20))
+        phase.end()
+        if phase is first:
+            self._on_trial = first.waited_s >= ELEMENT_S * first.elements
+            is_short = first.waited_s < LATER_S and first.waited_s < LONG_S * first.elements
+            if self._on_trial and (first.waits or not is_short):
+                self._unmeasured = 2 * self._num_threads
+                self._go_on_with(self._trial_threads())
             return
-        threads_pay = threads[0] >= GAIN * max([inline, *threads[1:]])
-        self._on_trial = threads_pay and len(threads) == 1
-        self._change(self._make_threads() if threads_pay and not self._on_trial else self._inline)
+        waits, elsewhere = first.waits, first.waited_s < (1 - ELSEWHERE) * first.took_s
+        # A consumer that does nothing else may be kept from asking for the next result, so all of its time counts.
+        inline, threads, *again = (
+            each.elements / (each.waited_s if elsewhere else each.took_s) for each in self._phases
+        )
+        inline = max([inline, *again])
+        gain = threads / inline
+        pays = gain >= GAIN and (waits or self._phases[1].ran >= SCALES or elsewhere)
+        if pays and len(self._phases) == 2:
+            self._go_on_with(self._inline)
+            return
+        self._on_trial = False
+        self._change(self._make_threads(None if waits else self._num_threads) if pays else self._inline)
+        if not waits:
+            self._judge(inline, gain)
+
+    def _judge(self, inline: float, gain: float) -> None:
+        """Tells if threads wait for each other, unless the consumer hardly waited for them."""
+        cores, threads = num_cores(), self._phases[1]
+        enough = max(SCALES, min(self._num_threads, cores) / 2)
+        is_known = threads.ran + threads.queued < CROWDED * self._num_threads
+        if cores > 1 and threads.ran < enough and gain < enough and is_known:
+            self.on_stuck(
+                f"an element takes {1e3 / inline:.2g} ms to compute, and {self._num_threads} threads computed "
+                f"{gain:.1f} times as many as one, on {cores} cores: their functions hold the GIL"
+            )
+
+    def _trial_threads(self) -> ThreadExecutor:
+        return ThreadExecutor(self._threads, self._num_threads, 2 * self._num_threads, buffer_bytes=64 << 20)
+
+    def _go_on_with(self, executor: Executor) -> None:
+        """Begins the next part of the trial."""
+        self._phases.append(_Phase())
+        self._change(executor)
 
     def _change(self, executor: Executor) -> None:
         self._left.append(self._current)

@@ -15,6 +15,7 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import Threads
 from headrace._executors.tracebacks import packed_error
 from headrace._ops.base import Op
+from headrace._ops.buffer import ToStream
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.guard import Guard
 from headrace._plan.kernels import fetcher
@@ -23,7 +24,7 @@ from headrace._plan.streams import Context, Position, Run, Stream, open_stream
 from headrace._utils.trees import Empty
 from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import BadRecord, WorkerError
-from headrace.options import DatasetOptions, ReadOptions, num_threads
+from headrace.options import DatasetOptions, num_threads
 
 FAR = 1 << 30  # more elements than any chunk has
 MOST_FOUND = 1000  # the most operations to remember by path
@@ -252,7 +253,8 @@ class TaskRunner:
         fetch = self._fetchers[id(op)][1]
         return partial(fetch, empty=empty) if batch is not None and batch is stacked else fetch
 
-    def _executor(self, options: ReadOptions | None) -> Any:
+    def _executor(self, op: ToStream) -> Any:
+        options = op.read_options
         threads = num_threads(options, in_worker=True)
         if threads == 0:
             return InlineExecutor()

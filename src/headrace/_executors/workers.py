@@ -8,9 +8,11 @@ that run at the same time have a pool each, and share one plan.
 import sys
 import warnings
 import weakref
+from functools import partial
 from typing import Any
 
 from headrace._executors.messages import is_worker_process
+from headrace._executors.process_trial import Choice, TrialStream, number
 from headrace._ops.buffer import MpPrefetch, Prefetch
 from headrace._plan.plan import Plan, has_workers
 from headrace._plan.stages import Stages, ready_for_workers
@@ -45,6 +47,18 @@ class Workers:
             return open_stream(op.parent, position, context)
         if sys.platform == "win32" and not hasattr(op.options, "open_pool"):
             return _in_a_thread(op, position, context)
+        if op.options.num_workers is AUTOTUNE and not isinstance(op.options, RayOptions) and op.worker_init_fn is None:
+            choice = op.kept.of(Choice)
+            if choice.workers is None and not single_step:
+                workers = partial(self._opened, op, context=context, single_step=False)
+                end = lambda: self._end(self._key(self._plan.sharing_workers(op)))  # noqa: E731
+                return TrialStream(op, position, context, choice, workers, end)
+            if not choice.workers:
+                return open_stream(op.parent, position, context)
+        return self._opened(op, position, context=context, single_step=single_step)
+
+    def _opened(self, op: MpPrefetch, position: Position, *, context: Context, single_step: bool) -> Stream:
+        """The stream of an `mp_prefetch`, computed by workers."""
         from headrace._executors.stage_streams import PrefetchedStream, Prefetching
 
         if self._interrupted:
@@ -147,16 +161,15 @@ class Workers:
 def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
     """A pool of the kind that the options ask for, with the most workers that any of them asks for."""
     numbers, options = [op.options.num_workers for op in group], group[0].options
-    num_workers = AUTOTUNE if AUTOTUNE in numbers else max(numbers)
     if isinstance(options, RayOptions):
         from headrace._executors.ray.pool import RayPool
 
-        return RayPool(shared_plan, num_workers, options)
+        return RayPool(shared_plan, AUTOTUNE if AUTOTUNE in numbers else max(map(number, numbers)), options)
+    num_workers = max(map(number, numbers))
     if hasattr(options, "open_pool"):
         return options.open_pool(shared_plan, num_workers)  # pyright: ignore[reportAttributeAccessIssue]
     from headrace._executors.pool import ProcessPool
 
-    assert isinstance(num_workers, int)
     return ProcessPool(shared_plan, num_workers)
 
 
@@ -164,5 +177,5 @@ def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream
     warnings.warn(
         "Worker processes need a POSIX system: `mp_prefetch` computes ahead in a thread here.", RuntimeWarning, 2
     )
-    size = op.options.num_workers * op.options.per_worker_buffer_size
+    size = number(op.options.num_workers) * op.options.per_worker_buffer_size
     return context.ahead(open_stream(op.parent, position, context), Prefetch(op.parent, size))

@@ -148,12 +148,14 @@ class MpPrefetch(Unary):
 
     def how(self) -> str:
         number, on_ray = self.options.num_workers, isinstance(self.options, RayOptions)
+        if number is AUTOTUNE:
+            found = "as many Ray actors as fit work ahead"
+            return found if on_ray else "worker processes where a trial shows that they pay"
         kind = "Ray actors" if on_ray else "worker processes"
-        found = f"as many {kind} as fit" if number is AUTOTUNE else f"{number} {kind}"
-        return f"{found} work ahead" if self.options.has_workers else "nothing at run time"
+        return f"{number} {kind} work ahead" if self.options.has_workers else "nothing at run time"
 
     def label(self) -> str:
-        given = f"num_workers={self.options.num_workers}"
+        given = f"num_workers={self.options.num_workers!r}"
         return f"mp_prefetch({f'RayOptions({given})' if isinstance(self.options, RayOptions) else given})"
 
 

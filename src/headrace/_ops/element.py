@@ -194,12 +194,18 @@ class FlatMap(Transformed):
     def advanced(self, numbers: tuple[Any, ...], inputs: int) -> tuple[Any, ...]:
         return (0,)
 
-    def children(self, element: Any) -> list[Any]:
-        """An element's children, checked against the fan-out."""
-        children = list(self.fn(element))
-        if not self.is_stream and self.max_fan_out is not None and len(children) > self.max_fan_out:
-            raise PipelineError(
-                f"{describe(self.transform)} split an element into {len(children)} children, more than "
-                f"max_fan_out={self.max_fan_out}. Raise it, or flat_map after `to_iter_dataset()`."
-            )
+    @property
+    def children(self) -> Callable[[Any], list[Any]]:
+        """The function from an element to its children, which checks the fan-out."""
+        fn, most = self.fn, None if self.is_stream else self.max_fan_out
+
+        def children(element: Any) -> list[Any]:
+            found = list(fn(element))
+            if most is not None and len(found) > most:
+                raise PipelineError(
+                    f"{describe(self.transform)} split an element into {len(found)} children, more than "
+                    f"max_fan_out={most}. Raise it, or flat_map after `to_iter_dataset()`."
+                )
+            return found
+
         return children

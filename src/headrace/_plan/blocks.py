@@ -5,7 +5,7 @@ themselves, only rows and stacks made from them, so they cannot edit anything ca
 """
 
 from collections.abc import Sequence
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ class Columns(Block):
             return list(tree)
         if type(tree) is dict and all(type(leaf) is np.ndarray for leaf in tree.values()):
             keys = tuple(tree)
-            return [dict(zip(keys, values, strict=True)) for values in zip(*tree.values(), strict=True)]
+            return list(map(dict, map(zip, repeat(keys), zip(*tree.values(), strict=True))))
         arrays, spec = trees.flatten(tree)
         return [spec.unflatten(values) for values in zip(*arrays, strict=True)]
 

@@ -266,13 +266,14 @@ def _flat_map_kernel(op: FlatMap, guard: Guard | None) -> Kernel:
 
 def _children(op: FlatMap, rows: list[Any], numbers: list[int], guard: Guard | None) -> list[list[Any]]:
     """The children of each element; a missing or bad element has none."""
+    children = op.children
     if guard is not None:
         where = index_of(op.parent, numbers)
-        made = call_each(op, rows, numbers, lambda row, _: op.children(row), guard, where, none=False)
+        made = call_each(op, rows, numbers, lambda row, _: children(row), guard, where, none=False)
         return [[] if each is None or each is BAD else list(each) for each in made]
     feed = iter(rows)
     try:
-        return [[] if x is None else op.children(x) for x in feed]
+        return [[] if x is None else children(x) for x in feed]
     except Exception as e:
         blame(e, op, feed, numbers)
         raise
@@ -318,16 +319,23 @@ def make_batch(
                 setattr(e, OF_GROUP, True)
             blame(e, op, iter(()), None if index is None else (index,))
             raise
+    try:
+        batch = block.stack(empty)
+    except Exception as e:
+        _check_all_there(op, block)
+        add_note(e, f"in {op.label()} (pipeline at {op.site})")
+        raise
+    if batch is None:
+        _check_all_there(op, block)
+    return batch
+
+
+def _check_all_there(op: Batch | GlobalBatch, block: Block) -> None:
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
             f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
             "returned None. Call `to_iter_dataset()`, which skips such indices, before `batch`."
-        )
-    try:
-        return block.stack(empty)
-    except Exception as e:
-        add_note(e, f"in {op.label()} (pipeline at {op.site})")
-        raise
+        ) from None
 
 
 def _batch_of_good(guard: Guard, op: Batch, block: Block, index: int, empty: trees.Empty | None) -> Any:

@@ -18,6 +18,7 @@ class StageRecord:
     Attributes:
         where: Who computes it: "consumer", "threads", "thread" or "workers".
         elements: The number of outputs.
+        left_out: The number of inputs that it left out by itself, such as empty sequences.
         busy_s: How long they took to make, in all threads and processes together.
         waited_s: How long the reader waited for them.
     """
@@ -30,6 +31,7 @@ class StageRecord:
         "_runs",
         "busy_s",
         "elements",
+        "left_out",
         "op",
         "waited_s",
         "where",
@@ -38,7 +40,7 @@ class StageRecord:
     def __init__(self, where: str = "consumer", op: Op | None = None):
         self.where, self.op = where, None if op is None else weakref.ref(op)
         self._lock = threading.RLock()  # a signal handler may come back here
-        self.elements = self._runs = self._measured = self._measured_bytes = 0
+        self.elements = self.left_out = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = 0.0
         self._measure_at = 1
 
@@ -58,6 +60,11 @@ class StageRecord:
         """Counts time at work whose run somebody else counts."""
         with self._lock:
             self.busy_s += seconds
+
+    def leave_out(self, count: int) -> None:
+        """Counts inputs that are left out."""
+        with self._lock:
+            self.left_out += count
 
     @property
     def num_bytes(self) -> int:
@@ -91,6 +98,7 @@ class Recorder:
                 "stage": name[0].name if record.op is None or (op := record.op()) is None else label(op),
                 "where": record.where,
                 "elements": record.elements,
+                "left_out": record.left_out,
                 "bytes": record.num_bytes,
                 "busy_s": record.busy_s,
                 "waited_s": record.waited_s,

@@ -37,6 +37,34 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def thread_wanted_s() -> float:
+    """How long this thread has run or, where the system tells, waited for a core."""
+    queued_s = 0.0
+    with contextlib.suppress(OSError, ValueError):
+        fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        try:
+            queued_s = int(os.read(fd, 100).split()[1]) / 1e9
+        finally:
+            os.close(fd)
+    return time.thread_time() + queued_s  # the other number there is as old as the last tick
+
+
+def on_cores_s(threads: Iterable[threading.Thread]) -> tuple[float, float]:
+    """How long threads have run, and how long they have waited for a core.
+
+    If the system does not tell, it is how long this process has run, and nothing.
+    """
+    ran_ns = waited_ns = 0
+    try:
+        for thread in threads:
+            with open(f"/proc/self/task/{thread.native_id}/schedstat") as f:
+                ran, waited, _ = map(int, f.read().split())
+            ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
+    except (OSError, ValueError):
+        return time.process_time(), 0.0
+    return ran_ns / 1e9, waited_ns / 1e9
+
+
 def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Callable[[], None]) -> threading.Thread:
     """Starts a thread; `stop` tells it to return when the program ends."""
 

@@ -20,6 +20,7 @@ from headrace.errors import StructureError
 
 NAMESPACE = "headrace"
 _SCALARS = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128, str: None, bytes: None}
+_NUMPY_NUMBERS = {dtype.type for dtype in map(np.dtype, "?bhilqBHILQefdgFDG")}
 _KNOWN_LEAVES: set[type] = {np.ndarray, *_SCALARS}
 
 
@@ -126,12 +127,17 @@ def stack(rows: Sequence[Any], where: str = "", empty: Empty | None = None) -> A
         return _stack_arrays(rows, where, empty)
     if kind in _SCALARS:
         return _stack_scalars(rows, _SCALARS[kind])
+    if kind in _NUMPY_NUMBERS:
+        return np.array(rows, kind)
     if kind is dict:
         keys = _same_keys(rows, where)
         return {key: stack([row[key] for row in rows], f"{where}[{key!r}]", empty) for key in keys}
     if kind in (tuple, list):
-        _same_lengths(rows, where)
-        columns = zip(*rows, strict=True)
+        try:
+            columns = list(zip(*rows, strict=True))
+        except ValueError:
+            _same_lengths(rows, where)
+            raise
         return kind(stack(column, f"{where}[{i}]", empty) for i, column in enumerate(columns))
     return _stack_nodes(rows, where, empty)
 
@@ -205,20 +211,24 @@ def is_plain_number(kind: type) -> bool:
 
 
 def _stack_arrays(rows: Sequence[np.ndarray], where: str, empty: Empty | None) -> np.ndarray:
-    shapes = {row.shape for row in rows}
-    if len(shapes) > 1:
-        raise _shapes_differ(rows, where)
-    (shape,) = shapes
-    if not shape:
-        return np.stack(rows)
     made = batch_rows.stacked(rows, 2 if where else 1)  # in a container, which is one more that holds it
     if made is not None:
         return made
-    if empty is not None and len({row.dtype for row in rows}) == 1 and not rows[0].dtype.hasobject:
-        stacked = empty((len(rows), *shape), stacked_dtype(rows[0].dtype))
-        np.concatenate(rows, out=stacked.reshape(len(rows) * shape[0], *shape[1:]))
-        return stacked
-    return np.concatenate(rows).reshape(len(rows), *shape)
+    shape = rows[0].shape
+    try:
+        if len(set(map(len, rows))) > 1:  # `concatenate` compares all axes but the first
+            raise _shapes_differ(rows, where)
+        if empty is not None and len({row.dtype for row in rows}) == 1 and not rows[0].dtype.hasobject:
+            stacked = empty((len(rows), *shape), stacked_dtype(rows[0].dtype))
+            np.concatenate(rows, out=stacked.reshape(len(rows) * shape[0], *shape[1:]))
+            return stacked
+        return np.concatenate(rows).reshape(len(rows), *shape)
+    except (TypeError, ValueError):  # some have no axes, or their shapes differ
+        if any(row.shape != shape for row in rows):
+            raise _shapes_differ(rows, where) from None
+        if shape:
+            raise
+        return np.stack(rows)
 
 
 def _stack_scalars(rows: Sequence[Any], dtype: Any) -> np.ndarray:

@@ -1,86 +1,150 @@
 """Reads and checks the sequences of a packer."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 from headrace._plan.elements import add_note
-from headrace._plan.streams.base import At, Feed, Position, Stream
+from headrace._plan.recorder import StageRecord
+from headrace._plan.streams.base import At, Feed, Position, Stream, kept_places
 from headrace.errors import PipelineError, StructureError
 from headrace.packing.layout import Layout, Leaf, Lengths
 from headrace.packing.operations import ConcatThenSplit, Packer
-from headrace.packing.rows import Column, columns_of, kinds_of
+from headrace.packing.rows import Column, Kind, columns_of, kinds_of
 
 
 class Intake:
-    """The sequences that were read and are not in rows yet: `columns[leaf][i]`, `lengths[i][leaf]`."""
+    """The sequences that were read and are not in rows yet: `columns[leaf][i]`, of length `sizes[leaf][i]`.
 
-    def __init__(self, op: Packer, layout: Layout, stream: Stream):
-        self._op, self._layout, self._feed = op, layout, Feed(stream)
+    A sequence begins where the one before it ends: empty ones in between that were left out belong to it. So positions
+    do not depend on how many sequences were read at a time.
+    """
+
+    def __init__(self, op: Packer, layout: Layout, stream: Stream, record: StageRecord):
+        self._op, self._layout, self._feed, self._record = op, layout, Feed(stream), record
         self.columns: list[Column] = [[] for _ in layout.leaves]
-        self.lengths: list[Lengths] = []
+        self.sizes: list[list[int]] = [[] for _ in layout.leaves]
+        self._lengths: list[Lengths] = []  # of the first sequences
         self.listed: dict[str, list[Any]] = {key: [] for key in op.listed_features}
-        self._kinds: list[set[Any]] = [set() for _ in layout.leaves]
+        self.kinds: list[set[Kind]] = [set() for _ in layout.leaves]
+        self._start = stream.position  # before the first sequence
         self._runs: list[tuple[int, int, At]] = []  # of each, the first sequence and the one after the last
+        self.read_s = 0.0  # how long the stream before took
+        self.has_empty = False
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.sizes[0])
+
+    @property
+    def lengths(self) -> list[Lengths]:
+        """The length of each sequence in all leaves; the list grows with the next sequences."""
+        known = len(self._lengths)
+        if known < len(self):
+            self._lengths += zip(*(sizes[known:] for sizes in self.sizes), strict=True)
+        return self._lengths
 
     @property
     def is_uniform(self) -> bool:
         """Whether each leaf has the same dtype and shape in all sequences."""
-        return all(len(kinds) == 1 for kinds in self._kinds)
+        return all(len(kinds) == 1 for kinds in self.kinds)
 
     @property
     def is_even(self) -> bool:
         """Whether each sequence is equally long in all leaves."""
-        return len(self.columns) == 1 or all(len(set(lengths)) == 1 for lengths in self.lengths)
+        return all(sizes == self.sizes[0] for sizes in self.sizes[1:])
 
     def read(self, count: int, *, single_step: bool) -> bool:
         """Reads about `count` more sequences; false at the end."""
+        begin = time.perf_counter()
         self._feed.fill(1 if single_step else count, single_step=single_step)
         at, size = self._feed.positions(), self._feed.size
-        if not size:
-            return False
         block = self._feed.take(size)
         elements = block.own_rows() if self.listed else block.rows()
+        self.read_s += time.perf_counter() - begin
+        if not size:
+            return False
+        first = len(self)
         with errors_named(self._op):
-            self._take_in(elements)
-        self._runs.append((len(self) - size, len(self), at))
+            kept = self._take_in(elements)
+        if kept is not None:
+            all_at, after = at, kept_places(kept, len(self) - first)
+            at = lambda j: all_at(after(j))  # noqa: E731
+        if len(self) > first:
+            self._runs.append((first, len(self), at))
         return True
 
-    def _take_in(self, elements: list[Any]) -> None:
-        columns = columns_of(self._layout, elements)
+    def _take_in(self, elements: list[Any]) -> list[bool] | None:
+        """Appends sequences; if it leaves some out, returns which of them it keeps."""
+        columns, kinds = map(list, zip(*columns_of(self._layout, elements), strict=True))
         if not self._op.drop_other_features:
             check_features({*self._layout.keys, *self._op.listed_features}, elements)
         lengths = [list(map(len, column)) for column in columns]
+        kept = None
+        if empty := empty_ones(self._layout.leaves, lengths):
+            kept = self._without(empty, len(elements))
+        if kept is not None:
+            elements = list(compress(elements, kept))
+            columns = [list(compress(column, kept)) for column in columns]
+            kinds = [kinds_of(column) if column else set() for column in columns]
+            lengths = [list(compress(found, kept)) for found in lengths]
+            if not elements:
+                return kept
         check_lengths(self._layout.leaves, lengths, split=isinstance(self._op, ConcatThenSplit))
         for key, values in self.listed.items():
             values += [_meta_value(element, key) for element in elements]
-        for column, kinds, new in zip(self.columns, self._kinds, columns, strict=True):
+        for column, known, new, new_kinds in zip(self.columns, self.kinds, columns, kinds, strict=True):
             column += new
-            kinds |= kinds_of(new)
-        self.lengths += zip(*lengths, strict=True)
+            known |= new_kinds
+        for sizes, found in zip(self.sizes, lengths, strict=True):
+            sizes += found
+        return kept
+
+    def _without(self, empty: list[int], size: int) -> list[bool] | None:
+        """Which of some sequences to keep, or `None` for all."""
+        match self._op.empty_sequences:
+            case "error":
+                raise PipelineError(f"{_no_tokens(self._layout.leaves)} {_LEAVE_OUT}")
+            case "keep":
+                self.has_empty = True
+                return None
+        if not self._record.left_out:
+            import logging  # slow to import, and hardly ever needed
+
+            logging.getLogger("headrace").warning(
+                "%s (pipeline at %s) leaves out empty sequences. %s `iterator.stats()` counts them; "
+                "`pack(..., empty_sequences='error')` makes them an error.",
+                self._op.label(),
+                self._op.site,
+                _no_tokens(self._layout.leaves),
+            )
+        self._record.leave_out(len(empty))
+        gone = set(empty)
+        return [i not in gone for i in range(size)]
 
     def positions(self) -> At:
         """The parent's position before each sequence that is here now."""
-        runs, end = list(self._runs), self._feed.stream.position
+        runs, start = list(self._runs), self._start
 
         def before(i: int) -> Position:
-            for first, stop, at in runs:
-                if i <= stop:
-                    return at(i - first)
-            return end
+            if i:
+                for first, stop, at in runs:
+                    if i <= stop:
+                        return at(i - first)
+            return start
 
         return before
 
     def drop(self, count: int) -> None:
         """Forgets the first sequences."""
-        for values in (*self.columns, *self.listed.values(), self.lengths):
+        self._start = self.positions()(count)
+        for values in (*self.columns, *self.listed.values(), *self.sizes, self._lengths):
             del values[:count]
         self._runs = [(first - count, stop - count, at) for first, stop, at in self._runs if stop > count]
         if not len(self):
-            self._kinds = [set() for _ in self._kinds]
+            self.kinds = [set() for _ in self.kinds]
+            self.has_empty = False
 
 
 def check_features(known: set[str], elements: Sequence[Any]) -> None:
@@ -108,13 +172,22 @@ def check_lengths(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]], *, s
                 f"A sequence of length {max(found)} does not fit into a row: the feature {leaf.name!r} has length "
                 f"{leaf.length} in length_struct. Give it more. {fix}"
             )
+
+
+def empty_ones(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]]) -> list[int]:
+    """The numbers of the sequences without tokens: in no leaf that is not meta, or, if all are, in none at all."""
     packed = [found for leaf, found in zip(leaves, lengths, strict=True) if not leaf.is_meta] or lengths
-    if 0 in packed[0] and 0 in map(max, zip(*packed, strict=True)):
-        names = [leaf.name for leaf in leaves if not leaf.is_meta or packed is lengths]
-        raise PipelineError(
-            f"A sequence is empty: it has no tokens in {' and '.join(map(repr, names))}. Leave such elements out "
-            f"before, as in `.filter(lambda element: len(element[{names[0]!r}]))`."
-        )
+    if 0 not in packed[0]:
+        return []
+    return [i for i, most in enumerate(map(max, zip(*packed, strict=True))) if not most]
+
+
+def _no_tokens(leaves: Sequence[Leaf]) -> str:
+    names = [leaf.name for leaf in leaves if not leaf.is_meta] or [leaf.name for leaf in leaves]
+    return f"A sequence is empty: it has no tokens in {' and '.join(map(repr, names))}."
+
+
+_LEAVE_OUT = "Leave such elements out in a `filter` before, or with `pack(..., empty_sequences='drop')`."
 
 
 def _meta_value(element: Any, key: str) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from headrace._ops.base import Op
 from headrace._ops.element import Filter, FlatMap, Map
 from headrace.errors import PipelineError, StructureError
@@ -55,12 +57,14 @@ class Split:
 
 def _long(element: Any, lengths: dict[str, int]) -> list[str]:
     """The features that are longer than a row."""
-    if not isinstance(element, Mapping):
+    if type(element) is not dict and not isinstance(element, Mapping):
         return []
     return [key for key, most in lengths.items() if _size(element.get(key)) > most]
 
 
 def _size(value: Any) -> int:
+    if type(value) is np.ndarray and value.ndim:
+        return len(value)
     return len(value) if hasattr(value, "__len__") and getattr(value, "ndim", 1) else 1
 
 

@@ -33,19 +33,30 @@ class BOSHandling(enum.Enum):
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()
 
 
+EMPTY_SEQUENCES = ("drop", "error", "keep")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Packer(Unary):
-    """Packs sequences into rows; `length_struct` has the length of a row for each feature."""
+    """Packs sequences into rows; `length_struct` has the length of a row for each feature.
+
+    `empty_sequences` is no parameter of states: a run that ended at an empty sequence goes on from its state without.
+    """
 
     length_struct: Mapping[str, Any]
     meta_features: Sequence[str] = field(default=(), kw_only=True)
     drop_other_features: bool = field(default=False, kw_only=True)
+    empty_sequences: str = field(default="drop", kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "length_struct", plain_ints(self.length_struct))
         if isinstance(self.meta_features, str):
             raise PipelineError(f"meta_features must be a sequence of names; got the string {self.meta_features!r}.")
         object.__setattr__(self, "meta_features", tuple(self.meta_features))
+        if self.empty_sequences not in EMPTY_SEQUENCES:
+            raise PipelineError(
+                f"empty_sequences must be one of {', '.join(map(repr, EMPTY_SEQUENCES))}; got {self.empty_sequences!r}."
+            )
         self.layout()
 
     def layout(self) -> Layout:
@@ -218,6 +229,7 @@ class PackOptions(TypedDict, total=False):
 
     meta_features: Sequence[str]
     drop_other_features: bool
+    empty_sequences: str
     num_packing_bins: int
     seed: int
     shuffle_bins: bool

@@ -47,14 +47,20 @@ class Padding:
 
 @dataclass(frozen=True)
 class PaddingReport:
-    """The padding of the same sequences by strategy; `print` shows it as a table."""
+    """The padding of the same sequences by strategy, and how many were left out since they are empty.
+
+    `print` shows it as a table.
+    """
 
     strategies: dict[str, Padding]
+    num_empty: int = 0
 
     def __str__(self) -> str:
         lines = [f"{'strategy':<12}  {'rows':>8}  {'padding':>8}"]
         for name, padding in self.strategies.items():
             lines.append(f"{name:<12}  {padding.num_rows:>8,}  {padding.share:>8.2%}")
+        if self.num_empty:
+            lines.append(f"{self.num_empty:,} empty sequence{'s' if self.num_empty > 1 else ''} left out")
         return "\n".join(lines)
 
 
@@ -90,9 +96,13 @@ def padding_report(
         if name not in known:
             raise PipelineError(f"There is no option {name!r}; the options are {', '.join(sorted(known))}.")
     ds = ds.map(lambda element: {key: element[key] for key in length_struct if key in element})
-    found = {}
+    found, num_empty = {}, 0
     for strategy in strategies:
         mine: Any = {name: value for name, value in options.items() if name in options_of(strategy)}
         rows = ds.take(num_sequences).pack(length_struct, strategy=strategy, long_sequences=long_sequences, **mine)
-        found[strategy] = Padding.of(rows)
-    return PaddingReport(found)
+        iterator: Any
+        with iter(rows) as iterator:
+            found[strategy] = Padding.of(iterator)
+            stages = {stage["stage"]: stage for stage in iterator.stats()["stages"]}
+        num_empty = stages[rows._op.label()]["left_out"]
+    return PaddingReport(found, num_empty)

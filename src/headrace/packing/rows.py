@@ -11,6 +11,9 @@ from headrace.errors import PipelineError, StructureError
 from headrace.packing.layout import Layout, Leaf
 
 Column = list[np.ndarray]
+Kind = tuple[np.dtype, tuple[int, ...]]
+"""The dtype and further axes of an array."""
+_NDIM, _DTYPE = attrgetter("ndim"), attrgetter("dtype")
 
 
 class Written(NamedTuple):
@@ -21,33 +24,41 @@ class Written(NamedTuple):
     positions: np.ndarray
 
 
-def columns_of(layout: Layout, elements: Sequence[Any]) -> list[Column]:
-    """The leaves of elements, each as a list of arrays with a length."""
+def columns_of(layout: Layout, elements: Sequence[Any]) -> list[tuple[Column, set[Kind]]]:
+    """The leaves of elements, each as a list of arrays with a length, and their kinds."""
     if layout.is_flat:
         with contextlib.suppress(KeyError, TypeError, IndexError):  # `take_apart` tells which element fails
             return [_as_arrays([element[key] for element in elements]) for key in layout.keys]
-    return [_as_arrays(column) for column in zip(*map(layout.take_apart, elements), strict=True)]
+    return [_as_arrays(list(column)) for column in zip(*map(layout.take_apart, elements), strict=True)]
 
 
-def _as_arrays(column: Sequence[Any]) -> Column:
-    if set(map(type, column)) == {np.ndarray} and min(map(attrgetter("ndim"), column)):
-        return list(column)
-    return [np.atleast_1d(np.asarray(value)) for value in column]
+def _as_arrays(column: list[Any]) -> tuple[Column, set[Kind]]:
+    if set(map(type, column)) == {np.ndarray}:
+        kinds = kinds_of(column)
+        if kinds is not None:
+            return column, kinds
+    arrays = [np.atleast_1d(np.asarray(value)) for value in column]
+    return arrays, kinds_of(arrays) or set()
 
 
-def write(leaf: Leaf, segments: Column, sizes: np.ndarray) -> Written:
-    """Rows of one leaf from the arrays of their segments; row `k` has `sizes[k]` segments."""
+def write(leaf: Leaf, segments: Column, sizes: np.ndarray, kinds: set[Kind] | None = None) -> Written:
+    """Rows of one leaf from the arrays of their segments; row `k` has `sizes[k]` segments.
+
+    `kinds` are those of the segments, if they are known.
+    """
     lengths = np.fromiter(map(len, segments), np.int64, len(segments))
     gaps = _gaps(leaf, lengths, sizes)
-    return Written(_values(leaf, segments, gaps, len(sizes)), *marks(leaf, lengths, sizes, gaps))
+    return Written(_values(leaf, segments, gaps, len(sizes), kinds), *marks(leaf, lengths, sizes, gaps))
 
 
-def write_end_to_end(leaf: Leaf, sequences: Column, lengths: np.ndarray, sizes: np.ndarray) -> Written:
+def write_end_to_end(
+    leaf: Leaf, sequences: Column, lengths: np.ndarray, sizes: np.ndarray, kinds: set[Kind]
+) -> Written:
     """Rows of concatenated sequences, which the ends of rows cut into segments of these lengths."""
     gaps = np.zeros(len(lengths), np.int64)
     gaps[-1] = len(sizes) * leaf.length - lengths.sum()
-    values = _values(leaf, sequences, np.append(np.zeros(len(sequences) - 1, np.int64), gaps[-1]), len(sizes))
-    return Written(values, *marks(leaf, lengths, sizes, gaps))
+    ends = np.append(np.zeros(len(sequences) - 1, np.int64), gaps[-1])
+    return Written(_values(leaf, sequences, ends, len(sizes), kinds), *marks(leaf, lengths, sizes, gaps))
 
 
 def _gaps(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -64,12 +75,13 @@ def marks(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) 
     """The segment ids and positions of rows."""
     shape = (len(sizes), leaf.length)
     spans = np.stack([lengths, gaps], axis=1).ravel()
-    ids = np.zeros(len(spans), np.int32)
+    ids, starts = np.zeros(len(spans), np.int32), (np.cumsum(spans) - spans) % leaf.length  # in their rows
     ids[::2] = np.arange(1, len(lengths) + 1) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     segment_ids = np.repeat(ids, spans).reshape(shape)
-    count, zeros = np.arange(lengths.max(initial=0), dtype=np.int32), np.zeros(gaps.max(initial=0), np.int32)
-    positions = np.empty(shape, np.int32)
-    np.concatenate(_in_turn([count[:n] for n in lengths.tolist()], zeros, gaps), out=positions.reshape(-1))
+    positions = np.repeat(-starts.astype(np.int32), spans).reshape(shape)
+    positions += np.arange(leaf.length, dtype=np.int32)
+    if gaps.any():
+        positions *= segment_ids != 0
     return segment_ids, positions
 
 
@@ -84,8 +96,10 @@ def _in_turn(segments: Column, padding: np.ndarray, gaps: np.ndarray) -> Column:
     return found + segments[done:]
 
 
-def _values(leaf: Leaf, segments: Column, gaps: np.ndarray, num_rows: int) -> np.ndarray:
-    dtype, tail = kind_of(leaf, segments)
+def _values(
+    leaf: Leaf, segments: Column, gaps: np.ndarray, num_rows: int, kinds: set[Kind] | None = None
+) -> np.ndarray:
+    dtype, tail = kind_of(leaf, segments, kinds or kinds_of(segments) or set())
     padding = np.zeros((gaps.max(), *tail), dtype)
     if leaf.padding is not None:
         _pad_with(leaf, padding)
@@ -108,9 +122,9 @@ def _pad_with(leaf: Leaf, padding: np.ndarray) -> None:
         )
 
 
-def kind_of(leaf: Leaf, segments: Column) -> tuple[np.dtype, tuple[int, ...]]:
+def kind_of(leaf: Leaf, segments: Column, kinds: set[Kind]) -> Kind:
     """The dtype and further axes of a leaf's rows; the dtype holds all segments, and is of the first one's kind."""
-    first, kinds = segments[0], kinds_of(segments)
+    first = segments[0]
     for dtype, tail in kinds:
         if tail != first.shape[1:] or not np.can_cast(dtype, first.dtype, "same_kind"):
             raise StructureError(
@@ -121,9 +135,11 @@ def kind_of(leaf: Leaf, segments: Column) -> tuple[np.dtype, tuple[int, ...]]:
     return np.result_type(*(dtype for dtype, _ in kinds)), first.shape[1:]
 
 
-def kinds_of(column: Column) -> set[tuple[np.dtype, tuple[int, ...]]]:
-    """The dtypes and further axes of arrays."""
-    dtypes = set(map(attrgetter("dtype"), column))
-    if len(dtypes) == 1 and set(map(attrgetter("ndim"), column)) == {1}:
-        return {(dtypes.pop(), ())}
+def kinds_of(column: Column) -> set[Kind] | None:
+    """The dtypes and further axes of arrays; `None` if some have no axes at all."""
+    axes, dtypes = set(map(_NDIM, column)), list(map(_DTYPE, column))
+    if 0 in axes:
+        return None
+    if axes == {1} and dtypes.count(dtypes[0]) == len(dtypes):
+        return {(dtypes[0], ())}
     return {(array.dtype, array.shape[1:]) for array in column}

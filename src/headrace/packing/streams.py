@@ -5,6 +5,7 @@ a group is a set of bins, and its number counts the rows before it. When concate
 sequences set aside in it, and its number says how much of the first sequence earlier rows have.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from headrace._plan.blocks import Block, Columns, Rows, concat
+from headrace._plan.recorder import StageRecord
 from headrace._plan.streams.base import Context, Position, Run, Stream, UnaryStream, open_stream, start_at
 from headrace.errors import PipelineError, StateError
 from headrace.packing.concat_split import Segment
@@ -36,10 +38,10 @@ class Group(NamedTuple):
 class PackStream(UnaryStream):
     """Makes rows, several groups at a time."""
 
-    def __init__(self, op: Packer, number: Any, taken: int, parent: Stream):
+    def __init__(self, op: Packer, record: StageRecord, number: Any, taken: int, parent: Stream):
         super().__init__((number, taken, parent.position), parent)
-        self._packer, self._layout = op, op.layout()
-        self._intake = Intake(op, self._layout, parent)
+        self._packer, self._layout, self._record = op, op.layout(), record
+        self._intake = Intake(op, self._layout, parent, record)
         self._number: Any = number
         self._taken = taken
         self._per_row = 1.0  # about how many sequences a row has
@@ -49,8 +51,11 @@ class PackStream(UnaryStream):
 
     def pull(self, n: int) -> Run | None:
         if self._block is None:
+            begin, read_s = time.perf_counter(), self._intake.read_s
             if not self._make(max(n, 1), single_step=n == 0):
                 return None
+            assert self._block is not None
+            self._record.add(self._block, time.perf_counter() - begin - (self._intake.read_s - read_s))
             if self._taken > self._ends[0]:
                 raise StateError(
                     f"The state has taken_of_group={self._taken}, and the rows of {self._packer.label()} come in a "
@@ -127,10 +132,10 @@ class PackStream(UnaryStream):
     def _write(self, rows: Sequence[Sequence[Segment]], groups: list[Group]) -> Block:
         """Rows as a block."""
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        leaves = self._layout.leaves
+        leaves, intake = self._layout.leaves, self._intake
         written = [
-            self._finish(leaf, write(leaf, self._arrays(column, rows, k), sizes))
-            for k, (leaf, column) in enumerate(zip(leaves, self._intake.columns, strict=True))
+            self._finish(leaf, write(leaf, self._arrays(column, rows, k), sizes, kinds if len(kinds) == 1 else None))
+            for k, (leaf, column, kinds) in enumerate(zip(leaves, intake.columns, intake.kinds, strict=True))
         ]
         return self._columns(written, len(rows))
 
@@ -198,8 +203,8 @@ class SplitStream(PackStream):
 
     _packer: ConcatThenSplit
 
-    def __init__(self, op: ConcatThenSplit, *at: Any):
-        super().__init__(op, *at)
+    def __init__(self, op: ConcatThenSplit, record: StageRecord, *at: Any):
+        super().__init__(op, record, *at)
         self._buffer = op.token_buffer()
         leaves = self._layout.leaves
         one_length = len({leaf.length for leaf in leaves}) == 1 and not any(leaf.is_meta for leaf in leaves)
@@ -223,21 +228,26 @@ class SplitStream(PackStream):
         if self._to_check:
             self._check_taken(single_step=single_step)
             self._to_check = False
+        ahead = 0
         if self._even:
             num_rows = 1 if single_step else min(n, max(1, BLOCK_CELLS // self._layout.leaves[0].length))
-            self._read_tokens(num_rows * self._layout.leaves[0].length, single_step=single_step)
-            self._even = self._intake.is_even and self._intake.is_uniform
+            # Empty segments that follow a full row belong to it, so one more token must be known, except at the end.
+            ahead = int(self._packer.empty_sequences == "keep")
+            if not self._read_tokens(num_rows * self._layout.leaves[0].length + ahead, single_step=single_step):
+                ahead = 0
+            self._even = self._intake.is_even and self._intake.is_uniform and not self._intake.has_empty
         if self._even:
             with errors_named(self._packer):
-                return self._cut_evenly()
+                return self._cut_evenly(ahead)
         made = super()._make(n, single_step=single_step)
         self._buffer.drop(len(self._buffer) - len(self._intake))
         return made
 
     def _check_taken(self, *, single_step: bool) -> None:
         """Raises unless the first sequence is as long as the state says was taken of it."""
-        there = len(self._intake) or self._intake.read(1, single_step=single_step)
-        lengths = self._intake.lengths[0] if there else (0,) * len(self._layout.leaves)
+        while not len(self._intake) and self._intake.read(1, single_step=single_step):
+            pass  # all of what was read is empty
+        lengths = self._intake.lengths[0] if len(self._intake) else (0,) * len(self._layout.leaves)
         if any(map(int.__gt__, self._number, lengths)):
             raise StateError(
                 f"The state has tokens_taken={list(self._number)}, and the sequence there has {list(lengths)} in "
@@ -245,25 +255,25 @@ class SplitStream(PackStream):
             )
         self._even = self._even and len(set(self._number)) == 1
 
-    def _read_tokens(self, count: int, *, single_step: bool) -> None:
-        """Reads until `count` tokens are left for rows, or to the end."""
+    def _read_tokens(self, count: int, *, single_step: bool) -> bool:
+        """Reads until `count` tokens are left for rows, or to the end: then it is false."""
         intake = self._intake
-        there = sum(length[0] for length in intake.lengths) - (self._number[0] if self._number else 0)
+        there = sum(intake.sizes[0]) - (self._number[0] if self._number else 0)
         while there < count:
             known = len(intake)
             wanted = (count - there) * max(known, 1) // max(there, 1) + 1 if there > 0 else 1
             if not intake.read(min(wanted, count - there), single_step=single_step):
-                return
-            there += sum(length[0] for length in intake.lengths[known:])
+                return False
+            there += sum(intake.sizes[0][known:])
+        return True
 
-    def _cut_evenly(self) -> bool:
-        """Cuts all full rows from what has been read, or the last row if there is no full one."""
+    def _cut_evenly(self, ahead: int) -> bool:
+        """Cuts all full rows from what has been read but the last `ahead` tokens, or the last row if none is full."""
         intake, leaves, length = self._intake, self._layout.leaves, self._layout.leaves[0].length
         taken = self._number[0] if self._number else 0
-        sizes = np.fromiter((size[0] for size in intake.lengths), np.int64, len(intake))
-        ends = np.cumsum(sizes) - taken
+        ends = np.cumsum(np.array(intake.sizes[0], np.int64)) - taken
         total = int(ends[-1]) if len(intake) else 0
-        num_rows = max(total // length, 1)
+        num_rows = max((total - ahead) // length, 1)
         stop = min(num_rows * length, total)
         if not stop:
             return False
@@ -271,13 +281,15 @@ class SplitStream(PackStream):
         starts = np.searchsorted(ends, begins, side="right")
         into = begins - np.append(-taken, ends)[starts]
         numbers = [(n,) * len(leaves) if n else 0 for n in into.tolist()]
-        cuts = np.unique(np.concatenate([ends[: starts[-1]], begins[1:]]))
+        cuts = np.concatenate([ends[: starts[-1]], begins[1:]])
+        cuts.sort(kind="stable")  # which merges two lists in order
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
         lengths = np.diff(cuts, prepend=0)
         per_row = np.bincount((cuts - 1) // length, minlength=num_rows)
         ends_in = int(starts[-1]), int(into[-1])
         written = [
-            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), lengths, per_row))
-            for leaf, column in zip(leaves, intake.columns, strict=True)
+            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), lengths, per_row, kinds))
+            for leaf, column, kinds in zip(leaves, intake.columns, intake.kinds, strict=True)
         ]
         self._number = numbers[-1]
         self._set(self._columns(written, num_rows), range(1, num_rows + 1), numbers, starts.tolist())
@@ -315,4 +327,5 @@ def open_packer(op: Packer, position: Position, context: Context) -> Stream:
     """The stream of a packer."""
     number, taken, inner = start_at(op, position)
     kind: Any = SplitStream if isinstance(op, ConcatThenSplit) else BinsStream
-    return kind(op, number, taken, open_stream(op.parent, inner, context))
+    record = context.record(op, "consumer")
+    return kind(op, record, number, taken, open_stream(op.parent, inner, context))

@@ -4,6 +4,7 @@ A text's tokens depend on the text alone: not on other texts in the same call, a
 """
 
 import abc
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ Token = int | str | Literal[True] | None
 
 
 INT32 = np.dtype(np.int32)
+_CODES = {np.dtype(code): code for code in "iIHq"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,13 @@ class Encoder(abc.ABC):
         if self.bos:
             ids = self.bos + ids
         ids += self.eos
-        return np.fromiter(ids, self.settings.dtype, len(ids))
+        dtype, count = self.settings.dtype, len(ids)
+        code = _CODES.get(dtype)
+        if code is None:
+            return np.fromiter(ids, dtype, count)
+        found = np.empty(count, dtype)
+        struct.pack_into(f"{count}{code}", found, 0, *ids)  # takes two thirds of the time
+        return found
 
     @property
     def num_threads(self) -> int | None:

@@ -26,7 +26,6 @@ from headrace._plan.kernels import Fetch, fetcher
 from headrace._plan.origins import origin
 from headrace._plan.recorder import StageRecord
 from headrace._utils.trees import Empty
-from headrace.options import ReadOptions
 from headrace.protocols import Executor
 
 Position = Any
@@ -161,7 +160,7 @@ class Context:
     after it; with `wait=False`, without waiting for threads to end.
 
     Attributes:
-        executor: Makes the executor that computes chunks of a random-access chain.
+        executor: Makes the executor that computes chunks of a random-access chain, given the start of a stream.
         watch: Makes the `Watch` of a filter.
         ahead: Makes a stream that a thread computes ahead.
         processes: Opens the stream of an `mp_prefetch`.
@@ -180,7 +179,7 @@ class Context:
         kept: What belongs to an iterator until it goes to another position, also if streams are opened again.
     """
 
-    executor: Callable[[ReadOptions | None], Executor]
+    executor: Callable[[ToStream], Executor]
     watch: Callable[[Op], Watch]
     ahead: Callable[[Stream, Prefetch], Stream] = lambda stream, op: stream
     processes: Callable[[MpPrefetch, Position, "Context"], Stream] = lambda op, position, context: open_stream(

@@ -44,7 +44,7 @@ class IndexStream(Stream):
         self._fetch = fetch if context.guard is None else partial(self._fetch_guarded, fetch, context.guard)
         self._bad: dict[int, list[BadRecord]] = {}  # found ahead: by the first index of what was fetched
         self._length = op.parent.length() if context.stop is None else min(op.parent.length(), context.stop)
-        self._executor = context.executor(op.read_options)
+        self._executor = context.executor(op)
         self._asked: deque[range] = deque()
         self._next = self.position
         self._skips_missing = not op.allow_nones

@@ -43,6 +43,7 @@ class _BinPackIterDataset(IterDataset):
             length_struct,
             strategy=self._strategy,
             drop_other_features=True,
+            empty_sequences="keep",
             num_packing_bins=num_packing_bins,
             seed=seed,
             shuffle_bins=shuffle_bins,
@@ -133,6 +134,7 @@ class ConcatThenSplitIterDataset(IterDataset):
         self._operation = stream.pack(
             length_struct,
             strategy="concat_split",
+            empty_sequences="keep",
             meta_features=tuple(meta_features),
             split_full_length_features=split_full_length_features,
             bos_handling=bos_handling,
@@ -167,7 +169,7 @@ class PackAndBatchOperation(Operation):
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
         records, needs, bins, index = [], [], self._open_bins(), 0
         for record in input_iterator:
-            arrays = [array for (array,) in columns_of(self._layout, [{"record": record.data}])]
+            arrays = [array for (array,), _ in columns_of(self._layout, [{"record": record.data}])]
             lengths = tuple(map(len, arrays))
             check_lengths(self._layout.leaves, [[length] for length in lengths], split=False)
             needs.append(lengths)

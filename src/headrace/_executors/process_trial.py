@@ -1,0 +1,142 @@
+"""Decides by a trial whether worker processes pay, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
+
+Outputs are computed in this process first, in threads if those pay. If they are costly and threads do not help, workers
+go on from the position after the last output, and stay if they are faster. Positions say nothing of who computes, so
+nothing but speed depends on the choice. It is kept with the operation, for the next iterator.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from headrace._executors.autotune import ELEMENT_S, GAIN, AutotunedExecutor
+from headrace._ops.buffer import MpPrefetch, ToStream
+from headrace._plan.streams import Context, Position, Run, Stream, open_stream
+from headrace._utils.threads import num_cores
+from headrace.protocols import Executor
+
+HERE_S = 0.25  # how long to wait for outputs that are computed here: longer than a trial of threads
+WORKERS_S = 0.1  # and for those of workers, once each has given some
+
+
+class Choice:
+    """What trials of one `mp_prefetch` have found; `workers` is `None` as long as that is nothing."""
+
+    workers: bool | None = None
+
+
+class TrialStream(Stream):
+    """Outputs computed here, then by workers, and from then on by whoever was faster.
+
+    Args:
+        op: The `mp_prefetch`.
+        position: Where to begin.
+        context: What streams run on.
+        choice: Gets what the trial finds.
+        open_workers: Opens the stream that workers compute, at a position.
+        end_workers: Ends the workers.
+    """
+
+    def __init__(
+        self,
+        op: MpPrefetch,
+        position: Position,
+        context: Context,
+        choice: Choice,
+        open_workers: Callable[[Position], Stream],
+        end_workers: Callable[[], None],
+    ):
+        self._op, self._choice = op, choice
+        self._open_workers, self._end_workers = open_workers, end_workers
+        self._context = context
+        self._executors: list[AutotunedExecutor] = []
+        self._is_stuck = False
+        self._stream = self._open_here(position)
+        super().__init__(self._stream.position)
+        self._with_workers = False
+        self._rate_here = 0.0
+        self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 0
+        self._ends = num_cores() == 1
+
+    def _open_here(self, position: Position) -> Stream:
+        return open_stream(self._op.parent, position, replace(self._context, executor=self._executor))
+
+    def _executor(self, op: ToStream) -> Executor:
+        executor = self._context.executor(op)
+        if isinstance(executor, AutotunedExecutor):
+            executor.on_stuck = self._note_stuck  # instead of advice to do what this does
+            self._executors.append(executor)
+        return executor
+
+    def _note_stuck(self, found: str) -> None:
+        self._is_stuck = True
+
+    def pull(self, n: int) -> Run | None:
+        begin = time.perf_counter()
+        run = self._stream.pull(n)
+        if run is None:
+            return None
+        run = self._run(*run)
+        if not self._ends:
+            self._count(len(run.block), time.perf_counter() - begin)
+        return run
+
+    def _count(self, outputs: int, waited_s: float) -> None:
+        if self._unmeasured > 0:
+            self._unmeasured -= outputs
+            return
+        self._outputs += outputs
+        self._waited_s += waited_s
+        if self._with_workers:
+            if self._waited_s >= WORKERS_S or self._outputs * WORKERS_S >= 8 * self._rate_here:
+                self._ends = True
+                self._choice.workers = self._outputs / max(self._waited_s, 1e-9) >= GAIN * self._rate_here
+                if not self._choice.workers:
+                    self._go_on_here()
+        elif self._outputs and (self._waited_s >= HERE_S or (self._is_stuck and self._waited_s > 0)):
+            self._rate_here = self._outputs / self._waited_s
+            threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
+            if threads_pay or self._waited_s < ELEMENT_S * self._outputs:
+                self._ends, self._choice.workers = True, False
+            else:
+                self._go_on_with_workers()
+
+    def _go_on_with_workers(self) -> None:
+        self._with_workers = True
+        self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 2 * num_cores()
+        try:
+            workers = self._open_workers(self.position)
+        except Exception as e:  # such as a function that cannot be pickled
+            import logging  # slow to import, and hardly ever needed
+
+            logging.getLogger("headrace").warning(
+                "%s (pipeline at %s): no worker processes, since they cannot be started: %s",
+                self._op.label(),
+                self._op.site,
+                e,
+            )
+            self._ends, self._choice.workers = True, False
+            return
+        self._stream.close(wait=False)
+        self._stream = workers
+
+    def _go_on_here(self) -> None:
+        self._with_workers = False
+        self._stream.close()
+        self._end_workers()
+        self._stream = self._open_here(self.position)
+
+    def ready(self) -> bool:
+        return self._stream.ready()
+
+    def start(self) -> None:
+        self._stream.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        self._stream.close(wait=wait)
+
+
+def number(num_workers: Any) -> int:
+    """How many processes `AUTOTUNE` means: one for each core."""
+    return num_workers if isinstance(num_workers, int) else num_cores()

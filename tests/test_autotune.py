@@ -1,0 +1,316 @@
+"""The choice among the consumer, threads and worker processes, while a pipeline runs."""
+
+import logging
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+import headrace._executors
+from headrace import AUTOTUNE, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace._executors import autotune, process_trial
+from headrace._executors.autotune import AutotunedExecutor
+from headrace._executors.process_trial import Choice
+from headrace._executors.threads import ThreadExecutor, Threads
+from headrace.performance import num_cores
+from headrace.testing import assert_resumable
+from tests.proc import nothing_left
+
+TRIES = 30
+BLOB = zlib.compress(np.random.default_rng(0).integers(0, 9, 400_000).astype(np.uint8).tobytes())
+
+
+def spin(x):
+    """Work that holds the GIL."""
+    return sum(i for i in range(60_000)) + x
+
+
+def inflate(x):
+    """Work that releases the GIL."""
+    return len(zlib.decompress(BLOB)) + x
+
+
+def wait(x):
+    time.sleep(0.003)
+    return x
+
+
+def add_one(x):
+    return x + 1
+
+
+@pytest.fixture
+def executors(monkeypatch):
+    """The executors that were made."""
+    made = []
+    init = AutotunedExecutor.__init__
+    monkeypatch.setattr(AutotunedExecutor, "__init__", lambda self, *args: made.append(self) or init(self, *args))
+    return made
+
+
+@pytest.fixture
+def advice(monkeypatch, caplog):
+    """The warnings; lines that have had one may have it again."""
+    monkeypatch.setattr(headrace._executors, "_advised", set())
+    caplog.set_level(logging.WARNING, "headrace")
+    return caplog
+
+
+def read(ds, count=200):
+    """The first elements."""
+    with iter(ds) as iterator:
+        return [x for x, _ in zip(iterator, range(count), strict=False)]
+
+
+def two_threads_gain():
+    """How much faster two bare threads are than one."""
+
+    def work():
+        for x in range(20):
+            inflate(x)
+
+    took_s = []
+    for count in (1, 2):
+        begin, threads = time.perf_counter(), [threading.Thread(target=work) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took_s.append(time.perf_counter() - begin)
+    return 2 * took_s[0] / took_s[1]
+
+
+# ---- threads
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+def test_threads_that_hold_the_gil_are_not_used_and_the_user_is_told_once(executors, advice):
+    ds = MapDataset.range(10_000).map(spin).to_iter_dataset()
+    for _ in range(TRIES):  # a trial on a busy machine knows nothing
+        read(ds)
+        assert executors[-1].threads_pay is not True
+        if advice.records:
+            break
+    (record,) = advice.records
+    assert record.levelno == logging.WARNING
+    text = record.getMessage()
+    assert "map(spin" in text
+    assert "test_autotune.py:" in text
+    assert "hold the GIL" in text
+    assert "add `.mp_prefetch()`" in text
+    read(ds)
+    assert len(advice.records) == 1
+
+
+@pytest.mark.parametrize(("function", "count"), [(wait, 200), (inflate, 200), (add_one, 20_000)])
+def test_nobody_is_told_where_threads_scale_or_elements_are_cheap(advice, function, count):
+    for _ in range(3):
+        read(MapDataset.range(10**6).map(function).to_iter_dataset(), count)
+    assert not advice.records
+
+
+def test_threads_are_used_for_functions_that_wait(executors):
+    read(MapDataset.range(10_000).map(wait).to_iter_dataset())
+    assert executors[-1].threads_pay
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+def test_threads_are_used_for_functions_that_release_the_gil(executors):
+    are_free = 0
+    for _ in range(TRIES):
+        read(MapDataset.range(10_000).map(inflate).to_iter_dataset())
+        if executors[-1].threads_pay:
+            return
+        are_free += two_threads_gain() > 1.6
+        assert are_free < TRIES // 3, "threads were never used"
+    pytest.skip("others use the cores")
+
+
+def test_cheap_elements_stay_with_the_consumer(executors):
+    read(MapDataset.range(10**6).map(add_one).to_iter_dataset(), 100_000)
+    assert executors[-1].threads_pay is not True
+
+
+@pytest.mark.parametrize("options", [ReadOptions(num_threads=0), ReadOptions(num_threads=4)])
+def test_nothing_is_tried_where_the_user_says_how_many(executors, advice, options):
+    read(MapDataset.range(300).map(spin).to_iter_dataset(options))
+    assert not executors
+    assert not advice.records
+
+
+class Clock:
+    """Time that passes only where a test says so; `ran` and `queued` are what threads do in it."""
+
+    def __init__(self, monkeypatch, ran, queued):
+        self.now, self.ran, self.queued, self.wanted = 0.0, ran, queued, 0.0
+        monkeypatch.setattr(autotune.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(autotune, "thread_wanted_s", lambda: self.wanted)
+        monkeypatch.setattr(
+            autotune, "on_cores_s", lambda threads: (self.now * self.ran, self.now * self.queued) if threads else (0, 0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("gain", "ran", "queued", "cores", "share", "elsewhere_s", "pays", "told"),
+    [
+        (1.0, 1.0, 0.1, 2, 1.0, 0.0, False, True),  # the GIL is held
+        (1.5, 1.0, 2.9, 2, 1.0, 0.0, False, False),  # the machine is busy: more threads get more of it
+        (1.9, 1.9, 2.0, 2, 1.0, 0.0, True, False),  # the GIL is released
+        (1.1, 1.9, 2.0, 2, 1.0, 0.0, False, False),  # not enough to pay
+        (3.9, 0.1, 0.0, 2, 0.1, 0.0, True, False),  # functions wait
+        (2.0, 2.2, 0.2, 16, 1.0, 0.0, True, True),  # they pay, and processes would be far better
+        (14.0, 14.0, 0.5, 16, 1.0, 0.0, True, False),
+        (5.0, 0.9, 0.1, 2, 1.0, 0.004, True, False),  # the consumer does something else, and hardly waits
+        (1.0, 1.0, 0.1, 1, 1.0, 0.0, False, False),  # there is only one core
+    ],
+)
+def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhere_s, pays, told):
+    clock, said = Clock(monkeypatch, ran, queued), []
+    monkeypatch.setattr(autotune, "num_cores", lambda: cores)
+
+    class Paced(ThreadExecutor):
+        def next(self):
+            clock.now += 0.004 / gain
+            return super().next()
+
+    monkeypatch.setattr(autotune, "ThreadExecutor", Paced)
+    threads = Threads()
+    executor = AutotunedExecutor(
+        threads, lambda number: ThreadExecutor(threads, number or 16, 64, 1 << 20), said.append
+    )
+
+    class Block(list):
+        def num_bytes(self):
+            return 8
+
+    def inline():
+        clock.now += 0.004
+        clock.wanted += share * 0.004
+        return Block([1])
+
+    try:
+        for _ in range(400):
+            while size := executor.wants(1):
+                is_inline = executor._current is executor._inline
+                executor.submit(inline if is_inline else lambda: Block([1]), size)
+            executor.next()
+            clock.now += elsewhere_s
+            if executor.threads_pay is not None:
+                break
+        assert executor.threads_pay is pays
+        assert bool(said) is told
+        assert all(f"on {cores} cores" in text for text in said)
+    finally:
+        executor.close()
+        threads.close()
+
+
+# ---- worker processes
+
+
+def outputs_and_states(ds):
+    with iter(ds) as iterator:
+        outputs, states = [], [iterator.get_state()]
+        for x in iterator:
+            outputs.append(x)
+            states.append(iterator.get_state())
+        stages = iterator.stats()["stages"]
+    return [repr(x) for x in outputs], states, {stage["where"] for stage in stages}
+
+
+def costly(n):
+    return (
+        MapDataset.range(n)
+        .shuffle(seed=2)
+        .map(spin)
+        .to_iter_dataset()
+        .filter(lambda x: x % 5 > 0)
+        .random_map(lambda x, rng: x + int(rng.integers(9)), seed=1)
+        .window_shuffle(7, seed=3)
+        .batch(2)
+    )
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+@pytest.mark.parametrize("stays", [True, False])
+def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stays):
+    monkeypatch.setattr(process_trial, "GAIN", 0.0 if stays else 1e9)
+    monkeypatch.setattr(process_trial, "HERE_S", 0.05)
+    monkeypatch.setattr(process_trial, "WORKERS_S", 0.02)
+    expected = outputs_and_states(costly(600))
+    ds = costly(600).mp_prefetch(AUTOTUNE)
+    with nothing_left():
+        for _ in range(2):  # the second time it is known
+            found = outputs_and_states(ds)
+            assert found[:2] == expected[:2]
+            assert ds._op.kept.of(Choice).workers is stays
+            assert ("workers" in found[2]) or not stays
+        with iter(ds) as iterator:  # a state taken on one side is good on the other
+            iterator.set_state(expected[1][17])
+            assert [repr(x) for x in iterator] == expected[0][17:]
+        del ds
+
+
+def test_cheap_outputs_get_no_workers():
+    ds = MapDataset.range(3000).map(add_one).mp_prefetch(AUTOTUNE)
+    with nothing_left():
+        outputs, _, where = outputs_and_states(ds)
+    assert outputs == [repr(x) for x in range(1, 3001)]
+    assert where == {"consumer"}
+
+
+def test_functions_that_wait_get_threads_and_no_workers():
+    ds = MapDataset.range(400).map(wait).mp_prefetch(AUTOTUNE)
+    with nothing_left():
+        assert "workers" not in outputs_and_states(ds)[2]
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+def test_functions_that_workers_cannot_have_stay_with_the_consumer(monkeypatch, caplog):
+    monkeypatch.setattr(process_trial, "HERE_S", 0.02)
+    lock = threading.Lock()
+
+    def locked(x):
+        with lock:
+            return spin(x)
+
+    ds = MapDataset.range(100).map(locked).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=AUTOTUNE))
+    with caplog.at_level(logging.WARNING, "headrace"):
+        assert list(ds) == [spin(x) for x in range(100)]
+    assert any("no worker processes" in record.getMessage() for record in caplog.records)
+
+
+def test_errors_come_after_all_elements_before_them(monkeypatch):
+    monkeypatch.setattr(process_trial, "HERE_S", 0.02)
+    monkeypatch.setattr(process_trial, "GAIN", 0.0)
+
+    def fails(x):
+        return spin(x) if x < 150 else 1 // 0
+
+    with iter(MapDataset.range(300).map(fails).to_iter_dataset().mp_prefetch(AUTOTUNE)) as iterator:
+        assert [next(iterator) for _ in range(150)] == [spin(x) for x in range(150)]
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                next(iterator)
+
+
+def test_a_worker_init_fn_has_workers_from_the_start():
+    def init(index, count):
+        globals()["there"] = True
+
+    ds = MapDataset.range(6).map(lambda x: (x, "there" in globals())).to_iter_dataset().mp_prefetch(AUTOTUNE, init)
+    assert list(ds) == [(x, True) for x in range(6)]
+
+
+def test_every_output_is_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(process_trial, "HERE_S", 0.01)
+    monkeypatch.setattr(process_trial, "GAIN", 0.0)
+    assert_resumable(costly(40).mp_prefetch(AUTOTUNE))
+
+
+def test_the_plan_says_so():
+    ds = MapDataset.range(6).to_iter_dataset().mp_prefetch(AUTOTUNE)
+    assert "mp_prefetch(num_workers=AUTOTUNE)" in str(ds.explain())
+    assert "worker processes where a trial shows that they pay" in str(ds.explain())
