@@ -242,3 +242,16 @@ def test_locked_memory_that_is_dropped_leaves_nothing(cuda):
         del memory
         gc.collect()
         assert not cuda.locked
+
+
+GPUS = [each for each in jax.devices() if each.platform == "gpu"]
+
+
+@pytest.mark.skipif(not GPUS, reason="needs a CUDA device")
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_gpu_gets_what_was_made(pipeline):
+    with nothing_left(), iter(device_put(PIPELINES[pipeline](), GPUS[0])) as iterator:
+        for i, element in enumerate(iterator):
+            assert all(leaf.devices() == {GPUS[0]} and bool((leaf == i).all()) for leaf in jax.tree.leaves(element))
+        assert i == 59
+    assert not page_locks._locks._locked

@@ -21,7 +21,7 @@ class PageLocks:
     """The locks of this process."""
 
     def __init__(self, driver: CudaDriver):
-        self._driver, self._pid = driver, os.getpid()
+        self._driver, self.pid = driver, os.getpid()
         self._changing = threading.RLock()  # a mapping may die at any time, also while this thread locks another
         self._locked: dict[int, weakref.ref[np.ndarray]] = {}  # mappings by their addresses
         self._is_at_limit = False
@@ -55,14 +55,14 @@ class PageLocks:
         address = _address(mapping)
         with self._changing:
             found = self._locked.get(address)
-            if found is not None and found() is mapping and os.getpid() == self._pid:
+            if found is not None and found() is mapping and os.getpid() == self.pid:
                 self._driver.finish_transfers()
                 self._unlock(address, found)
 
     def _unlock(self, address: int, lock: Any) -> None:
         """Also called when a mapping dies: in any thread, before the memory is unmapped."""
         with self._changing:
-            if os.getpid() != self._pid or self._locked.get(address) is not lock:
+            if os.getpid() != self.pid or self._locked.get(address) is not lock:
                 return
             del self._locked[address]
             try:
@@ -72,17 +72,20 @@ class PageLocks:
 
 
 _locks: PageLocks | None = None
+_opening = threading.Lock()
 
 
 def page_locks(device: int) -> PageLocks | None:
     """The locks of this process; `None` where NVIDIA's driver is missing. `device` is one that the process uses."""
     global _locks
-    if _locks is None or _locks._pid != os.getpid():
-        try:
-            _locks = PageLocks(CudaDriver(device))
-        except (OSError, AttributeError, HeadraceError) as e:
-            logging.getLogger("headrace").info("Memory is not page-locked: %s", e)
-    return _locks
+    with _opening:
+        if _locks is None or _locks.pid != os.getpid():
+            try:
+                _locks = PageLocks(CudaDriver(device))
+            except (OSError, AttributeError, HeadraceError) as e:
+                logging.getLogger("headrace").info("Memory is not page-locked: %s", e)
+                return None
+        return _locks
 
 
 def unlock(mapping: np.ndarray) -> None:
