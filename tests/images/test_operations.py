@@ -84,6 +84,21 @@ def test_encoded_or_not_the_same_is_drawn(names, seed):
     assert_equal(compose.random_map(JPEG, rng(seed)), compose.random_map(Decode().map(JPEG), rng(seed)))
 
 
+@given(
+    st.integers(1, 500), st.integers(1, 500), st.integers(1, 90), st.integers(1, 90), st.booleans(), st.integers(0, 99)
+)
+def test_nothing_from_outside_the_image_comes_in(height, width, size, inner, as_jpeg, seed):
+    white = np.full((height, width, 3), 255, np.uint8)
+    white = encoded(white) if as_jpeg else white
+    crop = CenterCrop(min(size, inner)) if seed % 2 else RandomCrop(min(size, inner))
+    for compose in (
+        [Resize(size), crop],
+        [Resize(size), RandomHorizontalFlip(), crop],
+        [RandomResizedCrop(size), crop],
+    ):
+        assert Compose(compose).random_map(white, rng(seed)).min() == 255
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_scaled_jpeg_is_nearly_the_same(seed):
     content = encoded(photo(600, 800, seed))
@@ -162,8 +177,9 @@ def test_sixteen_bits_and_floats():
     floats = Resize(40).map(PHOTO.astype(np.float32) / 255)
     assert floats.dtype == np.float32
     assert difference(floats * 255, Resize(40).map(PHOTO)) < 1
-    with pytest.raises(PipelineError, match="dtype int64; crops and sizes are for uint8, uint16, float32"):
+    with pytest.raises(PipelineError, match="dtype int64; only uint8, uint16, float32 can be resized"):
         Resize(40).map(PHOTO.astype(np.int64))
+    assert CenterCrop(40).map(PHOTO.astype(np.int64)).dtype == np.int64
     with pytest.raises(PipelineError, match="ColorJitter takes images of the dtype uint8; got uint16"):
         ColorJitter(0.5).random_map(deep, rng())
     normal = Normalize([0.5], [0.5]).map(deep)

@@ -14,6 +14,7 @@ import numpy as np
 from headrace.errors import DataError
 
 Size = tuple[int, int]  # height and width
+ROUNDING = 1e-6  # of a pixel
 ATTEMPTS = 10  # to find a box that fits into the image, as in torchvision
 
 
@@ -45,8 +46,9 @@ class Crop(NamedTuple):
         return (self.height, self.width) != (self.out_height, self.out_width)
 
     def lies_in(self, height: int, width: int) -> bool:
-        """Whether the box lies within an image of this size."""
-        return self.top >= 0 and self.left >= 0 and self.top + self.height <= height and self.left + self.width <= width
+        """Whether the box lies within an image of this size, but for rounding."""
+        bottom, right = self.top + self.height, self.left + self.width
+        return min(self.top, self.left, height - bottom, width - right) > -ROUNDING
 
     def then(self, other: "Crop") -> "Crop | None":
         """The crop that does what `other` does to the result of this one; None if no single crop does.

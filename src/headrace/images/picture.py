@@ -112,6 +112,11 @@ class Picture:
     def _decoded(self) -> np.ndarray:
         assert self._content is not None
         stored = decoding.decode(self._content, self._how, self._where)
+        if self._header is not None and stored.shape[:2] != self._header[:2]:
+            raise DataError(
+                f"{self._where} has {stored.shape[0]} × {stored.shape[1]} pixels, and its header says "
+                f"{self._header.height} × {self._header.width}: it is damaged."
+            )
         return np.ascontiguousarray(upright(stored, self._orientation()))
 
     def _decoded_crop(self, crop: Crop) -> np.ndarray:

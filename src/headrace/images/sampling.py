@@ -36,15 +36,15 @@ BILINEAR = Sampling()
 
 def sample(image: np.ndarray, crop: Crop, how: Sampling = BILINEAR) -> np.ndarray:
     """A box of an array, flipped and resized as the crop says, as a new row."""
-    if image.dtype.name not in DTYPES:
-        raise PipelineError(f"An image has the dtype {image.dtype}; crops and sizes are for {', '.join(DTYPES)}.")
     if not crop.lies_in(*image.shape[:2]):
         image, crop = _with_margins(image, crop)
     row = new_row((crop.out_height, crop.out_width, *image.shape[2:]), image.dtype)
     if not crop.resizes and all(float(number).is_integer() for number in crop[:4]):
         row[...] = _box(image, crop)[:, :: -1 if crop.flip else 1]
-    else:
-        resize()(image, crop, how, row)
+        return row
+    if image.dtype.name not in DTYPES:
+        raise PipelineError(f"An image has the dtype {image.dtype}; only {', '.join(DTYPES)} can be resized.")
+    resize()(image, crop, how, row)
     return row
 
 
@@ -70,7 +70,7 @@ def _with_margins(image: np.ndarray, crop: Crop) -> tuple[np.ndarray, Crop]:
 
 # ------------------------------------------------------------------------------------------------- libraries
 
-Resize = Callable[[np.ndarray, Crop, Sampling, np.ndarray], None]
+Resizer = Callable[[np.ndarray, Crop, Sampling, np.ndarray], None]
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def opencv() -> Any:
 
 
 @functools.cache
-def resize() -> Resize:
+def resize() -> Resizer:
     """What resizes: OpenCV or, without it, Pillow."""
     cv2 = opencv()
     if cv2 is not None:
@@ -184,10 +184,11 @@ def _with_pillow(pillow: Any, image: np.ndarray, crop: Crop, how: Sampling, row:
 
 def _resized(pillow: Any, picture: Any, crop: Crop, how: Sampling) -> Any:
     size = crop.out_width, crop.out_height
-    right, bottom = min(crop.left + crop.width, picture.width), min(crop.top + crop.height, picture.height)
+    left, right = max(0, crop.left), min(crop.left + crop.width, picture.width)
+    top, bottom = max(0, crop.top), min(crop.top + crop.height, picture.height)
     by = pillow.Resampling.NEAREST if how.interpolation == "nearest" else pillow.Resampling.BILINEAR
     if how.antialias or how.interpolation == "nearest":
-        made = picture.resize(size, by, box=(crop.left, crop.top, right, bottom))
+        made = picture.resize(size, by, box=(left, top, right, bottom))
     else:
         affine = (crop.width / size[0], 0, crop.left, 0, crop.height / size[1], crop.top)
         made = picture.transform(size, pillow.Transform.AFFINE, affine, by)
