@@ -66,7 +66,7 @@ class Encoder(abc.ABC):
         if code is None:
             return np.fromiter(ids, dtype, count)
         found = np.empty(count, dtype)
-        struct.pack_into(f"{count}{code}", found, 0, *ids)  # takes two thirds of the time
+        struct.pack_into(f"{count}{code}", found.data, 0, *ids)  # takes two thirds of the time
         return found
 
     @property
