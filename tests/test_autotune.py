@@ -1,6 +1,7 @@
 """The choice among the consumer, threads and worker processes, while a pipeline runs."""
 
 import logging
+import os
 import threading
 import time
 import zlib
@@ -14,6 +15,7 @@ from headrace._executors import autotune, process_trial
 from headrace._executors.autotune import AutotunedExecutor
 from headrace._executors.process_trial import Choice
 from headrace._executors.threads import ThreadExecutor, Threads
+from headrace.errors import WorkerError
 from headrace.performance import num_cores
 from headrace.testing import assert_resumable
 from tests.proc import nothing_left
@@ -294,6 +296,23 @@ def test_errors_come_after_all_elements_before_them(monkeypatch):
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 next(iterator)
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
+    monkeypatch.setattr(process_trial, "HERE_S", 0.02)
+    monkeypatch.setattr(process_trial, "WORKERS_S", 1e9)  # the trial goes on
+    consumer = os.getpid()
+
+    def ends(x):
+        if x == 150 and os.getpid() != consumer:
+            os._exit(1)
+        return spin(x)
+
+    with iter(MapDataset.range(300).map(ends).to_iter_dataset().mp_prefetch(AUTOTUNE)) as iterator:
+        assert [next(iterator) for _ in range(150)] == [spin(x) for x in range(150)]
+        with pytest.raises(WorkerError):
+            next(iterator)
 
 
 def test_a_worker_init_fn_has_workers_from_the_start():

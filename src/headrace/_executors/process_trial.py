@@ -120,6 +120,7 @@ class TrialStream(Stream):
             return
         self._stream.close(wait=False)
         self._stream = workers
+        self._choice.workers = True  # also after an error: what ends its process must not run here
 
     def _go_on_here(self) -> None:
         self._with_workers = False
