@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 _cache = tempfile.TemporaryDirectory(prefix="headrace-tests-")  # and not the user's own
 os.environ |= {"HEADRACE_CACHE": f"{_cache.name}/remote", "XDG_CACHE_HOME": _cache.name}
 
-settings.register_profile("quick", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
+settings.register_profile("quick", deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 settings.register_profile("thorough", deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

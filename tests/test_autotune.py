@@ -301,6 +301,8 @@ def test_errors_come_after_all_elements_before_them(monkeypatch):
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
     monkeypatch.setattr(process_trial, "HERE_S", 0.02)
+    monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
+    monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
     monkeypatch.setattr(process_trial, "WORKERS_S", 1e9)  # the trial goes on
     consumer = os.getpid()
 
