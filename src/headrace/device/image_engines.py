@@ -51,6 +51,11 @@ def on_cpu(content: np.ndarray, crop: Crop | None, number: int) -> np.ndarray:
         raise
 
 
+def batch_on_cpu(contents: list[np.ndarray], crops: list[Crop]) -> np.ndarray:
+    """Crops of all images, decoded here."""
+    return np.stack([on_cpu(*each) for each in zip(contents, crops, range(len(crops)), strict=True)])
+
+
 class OnCpu:
     """Decodes on the CPU and moves the result to a device of PyTorch."""
 
@@ -59,8 +64,7 @@ class OnCpu:
         self.hand_over, self.close = device.hand_over, device.close
 
     def __call__(self, name: str, contents: list[np.ndarray], crops: list[Crop], rest: dict[str, Any]) -> Any:
-        images = [on_cpu(*each) for each in zip(contents, crops, range(len(crops)), strict=True)]
-        return self._device.move({name: np.stack(images), **rest})
+        return self._device.move({name: batch_on_cpu(contents, crops), **rest})
 
 
 class JaxCpu:
@@ -70,8 +74,7 @@ class JaxCpu:
         self._device = device
 
     def __call__(self, name: str, contents: list[np.ndarray], crops: list[Crop], rest: dict[str, Any]) -> Any:
-        images = [on_cpu(*each) for each in zip(contents, crops, range(len(crops)), strict=True)]
-        return optional("jax", extra="jax").device_put({name: np.stack(images), **rest}, self._device)
+        return optional("jax", extra="jax").device_put({name: batch_on_cpu(contents, crops), **rest}, self._device)
 
     def hand_over(self, batch: Any) -> Any:
         return batch

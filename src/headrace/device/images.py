@@ -11,18 +11,18 @@ interpolates in other steps. On a CPU they are.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from headrace import transforms
 from headrace._ops.base import Unary
-from headrace._ops.buffer import Prefetch
-from headrace._plan.streams import Context, Position, Stream, open_stream, stream_of
+from headrace._plan.streams import Context, Position, Stream, stream_of
 from headrace._utils import trees
 from headrace.dataset import IterDataset
 from headrace.device.image_engines import Decoder, decoder_for
-from headrace.device.moving import Moved, OneByOne, check_dataset
+from headrace.device.moving import check_dataset, moved_ahead
 from headrace.errors import DataError, PipelineError
 from headrace.images import Compose, Crop
 from headrace.images.headers import read_header
@@ -104,10 +104,8 @@ class DecodeImages(Unary):
 
 @stream_of.register
 def _(op: DecodeImages, position: Position, context: Context) -> Stream:
-    one_by_one = OneByOne(open_stream(op.parent, position, context))
     decoder = decoder_for(op.device)
-    decoded = Moved(op, one_by_one, lambda batch: _decoded(decoder, batch), decoder.close)
-    return Moved(op, context.ahead(decoded, Prefetch(op, op.buffer_size)), decoder.hand_over)
+    return moved_ahead(op, position, context, decoder, partial(_decoded, decoder))
 
 
 def _decoded(decoder: Decoder, batch: Any) -> Any:

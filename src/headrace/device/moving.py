@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace._ops.base import Op
+from headrace._ops.buffer import Prefetch
 from headrace._plan.blocks import Rows
 from headrace._plan.elements import blame
-from headrace._plan.streams import Run, Stream, UnaryStream
+from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
 from headrace._plan.streams.base import places
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
@@ -74,3 +75,9 @@ class Moved(UnaryStream):
     def close(self, *, wait: bool = True) -> None:
         super().close(wait=wait)
         self._close()
+
+
+def moved_ahead(op: Any, position: Position, context: Context, device: Any, move: Callable[[Any], Any]) -> Stream:
+    """The outputs of an operation's parent, moved in a thread and handed over in the consumer's."""
+    moved = Moved(op, OneByOne(open_stream(op.parent, position, context)), move, device.close)
+    return Moved(op, context.ahead(moved, Prefetch(op, op.buffer_size)), device.hand_over)

@@ -9,12 +9,11 @@ import cloudpickle
 import numpy as np
 
 from headrace._ops.base import Unary
-from headrace._ops.buffer import Prefetch
-from headrace._plan.streams import Context, Position, Stream, open_stream, stream_of
+from headrace._plan.streams import Context, Position, Stream, stream_of
 from headrace._utils import trees
 from headrace.dataset import IterDataset
 from headrace.device.locked_memory import locked_memory
-from headrace.device.moving import Moved, OneByOne, check_dataset
+from headrace.device.moving import check_dataset, moved_ahead
 from headrace.errors import PipelineError, StateError, optional
 from headrace.options import check_counts
 from headrace.sources.torch_data import GUESTS
@@ -116,11 +115,8 @@ class ToTorchDevice(Unary):
 
 @stream_of.register
 def _(op: ToTorchDevice, position: Position, context: Context) -> Stream:
-    one_by_one = OneByOne(open_stream(op.parent, position, context))
     device = CudaDevice(op.device) if op.device.type == "cuda" else OtherDevice(op.device)
-    moved = Moved(op, one_by_one, device.move, device.close)
-    ahead = context.ahead(moved, Prefetch(op, op.buffer_size))
-    return Moved(op, ahead, device.hand_over)
+    return moved_ahead(op, position, context, device, device.move)
 
 
 class OtherDevice:
