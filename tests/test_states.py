@@ -128,7 +128,12 @@ CHANGED = {  # saved with, restored with, what the error says
     "parts of a mix of many": (
         lambda: many_parts(1),
         lambda: many_parts(100),
-        "part '16'",
+        "part '6'",
+    ),
+    "parts of a concatenation of many": (
+        lambda: MapDataset.concatenate([numbers(5).shuffle(seed=1)] * 40).to_iter_dataset(),
+        lambda: MapDataset.concatenate([numbers(5).shuffle(seed=2)] * 40).to_iter_dataset(),
+        "part '7'; and 32 more",
     ),
     "a large seed": (
         lambda: numbers().shuffle(seed=5).to_iter_dataset(),
@@ -399,3 +404,15 @@ def test_weights_of_a_mix_in_an_older_state():
     assert list(other) == list(iterator)
     with pytest.raises(StateError, match=r"proportion\[1\] 250 → 300"):
         iter(mix([1, 3])).set_state(state)
+
+
+def test_a_state_has_at_most_one_number_for_each_part_of_many_parts():
+    four = MapDataset.concatenate([numbers(5).shuffle(seed=1).batch(1)] * 4)
+    sixteen = MapDataset.concatenate([four] * 4)
+    many = MapDataset.concatenate([sixteen] * 4)  # 64 parts of three operations
+    iterator = iter(many.to_iter_dataset())
+    next(iterator)
+    assert len(str(iterator.get_state())) < 4096
+    other = MapDataset.concatenate([sixteen.shuffle(seed=2)] * 4)
+    with pytest.raises(StateError, match="part '3'"):
+        iter(other.to_iter_dataset()).set_state(iterator.get_state())

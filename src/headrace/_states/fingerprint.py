@@ -61,10 +61,25 @@ def _chain(op: Op) -> list[Op]:
 
 def _described(parts: dict[str, Op]) -> dict[str, Any]:
     found = {name: fingerprint(part) for name, part in parts.items()}
-    if sum(map(len, found.values())) <= MOST_ENTRIES:
+    if sum(map(_num_entries, found.values())) <= MOST_ENTRIES:
         return found
-    digests = {name: number_of(repr(_of_indices(_entries(entries)))) for name, entries in found.items()}
+    digests = {name: _digest(entries) for name, entries in found.items()}
     return digests if len(digests) <= MOST_PARTS else {"all": number_of(repr(digests))}
+
+
+def _num_entries(part: Any) -> int:
+    """The number of entries of a part, with those of its own parts."""
+    if not isinstance(part, dict):  # its digest
+        return 1
+    return sum(1 + sum(map(_num_entries, entry.get("parts", {}).values())) for entry in part.values())
+
+
+def _digest(part: Any) -> int:
+    """One number for a part: it changes when the meaning of the part's indices does."""
+    if not isinstance(part, dict):
+        return part
+    entries = _entries(part)
+    return number_of(repr(_of_indices(entries) or entries))  # with random access, every entry counts
 
 
 def _numbers(identity: dict[str, Any]) -> Iterator[tuple[str, int]]:
@@ -166,7 +181,7 @@ def _difference_of_dicts(where: str, theirs: dict[str, Any], mine: dict[str, Any
         if part not in theirs or part not in mine:
             yield f"{where} {part!r} {'is gone' if part in theirs else 'is new'}"
         elif not isinstance(theirs[part], dict) or not isinstance(mine[part], dict):
-            if theirs[part] != mine[part]:
+            if _digest(theirs[part]) != _digest(mine[part]):
                 yield f"{where} {part!r}"
         else:
             for left, right in zip_longest(_entries(theirs[part]), _entries(mine[part])):
@@ -186,7 +201,7 @@ def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, p
             inner = positions.get(name)
             texts = differences(parts[name], saved[name], inner) if inner is not None else _unopened(mine, saved, name)
             found += [f"part {name!r}: {text}" for text in texts]
-        elif saved[name] != mine[name]:
+        elif _digest(saved[name]) != _digest(mine[name]):
             found.append("the parts" if name == "all" else f"part {name!r}")
     return found
 

@@ -28,6 +28,7 @@ from headrace.errors import StateError, StateWarning
 
 Json = dict[str, Any]
 BESIDE = ("pipeline", "functions", "checksum")
+MOST_SHOWN = 8  # differences in an error
 
 
 class Identity:
@@ -93,7 +94,8 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         raise StateError(f"The state is damaged, or not of this pipeline ({what}): {sorted(map(str, bare))}.") from e
     if found:
         text = "The state was saved with another pipeline, so going on would lose or repeat elements: "
-        _refuse(f"{text}{'; '.join(found)} (saved → here)", strict=strict)
+        more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+        _refuse(f"{text}{'; '.join(found[:MOST_SHOWN])}{more} (saved → here)", strict=strict)
     changed = changed_functions(op, state.get("functions"))
     if changed:
         _warn(f"Functions have changed since the state was saved: {', '.join(changed)}.")
