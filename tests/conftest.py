@@ -20,9 +20,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 _cache = tempfile.TemporaryDirectory(prefix="headrace-tests-")  # and not the user's own
 os.environ |= {"HEADRACE_CACHE": f"{_cache.name}/remote", "XDG_CACHE_HOME": _cache.name}
 
-settings.register_profile("quick", deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
-settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-settings.register_profile("thorough", deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+
+def register_profile(name, max_examples, **options):
+    settings.register_profile(
+        name, max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck), **options
+    )
+
+
+register_profile("quick", 12, derandomize=True)  # the same examples every time: CI judges changes, the others search
+register_profile("default", 60)
+register_profile("thorough", 300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

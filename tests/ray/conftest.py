@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
+os.environ.setdefault("RAY_worker_niceness", "0")  # else actors give way to every other test on this machine
 collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
 
 
