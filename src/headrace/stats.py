@@ -109,6 +109,11 @@ class Stats:
         whole = _between(recorder.records, None, totals)
         return dataclasses.replace(whole, bad_records=walk.bad_records.stats(), recent=recent)
 
+    @classmethod
+    def between(cls, walk: "Walk", before: Totals | None, now_s: float) -> "Stats":
+        """The statistics of an iterator since a moment; `None` is the beginning."""
+        return _between(walk.recorder.records, before, walk.recorder.totals(now_s))
+
     @property
     def wall_s(self) -> float:
         """How long the consumer has been reading, with what it did in between."""
