@@ -9,8 +9,8 @@ from typing import Any
 import cloudpickle
 
 from headrace._utils.addresses import redacted
-from headrace.errors import DataError, MissingDependency, PipelineError, WorkerError
-from headrace.sources import files, metadata, opening
+from headrace.errors import MissingDependency, PipelineError, WorkerError
+from headrace.sources import files, opening
 from headrace.sources.opening import formats
 from headrace.sources.verification.process import Place, ReadingProcess, Task, Unit
 from headrace.sources.verification.report import Damage, Part, Verification
@@ -66,7 +66,7 @@ def verify(
     if form.name == "TFDS":
         options = {"split": "all"} | options
     if form.name == "Hugging Face" and "split" not in options:
-        paths = _splits(paths[0])
+        paths = opening.saved_splits(paths[0])
     run.check([Unit(path, path, timeout_s + _opening_s(path)) for path in paths], options)
     if form in formats.FOLDERS:
         run.check_files_in(paths)
@@ -88,15 +88,6 @@ def _is_path(source: Any) -> bool:
 def _shown(path: str) -> str:
     """A path for the report: without the secrets of an address."""
     return redacted(path) if files.is_remote(path) else path
-
-
-def _splits(folder: str) -> list[str]:
-    """The splits in a folder that Hugging Face saved; if it is one dataset, the folder."""
-    try:
-        listed = metadata.read(files.below(folder, "dataset_dict.json")).at("splits").items()
-        return [split.name_below(folder) for split in listed] or [folder]
-    except (FileNotFoundError, DataError):  # opening the folder says what is wrong
-        return [folder]
 
 
 def _opening_s(path: str) -> float:
