@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
+from headrace._utils.image_headers import read_header
 from headrace.errors import DataError
 from headrace.images import CenterCrop, Compose, Decode, RandomResizedCrop, Resize, decoding, geometry, sampling
-from headrace.images.headers import read_header
 from headrace.images.operation import Operation
 from headrace.sources import ImageFolderDataSource
 from headrace.sources.images import decoding as whole_images
