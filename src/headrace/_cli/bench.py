@@ -11,7 +11,7 @@ from headrace._report.numbers import plain_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Runs a pipeline for some seconds and says how fast it is, where the time goes and what limits it."
+    parser.description = "Runs a pipeline for some seconds and says how fast it is, where time goes and what limits it."
     arguments.add_pipeline(parser)
     parser.add_argument("--seconds", type=arguments.seconds, default=5.0, metavar="S", help="how long to run (5)")
     arguments.add_json(parser)

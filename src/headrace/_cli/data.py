@@ -53,12 +53,12 @@ class Data:
         with contextlib.closing(iter(self.dataset)) as iterator:
             return list(islice(iterator, count))
 
-    def spec(self, record: Any) -> dict[str, str]:
-        """What values a record has, by name: as the source knows, or as one record shows."""
+    def spec(self) -> dict[str, str] | None:
+        """The dtypes and shapes of a record's values, by name; `None` if the source does not know them."""
         try:
             return spec_of(self.dataset.element_spec)
         except SpecError:
-            return spec_of(record)
+            return None
 
 
 def open_data(given: argparse.Namespace) -> Data:
@@ -66,7 +66,7 @@ def open_data(given: argparse.Namespace) -> Data:
     form, parts, checksums = opening.parts_of(given.path, format=given.format)
     splits = opening.splits_of(parts[0], form.name)
     split = given.split or ("train" if "train" in splits else next(iter(splits), None))
-    options = {} if split is None else {"split": split}
+    options: dict[str, Any] = {} if split is None else {"split": split}
     source = opening.open(given.path, format=given.format, **options)
     dataset = source if isinstance(source, IterDataset) else MapDataset.source(source)
     found = [file for part in parts for file in _files_of(part)]
@@ -96,8 +96,10 @@ def spec_of(tree: Any) -> dict[str, str]:
 
     >>> spec_of({"x": np.zeros((2, 3), np.uint8), "name": "a", "more": [1.5], "pair": ({"y": 1}, b"")})
     {'x': 'uint8[2, 3]', 'name': 'str', 'more': 'list[1]', 'pair[0].y': 'int', 'pair[1]': 'bytes'}
+    >>> spec_of(b"")
+    {'record': 'bytes'}
     """
-    return dict(_named("", tree))
+    return {name or "record": kind for name, kind in _named("", tree)}
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, str]]:

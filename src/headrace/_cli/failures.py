@@ -4,19 +4,17 @@ import os
 import traceback
 
 from headrace._utils.addresses import redacted
+from headrace._utils.one_line import one_line
 from headrace.errors import HeadraceError, in_words, users_frames
+
+LONGEST = 4000  # characters
 
 
 def in_one_line(error: BaseException) -> str:
     """What went wrong, with its notes; for an error in a user's code, with the place."""
     text = str(error) if isinstance(error, HeadraceError | OSError) else in_words(error) + _place(error)
     lines = [text or type(error).__name__, *getattr(error, "__notes__", ())]
-    return one_printable_line(redacted(" ".join(map(str, lines))))
-
-
-def one_printable_line(text: str) -> str:
-    """A text without line breaks, and without codes that a terminal would obey."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
+    return one_line(redacted(" ".join(map(str, lines))), LONGEST)
 
 
 def _place(error: BaseException) -> str:

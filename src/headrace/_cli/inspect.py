@@ -28,20 +28,22 @@ def _inspect(given: argparse.Namespace) -> int:
     data = open_data(given)
     first = data.records(1)
     example = as_example(first[0]) if first else None
+    known = data.spec()
+    spec = known or (spec_of(first[0]) if first else {})
     if given.json:
         found = _as_dict(given.path, data) | {
-            "spec": data.spec(first[0]) if first else {},
+            "spec": spec,
+            "spec_is_of_first_record": known is None,
             "first_record": as_json(first[0]) if first else None,
             "example": None if example is None else as_json(example),
         }
         print(json.dumps(found, indent=2))
         return 0
     parts: list[output.Part] = [output.Fields(_fields(_as_dict(given.path, data)))]
+    if spec:
+        parts.append(output.Fields(spec.items(), "Spec" if known else "Spec of the first record"))
     if first:
-        parts += [
-            output.Fields(data.spec(first[0]).items(), "Values of a record"),
-            output.Lines(element_text(first[0]).splitlines(), "First record"),
-        ]
+        parts.append(output.Lines(element_text(first[0]).splitlines(), "First record"))
     if example is not None:
         parts.append(output.Fields(spec_of(example).items(), "It is a tf.train.Example with the features"))
         parts.append(output.Lines(element_text(example).splitlines()))
@@ -54,9 +56,7 @@ def _as_dict(path: str, data: Data) -> dict[str, Any]:
     return {
         "path": redacted(path),
         "format": data.format,
-        "files": [
-            {"path": redacted(file), "bytes": size} for file, size in zip(data.files, sizes, strict=True)
-        ],
+        "files": [{"path": redacted(file), "bytes": size} for file, size in zip(data.files, sizes, strict=True)],
         "bytes": sum(sizes) if sizes else None,
         "splits": data.splits,
         "split": data.split,

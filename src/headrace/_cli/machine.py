@@ -181,9 +181,7 @@ def _advice(found: dict[str, Any]) -> list[str]:
     if files.get("now") is not None and files["now"] < FEW_DESCRIPTORS:
         advice.append(f"Only {files['now']} files may be open: data in many files needs more. Run `ulimit -n 4096`.")
     if cores["quota"] is not None and cores["quota"] < cores["usable"]:
-        advice.append(
-            f"This process may use the time of {cores['quota']:g} cores: more workers than that do not help."
-        )
+        advice.append(f"This process may use the time of {cores['quota']:g} cores: more workers than that do not help.")
     available = found["memory"]["available_bytes"]
     if available is not None and available < LITTLE_BYTES:
         advice.append(f"Only {_gib(available)} of memory are available: use few workers and small buffers.")

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from headrace._cli.failures import one_printable_line
+from headrace._utils.one_line import one_line
 
 GAP = "  "
+LONGEST = 10_000  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def show(*parts: Part) -> None:
 def cell(value: Any, *, indented: bool = False) -> str:
     """A value in one printable line; with `indented`, spaces at its beginning are kept."""
     text = str(value)
-    return text[: len(text) - len(text.lstrip(" "))] * indented + one_printable_line(text)
+    return text[: len(text) - len(text.lstrip(" "))] * indented + one_line(text, LONGEST)
 
 
 def _lines(part: Part) -> list[str]:

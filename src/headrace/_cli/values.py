@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from headrace._utils.one_line import short_repr
+
 MOST_VALUES = 1000  # of an array
 MOST_BYTES = 1 << 16
+MOST_TEXT = 1000  # characters of other objects
 
 
 def as_json(value: Any) -> Any:
@@ -20,8 +23,9 @@ def as_json(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, np.generic):
-        return as_json(value.item())
+    if isinstance(value, np.number | np.bool_ | np.str_ | np.bytes_):
+        plain = value.item()
+        return str(plain) if isinstance(plain, np.generic | complex) else as_json(plain)
     if isinstance(value, int | float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -33,9 +37,9 @@ def as_json(value: Any) -> Any:
         return {"num_bytes": len(content), "base64": base64.b64encode(content[:MOST_BYTES]).decode()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if hasattr(value, "__array__"):
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
         return _array(np.asarray(value))
-    return {"type": type(value).__name__, "repr": repr(value)[:MOST_VALUES]}
+    return {"type": type(value).__name__, "repr": short_repr(value, MOST_TEXT)}
 
 
 def _array(array: np.ndarray) -> Any:

@@ -1,8 +1,16 @@
-"""The numbers of `iterator.stats()` as plain values with all keys, whichever version of the statistics they are from."""
+"""The numbers of `iterator.stats()` as plain values with all keys."""
 
 from typing import Any
 
-_STAGE = {"where": "consumer", "elements": 0, "bytes": 0, "left_out": 0, "busy_s": 0.0, "waited_s": 0.0, "buffered": None}
+_STAGE = {
+    "where": "consumer",
+    "elements": 0,
+    "bytes": 0,
+    "left_out": 0,
+    "busy_s": 0.0,
+    "waited_s": 0.0,
+    "buffered": None,
+}
 
 
 def plain_numbers(stats: Any) -> dict[str, Any]:
