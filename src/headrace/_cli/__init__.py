@@ -15,6 +15,7 @@ COMMANDS = {
     "head": "print the first records of a data set, or elements of a pipeline",
     "explain": "say how a pipeline is computed, and by whom",
     "bench": "run a pipeline for some seconds and say what limits it",
+    "view": "watch a pipeline in the browser",
     "convert": "write data in another format",
     "doctor": "check this machine, or find damaged files and records",
 }
