@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,6 +111,10 @@ class DataLoader(marks.DataLoader):
     def explain(self) -> Plan:
         """How the loader's pipeline will be computed, operation by operation."""
         return self._dataset.explain()
+
+    def view(self, *, title: str = "Loader", port: int = 0, open_browser: bool = True) -> Any:
+        """Serves a page on this machine that shows the loader's pipeline while it runs: see `MapDataset.view`."""
+        return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
 
     def __iter__(self) -> "DataLoaderIterator":
         return DataLoaderIterator(self)

@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -107,6 +108,18 @@ class Dataset(Generic[T]):
     def explain(self) -> Plan:
         """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`."""
         return Plan(self._op)
+
+    def view(self, *, title: str = "Pipeline", port: int = 0, open_browser: bool = True) -> "Any":
+        """Serves a page on this machine that shows the pipeline while it runs, and what operations do to elements.
+
+        It returns a `View` with the address, `url`, and `close()`. A script that has nothing else to do calls `wait()`.
+
+        Args:
+            title: What the page is called.
+            port: The port to serve at; any that is free by default.
+            open_browser: Whether to open the page in a browser, if there is a screen.
+        """
+        return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
 
     def __repr__(self) -> str:
         return show(self._op)

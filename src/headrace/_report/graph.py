@@ -90,9 +90,8 @@ class Graph:
             after.append(op)
             op = op.parents[0]
         parts = [self._chain(parent) for parent in op.parents[:MOST_PARTS]]
-        shown = (
-            after[::-1] if len(after) <= MOST_NODES else after[: -MOST_NODES // 2 : -1] + after[MOST_NODES // 2 :: -1]
-        )
+        in_order, half = after[::-1], MOST_NODES // 2
+        shown = in_order if len(after) <= MOST_NODES else in_order[:half] + in_order[-half:]
         nodes = [self._node(each) for each in (op, *shown)]
         return Chain(nodes, parts, (len(op.parents) - len(parts), len(after) - len(shown)))
 

@@ -1,5 +1,6 @@
-"""The shares of the parts of a mix, as far as it has come: a mix is a function of the count, so they can be computed."""
+"""The shares of the parts of a mix so far: which part an element is from follows from its number alone."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,7 @@ def _parts_of(op: Mixing, count: int) -> np.ndarray:
     if isinstance(op, ScheduledMix) and count:
         bounds = np.unique(np.linspace(0, count, BINS + 1).astype(np.int64)).tolist()
         names = op.names or len(op.parts)
-        stretches = zip(bounds[:-1], bounds[1:], strict=True)
+        stretches = itertools.pairwise(bounds)
         rows = [op.schedule.shares(a, min(b, a + MOST_IN_STRETCH), names, op.lane)[0] for a, b in stretches]
         return np.array([row.mean(axis=0) for row in rows if len(row)])
     return np.empty(0, np.int64)

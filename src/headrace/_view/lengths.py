@@ -81,7 +81,8 @@ def _lengths(elements: Iterable[Any]) -> dict[str, np.ndarray]:
     """By feature, the length of each element that has one; features that some lack are left out."""
     found: dict[str, list[int]] = defaultdict(list)
     count = 0
-    for count, element in enumerate(elements, start=1):
+    for element in elements:
+        count += 1
         for name, value in _features("", element):
             found[name].append(len(value))
     return {name: np.array(lengths) for name, lengths in found.items() if len(lengths) == count}

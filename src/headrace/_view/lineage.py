@@ -1,8 +1,8 @@
 """What an output was made of: for each operation, the inputs that became some of its outputs.
 
 In a random-access chain indices tell. In a stream positions do: the inputs of an output are what the parent gives
-between the position before and the position after it. Where a group of inputs becomes a group of outputs, the inputs get
-numbers, and the operation shows where those end up.
+between the position before and the position after it. Where a group of inputs becomes a group of outputs, the inputs
+get numbers, and the operation shows where those end up.
 """
 
 import dataclasses
@@ -48,8 +48,11 @@ class Inputs:
 # ------------------------------------------------------------------------------------------ streams
 
 
-def inputs_of(op: Op, output: Output, streams: Streams) -> list[Inputs]:
-    """What an output of a stream was made of, from each parent that gave something."""
+def inputs_of(op: Op, output: Output, streams: Streams, *, alone: bool = True) -> list[Inputs]:
+    """What an output of a stream was made of, from each parent that gave something.
+
+    If it is the only output that is asked about (`alone`), this has what a filter left out before it.
+    """
     if isinstance(op, UserDataset | GlobalBatch):
         return []
     if isinstance(op, ToStream):
@@ -59,6 +62,8 @@ def inputs_of(op: Op, output: Output, streams: Streams) -> list[Inputs]:
         return _of_parts(op, output, streams)
     if isinstance(op, Interleave):
         return _of_interleave(op, output, streams)
+    if isinstance(op, Filter):
+        return [_of_filter(op, output, streams, alone=alone)]
     return [_of_parent(op, output, streams)]
 
 
@@ -69,9 +74,6 @@ def _of_parent(op: Any, output: Output, streams: Streams) -> Inputs:
     if isinstance(op, Repeat | Skip):
         start = None if isinstance(op, Repeat) and output.before[0] != output.after[0] else first
         return Inputs(op.parent, streams.between(op.parent, start, last)[-1:])
-    if isinstance(op, Filter):
-        found = streams.between(op.parent, first, last)
-        return Inputs(op.parent, found[-MOST:], f"{len(found) - 1:,} left out before the last" * (len(found) > 1))
     if isinstance(op, FlatMap):
         if output.after[0]:  # there are more children of the element
             return Inputs(op.parent, list(islice(streams.outputs(op.parent, last), 1)))
@@ -86,6 +88,13 @@ def _of_parent(op: Any, output: Output, streams: Streams) -> Inputs:
         number = _number_of(op, output.before, streams)
         return Inputs(op.parent, list(islice(streams.outputs(op.parent, first), number, number + 1)))
     return _in_order(op, output, streams)
+
+
+def _of_filter(op: Filter, output: Output, streams: Streams, *, alone: bool) -> Inputs:
+    found = streams.between(op.parent, _below(op, output.before), _below(op, output.after))
+    if not alone:
+        return Inputs(op.parent, found[-1:])
+    return Inputs(op.parent, found[-MOST:], f"{len(found) - 1:,} left out before the last" * (len(found) > 1))
 
 
 def _in_order(op: Any, output: Output, streams: Streams) -> Inputs:

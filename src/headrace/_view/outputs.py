@@ -1,9 +1,11 @@
 """Outputs of streams with their positions, computed here: without threads, workers and buffers."""
 
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from headrace._executors.bad_records import BadRecords
@@ -16,11 +18,13 @@ from headrace._plan.origins import index_in
 from headrace._plan.plan import Plan
 from headrace._plan.streams import Context, Position, open_stream
 from headrace.compat.grain.marks import in_pipeline
-from headrace.errors import PipelineError, StateError
+from headrace.errors import PipelineError, StateError, in_words
 from headrace.options import DatasetOptions, ErrorPolicy
 
 SEARCH_S = 20.0
 LONGEST_RUN = 256
+QUICK_S = 0.005  # a run that takes longer is long enough
+MOST_KNOWN = 1000  # places of a stream
 
 
 @dataclass(frozen=True)
@@ -45,18 +49,21 @@ class Streams:
         quiet = DatasetOptions(on_error=ErrorPolicy(policy.action, None, None, None))
         self._plan = Plan(Options(op, quiet))
 
-    def outputs(self, op: Op, position: Position, run: int = 1) -> Iterator[Output]:
-        """The outputs of an operation from a position on, made in runs of about this length."""
+    def outputs(self, op: Op, position: Position, longest_run: int = 1) -> Iterator[Output]:
+        """The outputs of an operation from a position on, made in runs that become longer while they are quick."""
         context = Context(
             executor=lambda _: InlineExecutor(),
             watch=lambda _: _NobodyWatches(),
             guard=BadRecords(self._plan).guard(),
         )
-        stream = open_stream(op, position, context)
+        stream, run = open_stream(op, position, context), 1
         try:
+            begin = time.monotonic()
             while (made := in_pipeline(stream.pull, run)) is not None:
+                run = min(2 * run, longest_run) if time.monotonic() - begin < QUICK_S else run
                 for i, row in enumerate(made.block.own_rows()):
                     yield Output(row, made.at(i), made.at(i + 1))
+                begin = time.monotonic()
         finally:
             stream.close()
             context.close()
@@ -76,34 +83,46 @@ class Finder:
 
     def __init__(self, op: Op, streams: Streams):
         self._op, self._streams = op, streams
-        self._counts: list[int] = [0]
-        self._positions: list[Position] = [None]
+        self._known: list[tuple[int, Position]] = [(0, None)]  # how many outputs have come, and the position then
+        self._lock = threading.Lock()
 
     def remember(self, count: int, position: Position) -> None:
         """Notes the position after so many outputs."""
-        place = bisect_right(self._counts, count)
-        if self._counts[place - 1] != count:
-            self._counts.insert(place, count)
-            self._positions.insert(place, position)
+        with self._lock:
+            place = bisect_right(self._known, count, key=itemgetter(0))
+            if self._known[place - 1][0] != count:
+                self._known.insert(place, (count, position))
+            if len(self._known) > MOST_KNOWN:
+                del self._known[1::2]
 
     def find(self, number: int) -> Output:
-        """The output with this number, from 0 on."""
+        """The output with this number, from 0 on; where its number tells its position, its error if it has one."""
         position = self._position_of(number)
         if position is not None:
             for output in self._streams.outputs(self._op, position):
                 return output
-        place = bisect_right(self._counts, number) - 1
-        count, end = self._counts[place], time.monotonic() + SEARCH_S
-        for output in self._streams.outputs(self._op, self._positions[place], LONGEST_RUN):
+        try:
+            return self._walk_to(number)
+        except PipelineError:
+            raise
+        except Exception as e:
+            raise PipelineError(f"Element {number:,} cannot be reached: {in_words(e)}") from e
+
+    def _walk_to(self, number: int) -> Output:
+        with self._lock:
+            first, position = self._known[bisect_right(self._known, number, key=itemgetter(0)) - 1]
+        count, end = first, time.monotonic() + SEARCH_S
+        for output in self._streams.outputs(self._op, position, LONGEST_RUN):
             if count == number:
                 return output
             count += 1
-            if count % LONGEST_RUN == 0:
+            is_late = time.monotonic() > end
+            if is_late or count % LONGEST_RUN == 0:
                 self.remember(count, output.after)
-            if time.monotonic() > end:
+            if is_late:
                 raise PipelineError(
-                    f"Element {number:,} is too far: {SEARCH_S:.0f} s led from element {self._counts[place]:,} to "
-                    f"{count:,}. Ask again to go on from there."
+                    f"Element {number:,} is too far: {SEARCH_S:.0f} s led from element {first:,} to {count:,}. "
+                    "Ask again to go on from there."
                 )
         raise PipelineError(f"There is no element {number:,}: the pipeline has {count:,}.")
 

@@ -1,6 +1,7 @@
 """Runs a pipeline while somebody looks, for its numbers."""
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
@@ -78,8 +79,7 @@ class Runner:
     def rates(self) -> tuple[list[float], float]:
         """Elements a second, between the moments noted, and how long ago the first was."""
         noted = list(self._noted)
-        pairs = zip(noted[:-1], noted[1:], strict=True)
-        rates = [(after[1] - before[1]) / max(after[0] - before[0], 1e-9) for before, after in pairs]
+        rates = [(b[1] - a[1]) / max(b[0] - a[0], 1e-9) for a, b in itertools.pairwise(noted)]
         return rates, noted[-1][0] - noted[0][0] if noted else 0.0
 
     def close(self) -> None:

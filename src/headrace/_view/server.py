@@ -1,7 +1,7 @@
 """The page's server: on this machine only, and only for those who know the address.
 
-The address has a token that nobody can guess, and requests without it are refused; so are those whose `Host` is not this
-server, as when another page's name was made to lead here. The policy allows no script but the page's own.
+The address has a token that nobody can guess, and requests without it are refused; so are those whose `Host` is not
+this server, as when another page's name was made to lead here. The policy allows no script but the page's own.
 """
 
 import hmac

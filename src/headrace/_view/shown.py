@@ -18,6 +18,7 @@ from headrace._view.lengths import measure
 from headrace._view.outputs import Streams
 from headrace._view.runner import Runner
 from headrace._view.trace import Step, Tracer
+from headrace.errors import PipelineError
 
 
 class Shown:
@@ -80,6 +81,8 @@ class Shown:
 
     def elements(self, number: int) -> str:
         """An output, and the elements that it was made of after every operation."""
+        if self._is_read_once:
+            raise PipelineError("The source gives every element only once, so elements cannot be shown beside the run.")
         trace = self._tracer.trace(number)
         first, *others = trace.steps
         telling = [first, *(step for step in others if not _changes_nothing(step))][::-1]
@@ -99,10 +102,15 @@ class Shown:
         with self._measuring:
             if self._lengths is None:
                 try:
-                    self._lengths = measure(self._plan.op, Streams(self._plan.op))
+                    self._lengths = [] if self._is_read_once else measure(self._plan.op, Streams(self._plan.op))
                 except Exception:  # the run shows the error where it belongs
                     self._lengths = []
             return self._lengths
+
+    @property
+    def _is_read_once(self) -> bool:
+        """Whether the source of a loader is a stream that cannot be read again."""
+        return getattr(self._pipeline, "_in_order", None) is not None
 
     @property
     def _stream(self) -> Any:

@@ -109,7 +109,8 @@ class Tracer:
             items = [Item(each, output.element) for each, output in zip(titles, outputs, strict=True)]
             note, title = here.note, ""
             try:
-                found = (lineage.inputs_of(here.op, output, self._streams) for output in outputs)
+                alone = len(outputs) == 1
+                found = (lineage.inputs_of(here.op, output, self._streams, alone=alone) for output in outputs)
                 ahead = lineage.merged(itertools.chain.from_iterable(found)) + ahead
             except Exception as e:
                 note = f"{note} What comes before cannot be shown: {in_words(e)}".strip()
@@ -132,7 +133,8 @@ def _item(op: Op, index: int) -> Item:
         origin = _origin(op, index)
         title = f"record {origin.index:,}" + (f", epoch {origin.epoch}" if origin.epoch else "")
     try:
-        return Item(title, dataset_of(op)[index])
+        dataset: Any = dataset_of(op)
+        return Item(title, dataset[index])
     except Exception as e:
         return Item(title, error=in_words(e))
 
