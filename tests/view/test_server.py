@@ -1,6 +1,5 @@
 """The page's server: who may ask, what it answers, and that nothing is left of it."""
 
-import gc
 import http.client
 import json
 import signal
@@ -219,7 +218,7 @@ def test_it_rests_when_nobody_looks(monkeypatch):
 
 
 def test_a_loader_with_workers_and_nothing_is_left():
-    with nothing_left():
+    def look():
         loader = DataLoader(
             data_source=range(50),
             sampler=samplers.IndexSampler(50, shuffle=True, seed=3),
@@ -229,12 +228,12 @@ def test_a_loader_with_workers_and_nothing_is_left():
         with loader.view(open_browser=False) as shown:
             until(lambda: json.loads(get(shown.url + "live"))["count"] != "0", "nothing runs")
             assert "record" in get(shown.url + "elements?number=60")
-            url = shown.url
         with pytest.raises(OSError):
-            get(url)
+            get(shown.url)
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("headrace-view")]
-        del loader, shown
-        gc.collect()
+
+    with nothing_left():
+        look()
 
 
 def test_a_source_that_is_read_once_is_left_alone():

@@ -125,13 +125,15 @@ def _shares(seen: _Seen) -> Shares:
     """The shares of a mix in stretches of its elements."""
     op, parts, num_parts = seen.op, seen.parts, len(seen.op.parts)
     if parts.ndim == 2:
-        over_time = parts
+        over_time, whole = parts, parts.mean(axis=0)
     else:
+        whole = np.bincount(parts, minlength=num_parts) / len(parts)
         stretches = np.array_split(parts, min(BINS, max(1, len(parts) // (4 * num_parts))))
         over_time = np.array([np.bincount(each, minlength=num_parts) / len(each) for each in stretches])
     names = tuple(op.named_parts())
     if num_parts > MOST_PARTS:
         kept = MOST_PARTS - 1
         over_time = np.column_stack([over_time[:, :kept], over_time[:, kept:].sum(axis=1)])
+        whole = np.append(whole[:kept], whole[kept:].sum())
         names = (*names[:kept], f"{num_parts - kept:,} others")
-    return Shares(op.label(), op.site, names, seen.count, over_time, over_time.mean(axis=0))
+    return Shares(op.label(), op.site, names, seen.count, over_time, whole)

@@ -73,7 +73,7 @@ class Server:
         self.url = f"http://{HOST}:{self.port}/{token}/"
         app = _app(shown, token, tuple(f"{name}:{self.port}" for name in (HOST, "localhost")))
         config = uvicorn.Config(
-            app, log_level="error", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            app, log_level="critical", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
