@@ -113,6 +113,9 @@ def _app(shown: Shown, token: str, hosts: tuple[str, ...]) -> Starlette:
     def file(name: str, kind: str) -> Callable[[Request], Response]:
         return lambda _: Response(page.asset(name), media_type=kind)
 
+    def report(_: Request) -> Response:
+        return HTMLResponse(shown.report(), headers={"content-disposition": 'attachment; filename="report.html"'})
+
     def live(_: Request) -> Response:
         return JSONResponse(shown.live())
 
@@ -124,7 +127,7 @@ def _app(shown: Shown, token: str, hosts: tuple[str, ...]) -> Starlette:
         Route("/figures", html(lambda _: shown.figures())),
         Route("/stages", html(lambda _: shown.stages())),
         Route("/elements", elements),
-        Route("/report.html", html(lambda _: shown.report())),
+        Route("/report.html", report),
         Route("/run", told(shown.runner.run), methods=["POST"]),
         Route("/pause", told(shown.runner.pause), methods=["POST"]),
     ]
