@@ -18,7 +18,7 @@ HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]not bold[/bold]"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": HOSTILE, "number": i}) + "\n" for i in range(5000)))
+    path.write_text("".join(json.dumps({"text": HOSTILE, "\x1b[32mkey": i}) + "\n" for i in range(5000)))
     return path
 
 
@@ -49,6 +49,8 @@ def test_a_terminal_gets_colours_and_a_pipe_gets_none(data):
     for line in ("First record", "JSON lines", "5,000"):
         assert line in plain(shown)
         assert line in piped.stdout
+    assert "\x1b[32m" not in shown  # the name of a value
+    assert "\\x1b[32mkey" in piped.stdout
 
 
 def test_texts_from_data_do_not_command_the_terminal(data):

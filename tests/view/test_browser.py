@@ -176,6 +176,7 @@ def test_texts_of_data_stay_texts(open_page):
             const made = document.createElement('script');
             made.textContent = "window.ran = 'inserted'";
             document.body.append(made);
+            if (window.ran) done('it has run');
         })"""
     )
     assert blocked == "script-src-elem"

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
-from headrace import DataLoader, MapDataset, samplers
+from headrace import DataLoader, IterDataset, MapDataset, samplers
 from headrace._view import runner
 from tests.proc import WAIT_S, nothing_left, until
 from tests.view.hostile import HOSTILE
@@ -184,6 +185,18 @@ def test_errors_are_shown():
         assert (status, text) == (404, f"Element 20 cannot be reached: ValueError: bad {HOSTILE}")
 
 
+def test_a_dataset_of_a_class_of_ones_own():
+    class Mine(IterDataset):
+        def __iter__(self):
+            yield from range(20)
+
+    with Mine().view(open_browser=False) as shown:
+        get(shown.url + "live")
+        until(lambda: shown._shown.runner.state == "ended", "it does not end")
+        assert json.loads(get(shown.url + "live"))["count"] == "20"
+        assert "7" in Page(get(shown.url + "elements?number=7")).text
+
+
 def test_a_finished_run_begins_again():
     with MapDataset.range(30).to_iter_dataset().view(open_browser=False) as shown:
         get(shown.url + "live")
@@ -273,6 +286,14 @@ def test_closing_ends_a_function_that_takes_long():
     threading.Timer(0.5, go_on.set).start()
     shown.close()
     until(lambda: not any(t.name == "headrace-view-run" for t in threading.enumerate()), "the run goes on")
+
+
+def test_the_code_of_the_document_runs(tmp_path, capsys):
+    document = (Path(__file__).resolve().parents[2] / "docs" / "command_line.md").read_text()
+    names = {}
+    for block in document.split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    assert capsys.readouterr().out.startswith("http://127.0.0.1:")
 
 
 def test_a_view_in_a_notebook(view):

@@ -8,6 +8,7 @@ from typing import Any
 import headrace
 from headrace._cli import arguments, output, pipelines
 from headrace._report.numbers import plain_numbers
+from headrace._view.shown import iterator_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def _bench(given: argparse.Namespace) -> int:
 
 def _measured(pipeline: Any, seconds: float) -> dict[str, Any]:
     """The statistics of some seconds."""
-    with iter(pipeline) as iterator:
+    with iterator_of(pipeline) as iterator:
         end = time.monotonic() + seconds
         for _ in iterator:
             if time.monotonic() > end:

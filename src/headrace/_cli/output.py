@@ -67,7 +67,7 @@ def _lines(part: Part) -> list[str]:
         return title + [cell(line, indented=True) for line in part.lines]
     indent = GAP if title else ""
     if isinstance(part, Fields):
-        pairs = [(name, cell(value)) for name, value in part.pairs]
+        pairs = [(cell(name), cell(value)) for name, value in part.pairs]
         width = max((len(name) for name, _ in pairs), default=0)
         return title + [f"{indent}{name:<{width}}{GAP}{value}".rstrip() for name, value in pairs]
     return title + [indent + line for line in _aligned(part)]

@@ -32,7 +32,7 @@ def _fields(part: Fields) -> rich.table.Table:
     drawn.add_column(style="dim", no_wrap=True)
     drawn.add_column(overflow="fold")
     for name, value in part.pairs:
-        drawn.add_row(Text(name), Text(cell(value)))
+        drawn.add_row(Text(cell(name)), Text(cell(value)))
     return drawn
 
 

@@ -22,12 +22,12 @@ class Runner:
     """A thread that takes one element after another, and forgets them.
 
     Args:
-        pipeline: The dataset or loader.
+        open_iterator: Makes an iterator of the pipeline.
         remember: Is told how many outputs have come, and the position after them.
     """
 
-    def __init__(self, pipeline: Any, remember: Callable[[int, Position], None]):
-        self._pipeline, self._remember = pipeline, remember
+    def __init__(self, open_iterator: Callable[[], Any], remember: Callable[[int, Position], None]):
+        self._open_iterator, self._remember = open_iterator, remember
         self._changed = threading.Condition()
         self._iterator: Any = None
         self._thread: threading.Thread | None = None
@@ -105,7 +105,7 @@ class Runner:
 
     def _take_all(self) -> None:
         try:
-            with iter(self._pipeline) as iterator:
+            with self._open_iterator() as iterator:
                 self._iterator = iterator
                 ended = self._take(iterator)
                 self.numbers()
