@@ -10,7 +10,7 @@ from headrace import transforms
 from headrace._loader import state as states
 from headrace._loader.chain import chain
 from headrace._loader.in_order import InOrder, reads_in_order
-from headrace._loader.kinds import as_transforms, identity
+from headrace._loader.kinds import as_transforms, identity, shown
 from headrace._loader.order import Order
 from headrace._plan.plan import Plan
 from headrace._states import arrays
@@ -125,6 +125,7 @@ class DataLoader(marks.DataLoader):
 
     def __repr__(self) -> str:
         named = {"worker_count": self._multiprocessing_options.num_workers, **vars(self.identity)}
+        named["operations"] = f"[{', '.join(map(shown, self.operations))}]"
         return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace._utils.notebooks import place
 from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError
 
@@ -130,7 +131,7 @@ def _place(thread: threading.Thread) -> str:
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith((_PACKAGE + os.sep, threading.__file__)):
-            found = f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
+            found = f"{code.co_qualname} ({place(code.co_filename, frame.f_lineno)})"
         frame = frame.f_back
     return found
 
