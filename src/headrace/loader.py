@@ -111,6 +111,13 @@ class DataLoader(marks.DataLoader):
         """How the loader's pipeline will be computed, operation by operation."""
         return self._dataset.explain()
 
+    def __len__(self) -> int:
+        """How many outputs it has, where that is known without reading any; otherwise a `TypeError`."""
+        return len(self._dataset)
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length is
+
     def __iter__(self) -> "DataLoaderIterator":
         return DataLoaderIterator(self)
 

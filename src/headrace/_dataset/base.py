@@ -11,9 +11,10 @@ from headrace import transforms
 from headrace._executors import context
 from headrace._executors.bad_records import BadRecords
 from headrace._executors.workers import Workers
-from headrace._ops.base import Op
+from headrace._ops.base import ENDLESS, Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.ending import num_outputs
 from headrace._ops.group import Batch, PadTo
 from headrace._ops.order import Options, Seed, WindowShuffle
 from headrace._ops.source import UserDataset
@@ -318,6 +319,16 @@ class Dataset(Generic[T]):
 def dataset_of(op: Op) -> Dataset:
     """The dataset of an operation."""
     return op.dataset if isinstance(op, UserDataset) else Dataset._kinds[op.is_stream]._of(op)
+
+
+def num_elements(op: Op) -> int:
+    """How many elements a stream has; raises a `TypeError`, which `list` and `tqdm` expect, where that is not known."""
+    count = num_outputs(op, surely=True)
+    if count is None:
+        raise TypeError(f"The length of `{op.name}` (pipeline at {op.site}) is not known without reading all of it.")
+    if count >= ENDLESS:
+        raise TypeError(f"`{op.name}` (pipeline at {op.site}) is endless, so it has no length.")
+    return int(count)
 
 
 def _blocks(stream: Stream) -> Iterable[Block]:
