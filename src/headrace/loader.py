@@ -121,6 +121,23 @@ class DataLoader(marks.DataLoader):
     def __iter__(self) -> "DataLoaderIterator":
         return DataLoaderIterator(self)
 
+    def show(self, n: int = 3) -> None:
+        """Shows the first elements: images as images, tokens as text. In a notebook as HTML, else it prints.
+
+        >>> load([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}], num_epochs=1).show(2)
+        id  name
+         7  'a'
+         8  'b'
+        """
+        from headrace import _show  # few programs need it
+
+        _show.show(self, n)
+
+    def _repr_html_(self) -> str:
+        from headrace import _show
+
+        return _show.dataset_html(self)
+
     def _check_source(self) -> None:
         """Raises if the source has become shorter since the loader was made."""
         length = self._num_records if isinstance(self.source, dict) else len(self.source)

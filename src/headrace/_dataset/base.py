@@ -112,6 +112,23 @@ class Dataset(Generic[T]):
     def __repr__(self) -> str:
         return show(self._op)
 
+    def show(self, n: int = 3) -> None:
+        """Shows the first elements: images as images, tokens as text. In a notebook as HTML, else it prints.
+
+        >>> MapDataset.source([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}]).show(2)
+        id  name
+         7  'a'
+         8  'b'
+        """
+        from headrace import _show  # few programs need it
+
+        _show.show(self, n)
+
+    def _repr_html_(self) -> str:
+        from headrace import _show
+
+        return _show.dataset_html(self)
+
     # ---- operations on elements
 
     def map(self, transform: "transforms.Map | Callable[[T], S]", *, batched: bool = False) -> "Any":
