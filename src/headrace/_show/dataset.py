@@ -27,14 +27,12 @@ def dataset_html(dataset: Any) -> str:
     """A dataset or loader as a fragment of HTML."""
     op, name = _op(dataset), type(dataset).__name__
     first = preview.first_element(_stream(op))
-    shown = element_html(first.element[0], dataset) if first.element else ""
-    title = f"First element{'' if first.element else ' ' + first.why_not}"
-    hint = "" if shown or "does not exist" in title else " <code>.show()</code> computes it."
+    shown = f":</div>{element_html(first.element[0], dataset)}" if first.element else f" {escaped(first.why_not)}</div>"
     return (
         f"<div><b>{escaped(name)}</b>, {escaped(length_text(op))}"
         f"{_chain(op)}"
         f"<div>Element spec: <code>{escaped(spec_text(op))}</code></div>"
-        f"<div>{escaped(title)}{':' if shown else '.'}{hint}</div>{shown}</div>"
+        f"<div>First element{shown}</div>"
     )
 
 

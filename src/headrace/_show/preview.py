@@ -38,15 +38,14 @@ class First:
 
 def first_element(op: Op, limit_s: float = LIMIT_S) -> First:
     """The first element, unless it takes long, fails, or computing it could do more than cost time."""
-    op = _on_host(op)
-    reason = _has_effects(op)
+    reason = "functions may need `worker_init_fn`" if needs_workers(op) else _effect(_on_host(op))
     if reason:
-        return First([], f"is not computed here, since {reason}")
-    guard = _TimeLimit(gather_options(op).on_error, limit_s)
+        return First([], f"is not computed here, since {reason}. `show()` computes it.")
+    op, guard = _on_host(op), _TimeLimit(gather_options(op).on_error, limit_s)
     found: list[First] = []
     done = threading.Event()
     start_thread(_find_first, op, guard, found, done, name="headrace-show", stop=guard.stop)
-    return found[0] if done.wait(limit_s) else First([], f"takes more than {limit_s:g} s")
+    return found[0] if done.wait(limit_s) else First([], f"takes more than {limit_s:g} s. `show()` computes it.")
 
 
 def elements(op: Op) -> Iterator[Any]:
@@ -66,8 +65,8 @@ def _on_host(op: Op) -> Op:
     return op
 
 
-def _has_effects(op: Op) -> str:
-    """Why reading the pipeline may do more than cost time; empty if it does not."""
+def _effect(op: Op) -> str:
+    """What reading the pipeline may do besides cost time, as a reason not to; empty if nothing."""
     for each in parents_first(op, lambda _: True):
         if isinstance(each, UserDataset) and each.stream and (each.parents or not _is_ours(each.dataset)):
             return f"reading {each.label()}, a stream of your own, may use up its elements"
@@ -75,7 +74,7 @@ def _has_effects(op: Op) -> str:
             return "the source gives each element once"
         if each.stays_here:
             return f"{each.name} is in the middle of the pipeline"
-    return "functions may need `worker_init_fn`" if needs_workers(op) else ""
+    return ""
 
 
 def _is_ours(dataset: Any) -> bool:
@@ -126,12 +125,12 @@ def _find_first(op: Op, guard: Guard, found: list[First], done: threading.Event)
         elements = _elements(op, guard)
         element = [each for each, _ in zip(elements, range(1), strict=False)]
         elements.close()  # type: ignore[attr-defined]
-        found.append(First(element, "" if element else "does not exist: the dataset is empty"))
+        found.append(First(element, "" if element else "does not exist: the dataset is empty."))
     except _TooLong:
         return
     except BaseException as e:
         notes = "".join(f", {note}" for note in getattr(e, "__notes__", ()))
-        found.append(First([], f"cannot be computed: {redacted(in_words(e) + notes)}"))
+        found.append(First([], f"cannot be computed: {redacted(in_words(e) + notes)}."))
     finally:
         if found:
             done.set()
