@@ -1,12 +1,16 @@
 """Datasets in notebooks, and their first elements: cheap, without workers, and whatever fails is shown as text."""
 
+import contextlib
 import html
+import io
 import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,7 +57,7 @@ def test_functions_are_named_by_file_and_line():
         (MapDataset.range(12345).to_iter_dataset(), "12,345 elements"),
         (MapDataset.range(3).repeat(), "endless"),
         (MapDataset.range(3).to_iter_dataset().repeat(), "endless"),
-        (MapDataset.range(3).to_iter_dataset().filter(bool), "of a length that only reading tells"),
+        (MapDataset.range(3).to_iter_dataset().filter(bool), "of a length that is not known without reading data"),
     ],
 )
 def test_a_dataset_shows_its_length(ds, length):
@@ -199,3 +203,13 @@ def test_show_prints_elements_as_wide_as_the_terminal():
 def test_show_needs_a_number():
     with pytest.raises(headrace.errors.PipelineError, match="n must be"):
         MapDataset.range(3).show(0)
+
+
+def test_the_example_of_the_guide():
+    guide = Path(__file__).parents[2].joinpath("docs/guide.md").read_text()
+    example = guide[guide.index("    >>> from headrace import MapDataset") :].split("\n\nIn a notebook")[0]
+    *code, shown = example.partition(".show(2)\n")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec("".join(code).replace("    >>> ", ""), {})
+    assert printed.getvalue().strip() == textwrap.dedent(shown).strip()

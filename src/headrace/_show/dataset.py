@@ -92,7 +92,7 @@ def length_text(op: Op) -> str:
     except Exception as e:  # of a user's `__len__`
         return f"of a length that cannot be had: {in_words(e)}"
     if count is None:
-        return "of a length that only reading tells"
+        return "of a length that is not known without reading data"
     return "endless" if count >= ENDLESS else f"{int(count):,} element{'s' * (count != 1)}"
 
 
@@ -101,7 +101,7 @@ def spec_text(op: Op) -> str:
     try:
         return one_line(_spec(op.spec()), MOST_OF_SPEC)
     except SpecError:
-        return "only reading tells"
+        return "not known without reading data"
     except Exception as e:  # of a user's `output_spec`
         return one_line(in_words(e), MOST_OF_SPEC)
 

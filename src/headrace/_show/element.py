@@ -137,7 +137,7 @@ def _cell(inner: str) -> str:
 
 
 def _note(view: View) -> str:
-    return f'<code style="opacity: 0.7">{escaped(view.note)}</code>' if view.note else ""
+    return f'<code style="opacity: 0.7; white-space: nowrap">{escaped(view.note)}</code>' if view.note else ""
 
 
 def _html_of(view: View) -> str:

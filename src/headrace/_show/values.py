@@ -42,7 +42,7 @@ def _array(array: np.ndarray, note: str, rate: int | None) -> View:
         return sounds.sound_view(array, rate, note)
     images = pictures.images_in(array)
     if images is not None:
-        return pictures.image_view(images, note, "" if array.dtype == np.uint8 else arrays.stats_of(array))
+        return pictures.image_view(images, note, arrays.stats_of(array))
     return arrays.array_view(array, note)
 
 
