@@ -1,13 +1,10 @@
 """The command line: `python -m headrace convert SOURCE TARGET` and `python -m headrace doctor PATH`."""
 
 import argparse
-import contextlib
 import json
-import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import Any
 
 from headrace._utils.addresses import identity, redacted
 from headrace.dataset import IterDataset, MapDataset
@@ -15,10 +12,7 @@ from headrace.errors import HeadraceError
 from headrace.sources import files, opening
 from headrace.sources.tf_example import parse_example
 from headrace.sources.verification import verify
-from headrace.sources.writers import WRITERS, Progress, writer_of
-
-BAR_EVERY_S, LINE_EVERY_S = 0.1, 5.0
-BAR_WIDTH = 30
+from headrace.sources.writers import WRITERS, writer_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,15 +91,14 @@ def _convert(given: argparse.Namespace) -> int:
     if given.parse_examples:
         dataset = records if isinstance(records, IterDataset) else MapDataset.source(records)
         records = dataset.map(parse_example)
-    with contextlib.nullcontext() if given.quiet else _progress(os.path.basename(given.target), sys.stderr) as progress:
-        paths = write(
-            records,
-            given.target,
-            num_shards=given.shards,
-            overwrite=given.overwrite,
-            job=_identity(given, options),
-            progress=progress,
-        )
+    paths = write(
+        records,
+        given.target,
+        num_shards=given.shards,
+        overwrite=given.overwrite,
+        job=_identity(given, options),
+        progress=_silence if given.quiet else None,
+    )
     print(*paths, sep="\n")
     return 0
 
@@ -113,52 +106,19 @@ def _convert(given: argparse.Namespace) -> int:
 def _doctor(given: argparse.Namespace) -> int:
     names = ("format", "split", "timeout_s", "max_memory_bytes", "max_damaged")
     options = {name: value for name in names if (value := getattr(given, name)) is not None}
-    with contextlib.nullcontext() if given.quiet else _progress(given.path, sys.stderr) as progress:
-        found = verify(given.path, progress=progress, **options)
+    found = verify(given.path, progress=_silence if given.quiet else None, **options)
     print(json.dumps(found.as_dict(), indent=2) if given.json else found)
     return 0 if found.is_good else 1
+
+
+def _silence(done: int, total: int | None) -> None:
+    """Shows no progress."""
 
 
 def _identity(given: argparse.Namespace, options: dict[str, Any]) -> str:
     """What identifies this conversion: the versions of the files that it reads, and how it reads them."""
     versions = [(identity(path), *files.fingerprint(path)) for path in opening.paths_of(given.source)]
     return json.dumps([identity(given.source), versions, given.format, options, given.parse_examples])
-
-
-@contextlib.contextmanager
-def _progress(title: str, out: TextIO) -> Iterator[Progress]:
-    """A function that shows progress: a bar on a terminal, otherwise a line now and then."""
-    on_terminal = out.isatty()
-    began, told = time.monotonic(), -1.0 if on_terminal else time.monotonic()
-
-    def tell(done: int, total: int | None) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if now - told < (BAR_EVERY_S if on_terminal else LINE_EVERY_S) and done != total:
-            return
-        told = now
-        rate = done / max(now - began, 1e-9)
-        line = f"{title}: {done:,}{'' if total is None else f' of {total:,}'} records, {rate:,.0f} per second"
-        print(f"\r{_bar(done, total)}{line}\033[K" if on_terminal else line, end="" if on_terminal else "\n", file=out)
-        out.flush()
-
-    try:
-        yield tell
-    finally:
-        if on_terminal:
-            print(file=out)
-
-
-def _bar(done: int, total: int | None) -> str:
-    """A progress bar.
-
-    >>> _bar(2, 3)
-    '[####################..........] '
-    """
-    if not total:
-        return ""
-    filled = BAR_WIDTH * done // total
-    return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] "
 
 
 if __name__ == "__main__":

@@ -9,18 +9,20 @@ import pytest
 from nbclient import NotebookClient
 
 CELLS = [
-    "\nimport headrace\nfrom headrace.data import digits",
+    "import headrace\nfrom headrace.data import digits",
     "def brighten(example):\n    return example\nds = headrace.MapDataset.source(digits()).map(brighten)\nds",
     "print(ds)",
     "ds.show(2)",
-    'def fail(element):\n    raise ValueError("in a worker")\nnext(iter(ds.map(fail).mp_prefetch(1)))\n',
+    'def fail(element):\n    raise ValueError("in a worker")\nnext(iter(ds.map(fail).mp_prefetch(1)))',
+    "import tempfile\nfrom headrace._utils import progress\nprogress.DELAY_S = 0\n"
+    "headrace.sources.write_tfrecord([b'x'] * 600, tempfile.mkdtemp() + '/bytes.tfrecord');",
 ]
 
 
 @pytest.fixture(scope="module")
 def outputs():
     """The outputs of each cell."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, timeout=100, kernel_name="python3", allow_errors=True).execute()
     return [cell.outputs for cell in notebook.cells]
 
@@ -49,6 +51,12 @@ def test_errors_of_workers_name_the_cell(outputs):
     assert (error["ename"], error["output_type"]) == ("ValueError", "error")
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
     assert "in map(fail at In[5]:1), element 0 (pipeline at In[5]:3)" in text
+
+
+def test_a_notebook_shows_bars(outputs):
+    shown = "".join(each["text"] for each in outputs[5] if each["output_type"] == "stream")
+    assert "Writing bytes.tfrecord: 100%" in shown
+    assert "ipywidgets" not in shown
 
 
 def test_ipython_in_a_terminal_prints_text_and_names_the_input():

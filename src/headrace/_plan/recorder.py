@@ -91,6 +91,10 @@ class Recorder:
         record.where = where
         return record
 
+    def most_elements(self) -> int:
+        """The number of outputs of the stage that has made most."""
+        return max((record.elements for record in list(self._records.values())), default=0)
+
     def stats(self, label: Callable[[Op], str]) -> list[dict[str, Any]]:
         """All records as plain numbers, each with the name of its stage."""
         return [

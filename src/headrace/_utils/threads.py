@@ -202,15 +202,24 @@ def _compute(tasks: "queue.SimpleQueue[Any]") -> None:
         del task, future, function, args  # or they would live until the next task
 
 
-def map_in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int, name: str) -> list[Any]:
-    """`function` of every item, in order, computed in up to `num_threads` threads."""
+def map_in_threads(
+    function: Callable[[Any], Any],
+    items: Iterable[Any],
+    num_threads: int,
+    name: str,
+    done: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """`function` of every item, in order, computed in up to `num_threads` threads; calls `done` after each."""
     items = list(items)
     num_threads = min(num_threads, len(items))
-    if num_threads <= 1:
-        return [function(item) for item in items]
-    pool = ThreadPool(num_threads, name)
+    pool = None if num_threads <= 1 else ThreadPool(num_threads, name)
+    results = []
     try:
-        futures = [pool.submit(function, item) for item in items]
-        return [future.result() for future in futures]
+        waiting = [partial(function, item) if pool is None else pool.submit(function, item).result for item in items]
+        for result in waiting:
+            results.append(result())
+            done()
+        return results
     finally:
-        pool.close(wait=False)
+        if pool is not None:
+            pool.close(wait=False)
