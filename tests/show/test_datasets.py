@@ -91,6 +91,13 @@ def test_an_error_is_text():
     assert "First element cannot be computed: ValueError: <b>no</b>, in map(fail at test_datasets.py" in text
 
 
+def test_a_class_that_lacks_its_methods_is_text():
+    class Half(IterDataset):
+        pass
+
+    assert words(Half()) == " Half : PipelineError: Half must define `__iter__` to be a dataset. "
+
+
 def test_an_empty_dataset_says_so():
     assert "First element does not exist: the dataset is empty." in words(MapDataset.range(0))
 
@@ -155,6 +162,10 @@ def test_reading_that_may_use_up_elements_is_left_to_show(capsys):
     assert list(loader) == [0, 1, 2, 3]
     Own().show(2)
     assert capsys.readouterr().out == "int  1\nint  2\n"
+    loader = DataLoader(data_source=Stream(), sampler=SequentialSampler(4))
+    loader.show(1)
+    assert capsys.readouterr().out == "int  0\nThe source gives each element once: those shown do not come again.\n"
+    assert list(loader) == [1, 2, 3]
 
 
 def test_functions_that_need_worker_init_fn_run_in_workers(capsys):

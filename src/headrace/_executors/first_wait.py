@@ -7,6 +7,7 @@ bar would be seen.
 import os
 import threading
 import time
+import weakref
 
 from headrace._ops.base import Op
 from headrace._ops.group import Batch, PaddedBatch, Rebatch
@@ -47,7 +48,7 @@ class _Watch:
 
     def __init__(self):
         self._lock = threading.RLock()
-        self._waits: set[FirstWait] = set()
+        self._waits: weakref.WeakSet[FirstWait] = weakref.WeakSet()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 

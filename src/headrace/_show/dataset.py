@@ -1,5 +1,6 @@
 """A pipeline with its first elements: its operations with seeds and lines of code, its length, and its element spec."""
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from headrace._plan.show import Line, lines
 from headrace._show import preview
 from headrace._show.element import element_html, elements_html, elements_text
 from headrace._show.view import escaped
+from headrace._utils.addresses import redacted
 from headrace._utils.notebooks import in_notebook
 from headrace._utils.one_line import one_line
 from headrace._utils.spec import ShapeDtypeStructProtocol
@@ -24,15 +26,22 @@ _SITE = "text-align: left; padding: 0; opacity: 0.6; font-family: monospace"
 
 
 def dataset_html(dataset: Any) -> str:
-    """A dataset or loader as a fragment of HTML."""
-    op, name = _op(dataset), type(dataset).__name__
+    """A dataset or loader as a fragment of HTML; an error as its text."""
+    name = f"<b>{escaped(type(dataset).__name__)}</b>"
+    try:
+        return f"<div>{name}, {_inner_html(dataset)}</div>"
+    except Exception as e:
+        return f"<div>{name}: {escaped(redacted(in_words(e)))}</div>"
+
+
+def _inner_html(dataset: Any) -> str:
+    op = _op(dataset)
     first = preview.first_element(_stream(op))
     shown = f":</div>{element_html(first.element[0], dataset)}" if first.element else f" {escaped(first.why_not)}</div>"
     return (
-        f"<div><b>{escaped(name)}</b>, {escaped(length_text(op))}"
-        f"{_chain(op)}"
+        f"{escaped(length_text(op))}{_chain(op)}"
         f"<div>Element spec: <code>{escaped(spec_text(op))}</code></div>"
-        f"<div>First element{shown}</div>"
+        f"<div>First element{shown}"
     )
 
 
@@ -40,24 +49,22 @@ def show(dataset: Any, n: int) -> None:
     """Shows the first elements of a dataset or loader: as HTML in a notebook, else as text."""
     n = check_count("n", n, least=1)
     found = _first_elements(dataset, n)
+    note = "" if found else "The dataset is empty."
+    if preview.reads_once(_op(dataset)):
+        note = "The source gives each element once: those shown do not come again."
     if in_notebook():
         from IPython.display import HTML, display
 
-        display(HTML(elements_html(found, dataset) if found else "The dataset is empty."))
+        display(HTML("".join([elements_html(found, dataset) if found else "", f"<div>{note}</div>" * bool(note)])))
     else:
-        print(elements_text(found, dataset) if found else "The dataset is empty.")
+        print(*filter(None, [elements_text(found, dataset) if found else "", note]), sep="\n")
 
 
 def _first_elements(dataset: Any, n: int) -> list[Any]:
     op = _op(dataset)
-    if not preview.needs_workers(op):
-        elements = preview.elements(_stream(op))
-        try:
-            return list(itertools.islice(elements, n))
-        finally:
-            elements.close()  # type: ignore[attr-defined]
-    with iter(dataset) as iterator:
-        return list(itertools.islice(iterator, n))
+    found = iter(dataset) if preview.needs_workers(op) else preview.elements(_stream(op))
+    with contextlib.closing(found) as elements:
+        return list(itertools.islice(elements, n))
 
 
 def _op(dataset: Any) -> Op:

@@ -16,6 +16,7 @@ from headrace._utils.one_line import one_line
 
 MOST_VALUES = 50
 MOST_ITEMS = 8  # of a list
+MOST_LOOKED_AT = 1000  # items of a list, to see what it is of
 DEEPEST = 6
 _SCALARS = (str, int, float, bool, np.number, type(None))
 MOST_COLUMNS = 16
@@ -196,7 +197,7 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))  # type: ignore[attr-defined]
     if isinstance(value, list | tuple):
-        if all(isinstance(each, _SCALARS) for each in value):
+        if all(isinstance(each, _SCALARS) for each in value[:MOST_LOOKED_AT]):
             return None  # in one line
         return dict(enumerate(value[:MOST_ITEMS]))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -4,9 +4,11 @@ What is shown unasked may not cost much, so `first_element` has a time limit. It
 user's function and each read of a source; only a call that takes longer goes on until it returns, in its thread.
 """
 
+import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ from headrace.errors import in_words
 from headrace.options import ErrorPolicy
 
 LIMIT_S = 2.0
+Elements = Generator[Any, None, None]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def first_element(op: Op, limit_s: float = LIMIT_S) -> First:
     return found[0] if done.wait(limit_s) else First([], f"takes more than {limit_s:g} s. `show()` computes it.")
 
 
-def elements(op: Op) -> Iterator[Any]:
+def elements(op: Op) -> Elements:
     """The elements, however long they take."""
     return _elements(_on_host(op), _TimeLimit(gather_options(op).on_error))
 
@@ -56,6 +59,11 @@ def elements(op: Op) -> Iterator[Any]:
 def needs_workers(op: Op) -> bool:
     """Whether functions may need what a `worker_init_fn` has set up in workers."""
     return any(isinstance(each, MpPrefetch) and each.worker_init_fn for each in parents_first(op, lambda _: True))
+
+
+def reads_once(op: Op) -> bool:
+    """Whether a source gives each element once, so that looking at one uses it up."""
+    return any(isinstance(each, ToStream) and reads_in_order(each) for each in parents_first(op, lambda _: True))
 
 
 def _on_host(op: Op) -> Op:
@@ -70,11 +78,9 @@ def _effect(op: Op) -> str:
     for each in parents_first(op, lambda _: True):
         if isinstance(each, UserDataset) and each.stream and (each.parents or not _is_ours(each.dataset)):
             return f"reading {each.label()}, a stream of your own, may use up its elements"
-        if isinstance(each, ToStream) and reads_in_order(each):
-            return "the source gives each element once"
         if each.stays_here:
             return f"{each.name} is in the middle of the pipeline"
-    return ""
+    return "the source gives each element once" if reads_once(op) else ""
 
 
 def _is_ours(dataset: Any) -> bool:
@@ -110,7 +116,7 @@ class _NoWatch:
         pass
 
 
-def _elements(op: Op, guard: Guard) -> Iterator[Any]:
+def _elements(op: Op, guard: Guard) -> Elements:
     check_lanes(op)
     stream = open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _NoWatch(), guard=guard))
     try:
@@ -122,9 +128,8 @@ def _elements(op: Op, guard: Guard) -> Iterator[Any]:
 
 def _find_first(op: Op, guard: Guard, found: list[First], done: threading.Event) -> None:
     try:
-        elements = _elements(op, guard)
-        element = [each for each, _ in zip(elements, range(1), strict=False)]
-        elements.close()  # type: ignore[attr-defined]
+        with contextlib.closing(_elements(op, guard)) as elements:
+            element = list(itertools.islice(elements, 1))
         found.append(First(element, "" if element else "does not exist: the dataset is empty."))
     except _TooLong:
         return
