@@ -21,10 +21,10 @@ from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
-from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, element_kernel, ints
+from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace._plan.program import Program, split_index_program
-from headrace._plan.reading import Fetch, reader, user_reader
+from headrace._plan.reading import Fetch, fetch_together, first_error, reader, user_reader
 from headrace._utils import trees
 from headrace._utils.batch_rows import making_batch
 from headrace.errors import PipelineError
@@ -45,8 +45,9 @@ def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
 class Gather:
     """A source behind an index program; `read` gets indices of the source's first epoch."""
 
-    def __init__(self, program: Program, source: Source):
-        self.program, self.read, self.source = program, reader(source), source.source
+    def __init__(self, program: Program, source: Source, guard: Guard | None):
+        finds = guard is None or not guard.skips  # a guard that skips reads one by one itself
+        self.program, self.read, self.op, self.source = program, reader(source, finds=finds), source, source.source
 
     def __call__(self, idx: Indices) -> Block:
         return self.read(self.program(idx))
@@ -54,12 +55,13 @@ class Gather:
 
 @fetcher.register
 def _(op: Source, guard: Guard | None = None) -> Fetch:
-    return guarded_read(Gather(*split_index_program(op)), op, op, guard)  # type: ignore[arg-type]
+    program, source = split_index_program(op)
+    return guarded_read(Gather(program, source, guard), op, op, guard)  # type: ignore[arg-type]
 
 
 @fetcher.register
 def _(op: UserDataset, guard: Guard | None = None) -> Fetch:
-    read = user_reader(op)
+    read = user_reader(op, finds=guard is None or not guard.skips)
     if not op.parents:  # it is a source: its own indices need not go past the first epoch
         program, read_source = Program([], modulo=op.length()), read
         read = lambda idx: read_source(program(idx))  # noqa: E731
@@ -161,7 +163,7 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
             top = op
             program, op = split_index_program(op)
             if isinstance(op, Source):
-                base = guarded_read(Gather(program, op), top, op, guard)
+                base = guarded_read(Gather(program, op, guard), top, op, guard)
                 break
             if program.steps:
                 layers += [Layer([], program), Layer([], _same)]
@@ -172,7 +174,7 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
             layers[-1].kernels.append(_filter_kernel(op, guard))
         elif isinstance(op, Transformed):
             layers[-1].kernels.append(_kernel(op, guard))
-            together = together or (isinstance(op, Map) and op.rows_fn is not None)
+            together = together or (isinstance(op, Map) and (op.rows_fn or op.batch_fn) is not None)
         else:
             break
         op = op.parent
@@ -193,7 +195,7 @@ def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
     if len(layers) == 1 and layers[0].below is _same:
         kernel, *others = layers[0].kernels
         fetch = partial(_apply_all, base, layers[0].kernels) if others else (lambda idx: kernel(base(idx), idx))
-    return partial(_fetch_together, fetch) if together else fetch
+    return partial(fetch_together, fetch) if together else fetch
 
 
 def _apply_all(base: Fetch, kernels: list[Kernel], idx: Indices) -> Block:
@@ -201,17 +203,6 @@ def _apply_all(base: Fetch, kernels: list[Kernel], idx: Indices) -> Block:
     for kernel in kernels:
         block = kernel(block, idx)
     return block
-
-
-def _fetch_together(fetch: Fetch, idx: Indices) -> Block:
-    """Fetches all elements in one call; after an error, one by one to find the element that fails."""
-    try:
-        return fetch(idx)
-    except Exception:
-        if len(idx) > 1:
-            for i in range(len(idx)):
-                fetch(idx[i : i + 1])
-        raise
 
 
 def _kernel(op: Transformed, guard: Guard | None) -> Kernel:
@@ -387,4 +378,12 @@ def _gather_batches(
     """Batches of a source with columns: one run of the index program for all of them, one gather for each."""
     flat, cuts = layout(idx)
     rows = as_array(parent.program(flat))
-    return Rows([batch(rows[a:b], empty) for a, b in cuts], owned=True)
+    made: list[Any] = []
+    try:
+        for a, b in cuts:
+            made.append(batch(rows[a:b], empty))
+        return Rows(made, owned=True)
+    except Exception as e:
+        errors, (a, b) = [e], cuts[len(made)]
+        blame_block(e, parent.op, ints(rows[a:b]))
+    raise first_error(errors, parent.read, rows[a:b])
