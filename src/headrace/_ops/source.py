@@ -27,12 +27,12 @@ class Source(Op):
 
     @property
     def gathers_columns(self) -> bool:
-        return hasattr(self.source, "__getcolumns__")
+        return hasattr(self.source, "__getcolumns__") or hasattr(self.source, "__getbatch__")
 
     def how(self) -> str:
         if isinstance(getattr(self.source, "range", None), range):
             return "ints"
-        if self.gathers_columns:
+        if hasattr(self.source, "__getcolumns__"):
             return "columns, gathered by index"
         return "rows, read in blocks" if hasattr(self.source, "__getitems__") else "rows, one call per element"
 

@@ -27,7 +27,7 @@ from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import Fetch, fetch_together, first_error, reader, user_reader
 from headrace._utils import trees
 from headrace._utils.batch_rows import making_batch
-from headrace.errors import PipelineError
+from headrace.errors import PipelineError, StructureError
 from headrace.sources import ArrayDataSource
 
 STACK_AT_ONCE = 32  # batches of this size or more are stacked one by one, while their rows are in the CPU's cache
@@ -278,7 +278,7 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
     """The function also takes `empty`, which makes the arrays to stack elements in."""
     parent, layout = fetcher(op.parent, guard), _BatchLayout(op)
     make = make_batch if guard is None else partial(_batch_of_good, guard)
-    if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
+    if isinstance(parent, Gather) and parent.op.gathers_columns and op.batch_fn is None:
         return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
 
     def fetch(idx: Indices, empty: trees.Empty | None = None) -> Block:
@@ -340,19 +340,19 @@ class _BatchLayout:
     """The concatenated parent indices of batches, and where each batch begins and ends in them."""
 
     def __init__(self, op: Batch):
-        self._op, self._length, self._parent_length = op, op.length(), op.parent.length()
+        self.op, self._length, self._parent_length = op, op.length(), op.parent.length()
 
     def __call__(self, idx: Indices) -> tuple[Indices, list[tuple[int, int]]]:
         if isinstance(idx, range) and idx.step == 1 and idx.start // self._length == idx[-1] // self._length:
             return self._consecutive(idx)
-        starts, stops = self._op.bounds(as_array(idx))
+        starts, stops = self.op.bounds(as_array(idx))
         ends = np.cumsum(stops - starts).tolist()
         pieces = [range(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
         return np.fromiter(chain.from_iterable(pieces), np.int64), list(zip([0, *ends[:-1]], ends, strict=True))
 
     def _consecutive(self, idx: range) -> tuple[Indices, list[tuple[int, int]]]:
         """Consecutive batches of one epoch: their elements are consecutive too."""
-        size, n = self._op.batch_size, self._parent_length
+        size, n = self.op.batch_size, self._parent_length
         epoch, first = divmod(idx.start, self._length)
         start = epoch * n + first * size
         flat = range(start, min(start + len(idx) * size, (epoch + 1) * n))
@@ -361,6 +361,8 @@ class _BatchLayout:
 
 def _batch_columns(source: Any) -> Callable[[np.ndarray, trees.Empty | None], Any]:
     """The function from rows of an array source to a batch of them, in arrays that `empty` makes."""
+    if hasattr(source, "__getbatch__"):
+        return lambda rows, _: source.__getbatch__(rows)
     columns = source.__getcolumns__
     if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in trees.leaves(source.element_spec)):
         # Stacking would give the same arrays.
@@ -383,6 +385,9 @@ def _gather_batches(
         for a, b in cuts:
             made.append(batch(rows[a:b], empty))
         return Rows(made, owned=True)
+    except StructureError as e:
+        add_note(e, f"in {layout.op.label()} (pipeline at {layout.op.site})")
+        raise
     except Exception as e:
         errors, (a, b) = [e], cuts[len(made)]
         blame_block(e, parent.op, ints(rows[a:b]))

@@ -139,7 +139,7 @@ def stack_columns(columns: Any) -> Any:
     if type(columns) is np.ndarray:
         return columns if columns.dtype.isbuiltin == 1 else _stack_column(columns)
     if type(columns) is dict:
-        return {key: stack_columns(columns[key]) for key in _sorted(columns)}
+        return {key: stack_columns(columns[key]) for key in sorted_keys(columns)}
     return tree_map(lambda column: _stack_column(np.asarray(column)), columns)
 
 
@@ -277,10 +277,10 @@ def _same_keys(rows: Sequence[dict], where: str) -> list:
                 f"{sorted(map(str, first))}, element {i} {' and '.join(parts)}. "
                 "Give all elements the same keys in a `map` before the batch."
             )
-    return _sorted(first)
+    return sorted_keys(first)
 
 
-def _sorted(keys: Iterable[Any]) -> list[Any]:
+def sorted_keys(keys: Iterable[Any]) -> list[Any]:
     """Keys in order, if they can be compared."""
     try:
         return sorted(keys)
