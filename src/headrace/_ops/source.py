@@ -42,10 +42,11 @@ class Source(Op):
     def spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)
         if spec is None:
-            raise SpecError(
-                f"The element spec of {self.label()} cannot be known without reading data. "
-                f"Give {type(self.source).__name__} an attribute `element_spec`."
-            )
+            kind = type(self.source)
+            hint = f"Give {kind.__name__} an attribute `element_spec`."
+            if hasattr(kind, "element_spec"):
+                hint = "Not all of its values are numbers, or arrays of one rank: give a `map` after it an `output_spec`."
+            raise SpecError(f"The element spec of {self.label()} cannot be known without reading data. {hint}")
         return spec
 
 

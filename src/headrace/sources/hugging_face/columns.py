@@ -206,8 +206,11 @@ class Objects:
 class Lists:
     """A column of lists of numbers of different lengths, without nulls."""
 
+    shape = (None,)
+
     def __init__(self, chunks: list[Any]):
         self._chunks, self._parts = chunks, Parts(map(len, chunks))
+        self.dtype = np.dtype(chunks[0].type.value_type.to_pandas_dtype())
         self._opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by chunk: where lists begin, and all items
 
     def take(self, rows: np.ndarray) -> list[np.ndarray]:

@@ -89,8 +89,9 @@ class HuggingFaceDataSource:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of an element, if every column holds numbers."""
-        _ = self.__getcolumns__
+        """The shapes and dtypes of an element; None if a column holds anything but numbers and lists of them."""
+        if self._formatted or any(shape is None for shape in self._shapes.values()):
+            return None
         return {name: ShapeDtypeStruct(column.shape, column.dtype) for name, column in self._columns.items()}
 
     @cached_property

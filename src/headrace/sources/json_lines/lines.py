@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import DataError, MissingDependency, optional
+from headrace.errors import DataError, available
 
 BOM = b"\xef\xbb\xbf"
 WHITE = b" \t\r\n"
@@ -52,16 +52,15 @@ def json_value(line: bytes) -> Any:
 @functools.cache
 def json_parser() -> Callable[[bytes], Any]:
     """The fastest parser of a line: orjson if it is installed, with the same values as `json`."""
-    try:
-        loads = optional("orjson", extra="json").loads
-    except MissingDependency:
+    orjson = available("orjson")
+    if orjson is None:
         return json_value
 
     def parse(line: bytes) -> Any:
         if _LONG_NUMBER in line.translate(_DIGITS):  # orjson turns ints beyond 64 bits into floats
             return json_value(line)
         try:
-            return loads(line)
+            return orjson.loads(line)
         except (ValueError, RecursionError):  # NaN, half a surrogate pair: `json` accepts more
             return json_value(line)
 
