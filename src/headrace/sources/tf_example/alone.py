@@ -1,8 +1,11 @@
 """Examples parsed one at a time, in any encoding that protocol buffers allow."""
 
+from typing import Any
+
 import numpy as np
 
 from headrace.errors import DataError
+from headrace.sources.tf_example.restore import restored
 from headrace.sources.tf_example.wire import Malformed, Piece, fields, ints_of, merged, messages
 
 Values = np.ndarray | list[bytes]
@@ -10,14 +13,16 @@ Values = np.ndarray | list[bytes]
 BYTES, FLOATS, INTS = 0x0A, 0x12, 0x1A  # a feature's kind, as its tag
 
 
-def parse_example(record: bytes) -> dict[str, Values]:
+def parse_example(record: bytes) -> Any:
     """The features of an `Example`: float32 and int64 arrays of one dimension, and lists of bytes.
+
+    If `write_tfrecord` or `write_array_record` wrote it, the element that they were given.
 
     >>> parse_example(b"\\n\\x0c\\n\\n\\n\\x01x\\x12\\x05\\x1a\\x03\\n\\x01\\x07")
     {'x': array([7])}
     """
     try:
-        return _values_by_name(record)
+        return restored(_values_by_name(record))
     except Malformed as e:
         raise DataError(f"A record of {len(record)} bytes is not an `Example`: {e}.") from None
 
