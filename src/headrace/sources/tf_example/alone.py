@@ -27,6 +27,27 @@ def parse_example(record: bytes) -> Any:
         raise DataError(f"A record of {len(record)} bytes is not an `Example`: {e}.") from None
 
 
+def is_example(record: bytes) -> bool:
+    """Whether bytes are an `Example` with features, and nothing else."""
+    try:
+        pieces = [(record, a, b) for tag, a, b in fields(record, 0, len(record)) if _is_one_of(tag, BYTES)]
+        entries = [(record, a, b) for piece in pieces for tag, a, b in fields(*piece) if _is_one_of(tag, BYTES)]
+        for entry in entries:
+            _ = [_is_one_of(tag, 0x0A, 0x12) for tag, _, _ in fields(*entry)]
+        for feature in features_in((record, 0, len(record)), BYTES).values():
+            _ = [_is_one_of(tag, BYTES, FLOATS, INTS) for tag, _, _ in fields(*feature)]
+            values_of(*kind_of(feature))
+    except Malformed:
+        return False
+    return bool(entries)
+
+
+def _is_one_of(tag: int, *tags: int) -> bool:
+    if tag not in tags:
+        raise Malformed(f"there is a field with the tag {tag}")
+    return True
+
+
 def parse_sequence_example(record: bytes) -> tuple[dict[str, Values], dict[str, list[Values]]]:
     """The context of a `SequenceExample`, and its feature lists: the values of each step, as of `parse_example`."""
     try:
