@@ -71,7 +71,7 @@ def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Note
     first_path, first = told[0]
     for path, one in told if len({id(one) for one in notes}) > 1 else []:
         names = first.columns.keys() | one.columns.keys()
-        other = [name for name in names if _gist(first.columns.get(name)) != _gist(one.columns.get(name))]
+        other = [name for name in names if gist(first.columns.get(name)) != gist(one.columns.get(name))]
         if other or first.is_bare != one.is_bare:
             what = f"column {other[0]!r}" if other else "elements"
             raise DataError(
@@ -81,13 +81,13 @@ def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Note
     return None if None in notes else [one for _, one in told]
 
 
-def _gist(note: Any) -> Any:
+def gist(note: Any) -> Any:
     """A note without what may differ between files of the same elements."""
     if isinstance(note, dict):
-        return {name: gist for name, one in note.items() if (gist := _gist(one)) is not None} or None
+        return {name: found for name, one in note.items() if (found := gist(one)) is not None} or None
     if not isinstance(note, list):
         return note
-    return [ARRAY, note[1], len(note[2]), _gist(note[3])] if note[0] == ARRAY else list(map(_gist, note))
+    return [ARRAY, note[1], len(note[2]), gist(note[3])] if note[0] == ARRAY else list(map(gist, note))
 
 
 def noted_spec(kind: Any, note: Any, *, nulls: bool) -> Any:

@@ -52,12 +52,13 @@ class _Writer:
     """Writes tables to a file, and checks that values come back as they are."""
 
     def __init__(self, path: str, schema: Any, plain: bool):
-        self._csv = optional("pyarrow.csv", extra="parquet")
+        self._csv, self._plain = optional("pyarrow.csv", extra="parquet"), plain
+        if not plain:
+            _check_types(schema)
+        self._unseen: dict[str, Any] | None = None  # columns whose types are not yet seen in their values
+        header = arrow().schema([(name, arrow().string()) for name in schema.names])
         self._file = open(path, "wb")
-        self._plain = plain
-        self._unseen: dict[str, Any] = {}  # columns of whose types no value so far gives evidence
-        self._is_new = True
-        self._csv.write_csv(schema.empty_table(), self._file)
+        self._csv.write_csv(header.empty_table(), self._file)
 
     def write_table(self, table: Any, num_rows: int) -> None:
         if not self._plain:
@@ -65,24 +66,19 @@ class _Writer:
         self._csv.write_csv(table, self._file, self._csv.WriteOptions(include_header=False))
 
     def _checked(self, table: Any) -> Any:
-        if self._is_new:
-            self._unseen = {field.name: field.type for field in table.schema}
-            self._is_new = False
-            _check_types(table.schema)
+        unseen = self._unseen = {f.name: f.type for f in table.schema} if self._unseen is None else self._unseen
         for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
             _check_values(name, column)
-            if name in self._unseen and self._shows_type(column):
-                del self._unseen[name]
-            elif name in self._unseen and arrow().types.is_floating(column.type):
-                column = arrow().chunked_array([list(map(repr, column.to_pylist()))])  # `1.0`, which pyarrow writes as `1`
+            if name in unseen and arrow().types.is_floating(column.type) and not self._shows(column, column.type):
+                column = arrow().chunked_array([list(map(repr, column.to_pylist()))])  # pyarrow would write `1` for `1.0`
                 table = table.set_column(i, name, column)
-                if self._inferred(column) == self._unseen[name]:
-                    del self._unseen[name]
+            if name in unseen and self._shows(column, unseen[name]):
+                del unseen[name]
         return table
 
-    def _shows_type(self, column: Any) -> bool:
-        """Whether a reader would see the type of a column in its values."""
-        return any(self._inferred(rows) == column.type for rows in (column.slice(0, FEW_ROWS), column))
+    def _shows(self, column: Any, kind: Any) -> bool:
+        """Whether a reader would see a type in the values of a column."""
+        return any(self._inferred(rows) == kind for rows in (column.slice(0, FEW_ROWS), column))
 
     def _inferred(self, column: Any) -> Any:
         buffer = io.BytesIO()
@@ -93,7 +89,7 @@ class _Writer:
 
     def close(self) -> None:
         self._file.close()
-        for name, kind in self._unseen.items():
+        for name, kind in (self._unseen or {}).items():
             raise PipelineError(
                 f"All values of column {name!r} look like another type than {kind}, and so CSV would not give them "
                 f"back as they are. Write Parquet or JSON lines; or {PLAIN}."

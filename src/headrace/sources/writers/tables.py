@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.errors import PipelineError, optional
 from headrace.sources.notes import PLAIN, wrapped
-from headrace.sources.tables.notes import Notes, notes_in
+from headrace.sources.tables.notes import Notes, gist, notes_in
 from headrace.sources.writers.columns import Column, arrow, column_of, converted
 from headrace.sources.writers.shards import Progress, Writing, write
 
@@ -86,10 +86,13 @@ class Table:
     ):
         self.open_writer, self._schema_of, self.schema_without_rows = open_writer, schema_of, schema_without_rows
         self.schema, self.plain, self.row_group_rows, self.rows_only = schema, plain, row_group_rows, rows_only
+        self.found: Any = None  # the schema of the first shard
 
     def open(self, path: str, first: str | None) -> "TableFile":
         """Opens a file to write to, given the first shard."""
-        return TableFile(path, self, first, None if first is None else self._schema_of(first))
+        if first is not None and self.found is None:
+            self.found = self._schema_of(first)
+        return TableFile(path, self, first, None if first is None else self.found)
 
 
 class TableFile:
@@ -100,7 +103,8 @@ class TableFile:
         self._converts = table.plain or table.schema is not None
         self._schema = table.schema if table.schema is not None else schema or None
         notes = None if schema is None else notes_in(path, schema)
-        self._notes, self._is_bare = ({}, None) if notes is None else (dict(notes.columns), notes.is_bare)
+        self._notes = None if notes is None else notes.columns
+        self._is_bare = None if notes is None else notes.is_bare
         self._writer: Any = None
         self._rows: list[Mapping[str, Any]] = []
         self._num_bytes = 0
@@ -134,7 +138,7 @@ class TableFile:
             raise PipelineError(f"A row has the columns {sorted(self._rows[0])}, but the schema {sorted(names)}.")
         columns = {name: self._column(name) for name in names}
         if self._writer is None:
-            self._set_schema(columns)
+            self._begin(columns)
         table = arrow().Table.from_arrays([column.array for column in columns.values()], schema=self._schema)
         try:
             self._open().write_table(table, len(self._rows))
@@ -143,23 +147,29 @@ class TableFile:
             raise PipelineError(f"This format cannot hold one of the columns {shown}: {e}.") from e
         self._rows, self._num_bytes = [], 0
 
-    def _set_schema(self, columns: Mapping[str, Column]) -> None:
+    def _begin(self, columns: Mapping[str, Column]) -> None:
         """Determines the types and notes of the file by its first row group, as far as they are not known."""
-        if self._schema is None or self._table.schema is not None:
+        if self._notes is None:
             self._notes = {name: column.note for name, column in columns.items() if column.note is not None}
         if self._schema is None:
             self._schema = arrow().schema([(name, column.array.type) for name, column in columns.items()])
         if not self._table.plain:
             notes = Notes(self._notes, is_bare=bool(self._is_bare))
             self._schema = self._schema.with_metadata((self._schema.metadata or {}) | notes.metadata())
+        self._table.found = self._schema
 
     def _column(self, name: str) -> Column:
         values = [row[name] for row in self._rows]
         kind = None if self._schema is None else self._schema.field(name).type
+        note = None if self._notes is None else self._notes.get(name)
         try:
             if not self._converts:
-                return column_of(values, kind, self._notes.get(name))
-            return converted(values, kind)
+                return column_of(values, kind, note)
+            column = converted(values, kind)
+            is_new = self._notes is None or self._table.plain or column.array.null_count == len(values)
+            if not is_new and gist(column.note) != gist(note):
+                raise ValueError(f"it has values of other kinds than the first row group, of which is noted {note}")
+            return column
         except (arrow().ArrowException, TypeError, ValueError, OverflowError) as e:
             raise self._unfit(name, kind, str(e).rstrip(".")) from e
 
@@ -179,9 +189,13 @@ class TableFile:
         return self._writer
 
     def close(self) -> None:
-        if self._rows:
-            self._flush()
-        self._open().close()
+        try:
+            if self._rows:
+                self._flush()
+            self._open()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
 
 
 def _num_bytes(value: Any) -> int:
