@@ -62,7 +62,7 @@ def _noted(value: Any) -> tuple[Any, Any]:
         plain, note = _noted_items(value, "tuple" if kind is tuple else "list")
         return plain, None if kind is not tuple and _is_empty(note) else note
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode(), "bytes"
+        return _text(bytes(value)), "bytes"
     if isinstance(value, np.generic) and type(value) not in _AS_PYTHON:
         return _noted_array(np.asarray(value))
     for base in (str, bool, int, float):  # a class derived from one of these
@@ -74,6 +74,13 @@ def _noted(value: Any) -> tuple[Any, Any]:
     if array is None:
         raise TypeError(f"{kind.__name__} is not text, a number, an array, a list, a tuple or a dict")
     return _noted_array(array)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as e:
+        raise ValueError(f"bytes that are not UTF-8 ({e}), which ArrayRecord, TFRecord, Parquet and Arrow hold") from e
 
 
 def _noted_dict(values: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

@@ -19,7 +19,7 @@ arrow = functools.partial(optional, "pyarrow", extra="parquet")
 def spec_of(kind: Any, *, nulls: bool) -> Any:
     """Shapes and dtypes of the values of a pyarrow type, a tree for a struct; None if they are objects."""
     types: ModuleType = arrow().types
-    if isinstance(kind, arrow().FixedShapeTensorType) and kind.permutation in (None, sorted(kind.permutation)):
+    if isinstance(kind, arrow().FixedShapeTensorType) and list(kind.permutation or ()) == sorted(kind.permutation or ()):
         inner = spec_of(kind.value_type, nulls=False)
         return None if nulls or inner is None else ShapeDtypeStruct(kind.shape, inner.dtype)
     if isinstance(kind, arrow().BaseExtensionType):
