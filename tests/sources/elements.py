@@ -75,7 +75,9 @@ def kinds(draw, *, binary=True, nan=True, depth=2):
     if kind in leaves:
         return draw(leaves[kind])
     if kind == "dict":
-        return st.fixed_dictionaries({name: inner() for name in draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))})
+        return st.fixed_dictionaries(
+            {name: inner() for name in draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))}
+        )
     if kind == "pair":
         return st.tuples(inner(), inner())
     if kind == "maybe":
@@ -111,9 +113,11 @@ def anything():
     leaves |= st.integers() | st.text(max_size=3) | st.complex_numbers() | st.dates() | st.datetimes()
     return st.recursive(
         leaves,
-        lambda inner: st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(NAMES | st.sampled_from(["__headrace__", ""]), inner, max_size=3)
-        | st.dictionaries(st.integers(0, 2), inner, max_size=2),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(NAMES | st.sampled_from(["__headrace__", ""]), inner, max_size=3)
+            | st.dictionaries(st.integers(0, 2), inner, max_size=2)
+        ),
         max_leaves=6,
     )

@@ -1,6 +1,7 @@
 """Every writer is read back equal by its own reader, or writes nothing."""
 
 import itertools
+import json
 import os
 import shutil
 import tempfile
@@ -114,7 +115,9 @@ def test_no_elements_come_back(tmp_path, suffix):
 def test_numbers_of_rows_are_read_as_columns(tmp_path, suffix):
     rows = [{"x": i, "y": {"z": np.float32(i)}} for i in range(9)]
     source = read(write(rows, tmp_path / f"a.{suffix}"))
-    assert_same([{"x": np.arange(9), "y": {"z": np.arange(9, dtype=np.float32)}}], [source.__getcolumns__(np.arange(9))])
+    assert_same(
+        [{"x": np.arange(9), "y": {"z": np.arange(9, dtype=np.float32)}}], [source.__getcolumns__(np.arange(9))]
+    )
     bare = read(write(range(9), tmp_path / f"b.{suffix}"))
     assert_same([np.arange(9)], MapDataset.source(bare).batch(9))
     assert_same([{"record": i} for i in range(9)], opening.open(tmp_path / f"b.{suffix}", columns=["record"]))
@@ -207,9 +210,31 @@ def test_files_that_were_written_without_notes_are_read_as_ever(tmp_path):
         row = opening.open(folder / f"rows.{suffix}")[2]
         assert row["x"].dtype == object
         x = np.array([[2, 3], [4, 5]], np.float32)
-        assert_same([row | {"x": np.stack(row["x"])}], [{"id": 2, "x": x, "text": "t2", "raw": b"\2", "tokens": np.arange(2), "maybe": 2.0}])
+        assert_same(
+            [row | {"x": np.stack(row["x"])}],
+            [{"id": 2, "x": x, "text": "t2", "raw": b"\2", "tokens": np.arange(2), "maybe": 2.0}],
+        )
     row = opening.open(folder / "rows.tfrecord", parse_examples=True)[2]
     flat = {"id": [2], "maybe": [2], "tokens": [0, 1]}
-    assert_same([{name: np.array(values) for name, values in flat.items()} | {"raw": [b"\2"], "text": [b"t2"], "x": np.arange(2, 6, dtype=np.float32)}], [row])
-    assert opening.open(folder / "rows.jsonl")[1] == {"id": 1, "x": [[1.0, 2.0], [3.0, 4.0]], "text": "t1", "tokens": [0], "maybe": None}
+    assert_same(
+        [
+            {name: np.array(values) for name, values in flat.items()}
+            | {"raw": [b"\2"], "text": [b"t2"], "x": np.arange(2, 6, dtype=np.float32)}
+        ],
+        [row],
+    )
+    assert opening.open(folder / "rows.jsonl")[1] == {
+        "id": 1,
+        "x": [[1.0, 2.0], [3.0, 4.0]],
+        "text": "t1",
+        "tokens": [0],
+        "maybe": None,
+    }
     assert_same([{"record": b"a"}, {"record": b"b"}], opening.open(folder / "records.parquet"))
+
+
+@pytest.mark.parametrize("note", [1, "{", '["list",[]]', '{"x":["uint8",[3]]}', '{"x":"bytes"}', '{"y":"bytes"}'])
+def test_a_note_in_json_that_does_not_fit_is_damage(tmp_path, note):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"x": [1], "__headrace__": note}) + "\n")
+    with pytest.raises(DataError, match="Line 1 of .*the note '__headrace__' does not fit the values"):
+        list(opening.open(tmp_path / "a.jsonl"))

@@ -11,13 +11,14 @@ Arrow the schema's metadata `headrace`. Readers that do not know it see plain va
     ["list", […, …]]        a list, with a note for each item; also "tuple"
     ["list", …, 3]          a list of 3 items with the same note; also "tuple"
     ["object", [2, 3], …]   an array of objects, and the note of the list of them
+    ["parts", "list", […]]  in an `Example`: a list whose items are the features `NAME/0`, `NAME/1` and so on
     ["bare", …]             the element is not a dict: it is the value named `record`
 """
 
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def array_of(value: Any, name: str) -> np.ndarray | None:
     return np.asarray(value)
 
 
-def is_sequence(value: Any) -> bool:
+def is_sequence(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
     """Whether a value is a list or tuple; a tuple with names is neither, since the names would be lost."""
     return isinstance(value, list) or type(value) is tuple
 

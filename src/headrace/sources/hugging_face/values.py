@@ -34,8 +34,10 @@ def conversion(feature: Any, *, encoded: bool = False) -> Convert:
 
 def _content(image: dict[str, Any] | None) -> bytes | None:
     """The file of an image, which a dataset has or names."""
-    if image is None or image["bytes"] is not None:
-        return image and image["bytes"]
+    if image is None:
+        return None
+    if image["bytes"] is not None:
+        return image["bytes"]
     with files.open_stream(image["path"]) as stream:
         return stream.read()
 

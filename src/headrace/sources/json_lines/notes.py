@@ -1,9 +1,10 @@
 """Elements as JSON and back: plain values, and a note on what JSON does not have (see `headrace.sources.notes`).
 
 Arrays and tuples become lists, scalars of NumPy numbers, and bytes text. The note says what they were, and is left out
-if there are none.
+if there are none. It is text in the JSON, since other readers expect one type in each column.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from headrace.sources.notes import (
     shape_noted,
 )
 
+_as_text = json.JSONEncoder(separators=(",", ":")).encode
 _JSON = frozenset((str, int, float, bool, type(None)))
 _AS_PYTHON = (np.str_, np.bool_, np.int64, np.float64)  # scalars that stand for Python's
 _SEQUENCES: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple}
@@ -48,7 +50,7 @@ def with_note(element: Any) -> Any:
     plain, note = _noted(element)
     if note is None:
         return plain
-    return plain | {NOTE: note} if is_dict else {RECORD: plain, NOTE: [BARE, note]}
+    return plain | {NOTE: _as_text(note)} if is_dict else {RECORD: plain, NOTE: _as_text([BARE, note])}
 
 
 def _noted(value: Any) -> tuple[Any, Any]:
@@ -63,13 +65,11 @@ def _noted(value: Any) -> tuple[Any, Any]:
         return plain, None if kind is not tuple and _is_empty(note) else note
     if isinstance(value, bytes | bytearray | memoryview):
         return _text(bytes(value)), "bytes"
-    if isinstance(value, np.generic) and type(value) not in _AS_PYTHON:
-        return _noted_array(np.asarray(value))
+    if isinstance(value, np.generic):
+        return (value.item(), None) if kind in _AS_PYTHON else _noted_array(np.asarray(value))
     for base in (str, bool, int, float):  # a class derived from one of these
         if isinstance(value, base):
             return base(value), None
-    if isinstance(value, np.bool_ | np.int64):
-        return value.item(), None
     array = array_of(value, "A value")
     if array is None:
         raise TypeError(f"{kind.__name__} is not text, a number, an array, a list, a tuple or a dict")
@@ -124,12 +124,12 @@ def restored(value: Any) -> Any:
     """The element that a value in JSON lines was written for; raises ValueError if its note does not fit."""
     if type(value) is not dict or NOTE not in value:
         return value
-    note = value.pop(NOTE)
     try:
+        note = json.loads(value.pop(NOTE))
         if isinstance(note, list) and note[0] == BARE:
             return _value(value[RECORD], note[1])
         return _value(value, note)
-    except (TypeError, AttributeError, LookupError, OverflowError) as e:
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as e:
         raise ValueError(f"the note {NOTE!r} does not fit the values ({type(e).__name__}: {e})") from e
 
 

@@ -94,9 +94,7 @@ class TableDataSource:
     def _read_notes(self, schemas: list[Any], nulls: set[str]) -> None:
         """Finds out what the columns of each file are, from the types and from the notes of a writer."""
         notes = agreed(self.paths, [notes_in(path, schema) for path, schema in zip(self.paths, schemas, strict=True)])
-        self._bare = (
-            notes is not None and notes[0].is_bare and self.columns is None and self._schema.names == [RECORD]
-        )
+        self._bare = notes is not None and notes[0].is_bare and self.columns is None and self._schema.names == [RECORD]
         made: dict[int, dict[str, Any]] = {}
 
         def specs(noted: Notes | None) -> dict[str, Any]:

@@ -119,8 +119,10 @@ def _fits(kind: Any, note: Any) -> bool:
     if len(note) == 1:
         return types.is_temporal(kind) or types.is_integer(kind) or types.is_floating(kind)
     if note[0] == FIELDS:
-        return types.is_struct(kind) and kind.num_fields == len(note[1]) and all(
-            _fits(field.type, one) for field, one in zip(kind, note[1], strict=True)
+        return (
+            types.is_struct(kind)
+            and kind.num_fields == len(note[1])
+            and all(_fits(field.type, one) for field, one in zip(kind, note[1], strict=True))
         )
     depth, inner = (len(note[2]), note[3]) if note[0] == ARRAY else (1, note[1])
     for _ in range(depth):

@@ -19,7 +19,9 @@ arrow = functools.partial(optional, "pyarrow", extra="parquet")
 def spec_of(kind: Any, *, nulls: bool) -> Any:
     """Shapes and dtypes of the values of a pyarrow type, a tree for a struct; None if they are objects."""
     types: ModuleType = arrow().types
-    if isinstance(kind, arrow().FixedShapeTensorType) and list(kind.permutation or ()) == sorted(kind.permutation or ()):
+    if isinstance(kind, arrow().FixedShapeTensorType) and list(kind.permutation or ()) == sorted(
+        kind.permutation or ()
+    ):
         inner = spec_of(kind.value_type, nulls=False)
         return None if nulls or inner is None else ShapeDtypeStruct(kind.shape, inner.dtype)
     if isinstance(kind, arrow().BaseExtensionType):
@@ -47,7 +49,7 @@ def is_columnar(specs: dict[str, Any]) -> bool:
 
 
 def values_of(array: Any, spec: Any) -> Any:
-    """A pyarrow array as NumPy arrays of these shapes and dtypes, or of objects, which `spec` makes if it is a function."""
+    """A pyarrow array as NumPy arrays of these shapes and dtypes, or of objects; or what `spec` makes, if callable."""
     if callable(spec):
         return spec(array)
     if isinstance(array, arrow().ExtensionArray):

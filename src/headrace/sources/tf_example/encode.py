@@ -35,7 +35,7 @@ def encode_example(element: Any, *, plain: bool = False) -> bytes:
     The features of dicts in dicts have joined names (`a/b`); an element that is not a dict is the feature `record`.
 
     Args:
-        element: A dict of arrays, numbers, text, bytes and None, or of dicts, lists and tuples of these; or one of them.
+        element: A dict of arrays, numbers, text, bytes, None, and dicts, lists and tuples of these; or one of them.
         plain: Whether to leave out the note: values then come back flat, as int64, float32 and bytes.
 
     >>> encode_example({"a": np.array([1])})

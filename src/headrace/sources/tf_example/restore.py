@@ -40,7 +40,8 @@ def restored(features: Features) -> Any:
         return features
     try:
         for name in [name for name in features if name.startswith(f"{NOTE}/")]:
-            features[name.removeprefix(f"{NOTE}/")] = np.frombuffer(*features.pop(name), "<f8").astype(np.float64)
+            (exact,) = features.pop(name)
+            features[name.removeprefix(f"{NOTE}/")] = np.frombuffer(exact, "<f8").astype(np.float64)
         return _element(*note)(features)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as e:
         raise Malformed(f"its feature {NOTE!r} does not fit the others ({type(e).__name__}: {e})") from e
@@ -69,7 +70,7 @@ def _value(note: Any, name: str) -> Callable[[Features], Any]:
     if note is None:
         return lambda features: features.pop(name)
     if note == "none":
-        return lambda features: (features.pop(name), None)[1]
+        return functools.partial(_none, name)
     if isinstance(note, dict):
         return _dict(note, f"{name}/")
     if note[0] == "parts":
@@ -88,6 +89,10 @@ def _value(note: Any, name: str) -> Callable[[Features], Any]:
         return make(values)
 
     return value
+
+
+def _none(name: str, features: Features) -> None:
+    features.pop(name)
 
 
 def _flat(note: Any) -> tuple[int, Make]:

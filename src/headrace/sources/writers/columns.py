@@ -130,10 +130,11 @@ def _of_numpy(data: np.ndarray, kind: Any, missing: list[bool] | None = None) ->
 
 
 def _python_numbers(values: Sequence[Any], kind: Any) -> Any:
-    is_float = kind is not None and arrow().types.is_floating(kind)
-    if is_float and not all(_holds(np.dtype(kind.to_pandas_dtype()), value) for value in values):
-        raise ValueError("it has values that this does not hold exactly")
-    if kind is not None and not is_float and any(isinstance(value, float) for value in values):
+    if kind is not None and arrow().types.is_floating(kind):
+        dtype = np.dtype(kind.to_pandas_dtype())
+        if not all(_holds(dtype, value) for value in values):
+            raise ValueError("it has values that this does not hold exactly")
+    elif kind is not None and any(isinstance(value, float) for value in values):
         raise ValueError("it has floats")
     return arrow().array(values, kind)
 
@@ -170,7 +171,9 @@ def _objects(values: Sequence[Any], kind: Any, note: Any) -> Column:
     array = arrow().array(values, kind)
     found = array.to_pylist()
     if found != list(values) or list(map(type, found)) != list(map(type, values)):
-        other = next(value for value, one in zip(values, found, strict=True) if value != one or type(value) is not type(one))
+        other = next(
+            value for value, one in zip(values, found, strict=True) if value != one or type(value) is not type(one)
+        )
         raise ValueError(f"values of the class {type(other).__name__} would come back as something else")
     return Column(array, PYTHON)
 
@@ -282,7 +285,9 @@ def _common_shape(arrays: Sequence[np.ndarray]) -> list[int | None]:
 
 def _innermost(kind: Any, num_axes: int) -> Any:
     """The type of the items in lists of lists."""
-    for _ in range(num_axes if kind is not None else 0):
+    if kind is None:
+        return None
+    for _ in range(num_axes):
         _check_nested(kind, arrow().types.is_list, "arrays")
         kind = kind.value_type
     return kind

@@ -57,7 +57,7 @@ class _Writer:
             _check_types(schema)
         self._unseen: dict[str, Any] | None = None  # columns whose types are not yet seen in their values
         header = arrow().schema([(name, arrow().string()) for name in schema.names])
-        self._file = open(path, "wb")
+        self._file = open(path, "wb")  # noqa: SIM115  (closed by `close`)
         self._csv.write_csv(header.empty_table(), self._file)
 
     def write_table(self, table: Any, num_rows: int) -> None:
@@ -70,7 +70,9 @@ class _Writer:
         for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
             _check_values(name, column)
             if name in unseen and arrow().types.is_floating(column.type) and not self._shows(column, column.type):
-                column = arrow().chunked_array([list(map(repr, column.to_pylist()))])  # pyarrow would write `1` for `1.0`
+                column = arrow().chunked_array(
+                    [list(map(repr, column.to_pylist()))]
+                )  # pyarrow would write `1` for `1.0`
                 table = table.set_column(i, name, column)
             if name in unseen and self._shows(column, unseen[name]):
                 del unseen[name]
@@ -101,8 +103,8 @@ def _check_types(schema: Any) -> None:
     for field in schema:
         if field.type not in (pa.int64(), pa.float64(), pa.bool_(), pa.string()):
             raise PipelineError(
-                f"Column {field.name!r} is of type {field.type}, but CSV holds only int64, float64, bools and text. Map "
-                f"the dataset to these, or write Parquet or JSON lines; or {PLAIN}."
+                f"Column {field.name!r} is of type {field.type}, but CSV holds only int64, float64, bools and text. "
+                f"Map the dataset to these, or write Parquet or JSON lines; or {PLAIN}."
             )
 
 

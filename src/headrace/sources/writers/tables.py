@@ -101,7 +101,7 @@ class TableFile:
     def __init__(self, path: str, table: Table, first: str | None, schema: Any):
         self._path, self._table, self._first = path, table, first
         self._converts = table.plain or table.schema is not None
-        self._schema = table.schema if table.schema is not None else schema or None
+        self._schema: Any = table.schema if table.schema is not None else schema or None
         notes = None if schema is None else notes_in(path, schema)
         self._notes = None if notes is None else notes.columns
         self._is_bare = None if notes is None else notes.is_bare
@@ -143,7 +143,7 @@ class TableFile:
         try:
             self._open().write_table(table, len(self._rows))
         except arrow().ArrowException as e:
-            shown = ", ".join(f"{field.name} ({field.type})" for field in self._schema)
+            shown = ", ".join(f"{field.name} ({field.type})" for field in table.schema)
             raise PipelineError(f"This format cannot hold one of the columns {shown}: {e}.") from e
         self._rows, self._num_bytes = [], 0
 
