@@ -202,6 +202,10 @@ def _arrays(array: Any, dtype: str | None, hint: list[int | None], note: Any) ->
         items = items.values
     make = functools.partial(_items, _values(items, note), dtype)
     arrays: list[Any] = [None] * len(array)
+    if len(hint) == 1:
+        for i, begin, end in extents(array):
+            arrays[i] = make(begin, end)
+        return arrays
     for i, begin, end in extents(array):
         shape = [end - begin]
         for offsets in begins[1:]:
@@ -217,9 +221,9 @@ def _arrays(array: Any, dtype: str | None, hint: list[int | None], note: Any) ->
 
 
 def _items(items: Any, dtype: str | None, begin: int, end: int) -> np.ndarray:
-    if dtype is None:
+    if dtype is None and isinstance(items, np.ndarray):
         return items[begin:end]
-    if dtype == "object":
+    if dtype in ("object", None):  # numbers are objects if others have put nulls among them
         return np.fromiter(items[begin:end], object, end - begin)
     return np.array(items[begin:end], dtype_named(dtype))
 

@@ -36,8 +36,8 @@ def column_of(values: Sequence[Any], kind: Any = None, note: Any = None) -> Colu
         kind: The Arrow type of the rows before.
         note: The note on them.
     """
-    types = set(map(type, values)) - {NONE}
-    words = set(map(_word_for, types))
+    types = set(map(type, values))
+    words = set(map(_word_for, types - {NONE}))
     if not words:
         return Column(arrow().nulls(len(values), kind), note)
     if kind is not None and arrow().types.is_null(kind):
@@ -74,6 +74,7 @@ def _tensors(values: Sequence[Any], kind: Any) -> Any:
 
 
 _NUMBERS = frozenset(("bool", "int", "float", "scalar"))
+_TIMES = frozenset((np.datetime64, np.timedelta64))  # their dtypes have units
 
 
 @functools.lru_cache(maxsize=1024)
@@ -99,22 +100,22 @@ def _word_for(value: type) -> str:
 
 def _numbers(values: Sequence[Any], types: set[type], kind: Any) -> Column:
     """Numbers; Python's take the dtype of NumPy's among them, if that holds them exactly."""
-    python = {one for one in types if not issubclass(one, np.generic)}
+    python = {one for one in types - {NONE} if not issubclass(one, np.generic)}
     if any(issubclass(one, bool) for one in python) and len(python) > 1:
         raise ValueError("it has bools and other numbers")
-    if python == types:
+    if python == types - {NONE}:
         return Column(_python_numbers(values, kind))
+    if len(types) == 1 and not types & _TIMES:
+        return _of_numpy(np.array(values, values[0].dtype), kind)
     dtypes = {value.dtype for value in values if isinstance(value, np.generic)}
     if len(dtypes) > 1:
         raise ValueError(f"it has values of {' and '.join(sorted(map(str, dtypes)))}")
     (dtype,) = dtypes
     if python and not all(_holds(dtype, value) for value in values):
         raise ValueError(f"it has values that {dtype} does not hold exactly")
-    missing = [value is None for value in values]
-    if any(missing):
-        zero = np.zeros((), dtype)[()]
-        return _of_numpy(np.array([zero if value is None else value for value in values], dtype), kind, missing)
-    return _of_numpy(np.array(values, dtype), kind)
+    zero = np.zeros((), dtype)[()]
+    filled = np.array([zero if value is None else value for value in values], dtype)
+    return _of_numpy(filled, kind, [value is None for value in values])
 
 
 def _of_numpy(data: np.ndarray, kind: Any, missing: list[bool] | None = None) -> Column:
@@ -250,7 +251,7 @@ def _tuples_as_fields(values: Sequence[Any], kind: Any, note: Any) -> Column:
 
 
 def _arrays(values: Sequence[Any], kind: Any, note: Any) -> Column:
-    found = [None if value is None else array_of(value, "A value") for value in values]
+    found = [value if type(value) is np.ndarray else _array_or_none(value) for value in values]
     arrays = [array for array in found if array is not None]
     if all(array.ndim == 0 for array in arrays):
         return column_of([array if array is None else array[()] for array in found], kind, note)
@@ -270,6 +271,10 @@ def _arrays(values: Sequence[Any], kind: Any, note: Any) -> Column:
     missing = [array is None for array in found]
     nested = _nested(part.array, [(0,) * num_axes if array is None else array.shape for array in found], missing)
     return Column(nested, [ARRAY, _noted_dtype(dtype), hint, part.note if dtype.kind == "O" else None])
+
+
+def _array_or_none(value: Any) -> np.ndarray | None:
+    return None if value is None else array_of(value, "A value")
 
 
 def _noted_dtype(dtype: np.dtype) -> str | None:

@@ -200,10 +200,13 @@ class TableFile:
 
 def _num_bytes(value: Any) -> int:
     """About how much memory a value takes."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, bytes | str):
+    kind = type(value)
+    if kind is int or kind is float:
+        return 8
+    if kind is str or kind is bytes:
         return len(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.nbytes
     if isinstance(value, Mapping):
         return sum(map(_num_bytes, value.values()))
     if isinstance(value, list | tuple):
