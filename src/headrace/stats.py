@@ -72,7 +72,7 @@ class Stats:
     >>> iterator = iter(MapDataset.range(100).map(str).to_iter_dataset())
     >>> _ = list(iterator)
     >>> stats = iterator.stats()
-    >>> stats.elements, stats.operations[0].operation
+    >>> stats.elements, sorted(each.operation for each in stats.operations)[0]
     (100, 'map(str)')
 
     Attributes:
