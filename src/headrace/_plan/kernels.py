@@ -23,6 +23,7 @@ from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
+from headrace._plan.profile import measuring, timed
 from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import Fetch, reader, user_reader
 from headrace._utils import trees
@@ -46,10 +47,11 @@ class Gather:
     """A source behind an index program; `read` gets indices of the source's first epoch."""
 
     def __init__(self, program: Program, source: Source):
-        self.program, self.read, self.source = program, reader(source), source.source
+        self.program, self.read, self.op, self.source = program, reader(source), source, source.source
 
     def __call__(self, idx: Indices) -> Block:
-        return self.read(self.program(idx))
+        rows = self.program(idx)
+        return timed(self.op, self.read, rows) if measuring.threads else self.read(rows)
 
 
 @fetcher.register
@@ -59,7 +61,7 @@ def _(op: Source, guard: Guard | None = None) -> Fetch:
 
 @fetcher.register
 def _(op: UserDataset, guard: Guard | None = None) -> Fetch:
-    read = user_reader(op)
+    read = partial(timed, op, user_reader(op))
     if not op.parents:  # it is a source: its own indices need not go past the first epoch
         program, read_source = Program([], modulo=op.length()), read
         read = lambda idx: read_source(program(idx))  # noqa: E731
@@ -126,9 +128,9 @@ def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
 
 
 class Layer(NamedTuple):
-    """Kernels, and the function from the indices of their outputs to the indices of their inputs."""
+    """Operations with their kernels, and the function from the indices of their outputs to those of their inputs."""
 
-    kernels: list[Kernel]
+    kernels: list[tuple[Op, Kernel]]
     below: Callable[[Indices], Indices]
 
 
@@ -145,8 +147,7 @@ class Chain:
         block = self._base(wanted.pop())
         for layer in reversed(self._layers):
             idx = wanted.pop()
-            for kernel in layer.kernels:
-                block = kernel(block, idx)
+            block = _apply_all(layer.kernels, block, idx)
         return block
 
 
@@ -167,11 +168,11 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
                 layers += [Layer([], program), Layer([], _same)]
             continue
         if isinstance(op, FlatMap):
-            layers += [Layer([_flat_map_kernel(op, guard)], partial(_families, op)), Layer([], _same)]
+            layers += [Layer([(op, _flat_map_kernel(op, guard))], partial(_families, op)), Layer([], _same)]
         elif isinstance(op, Filter):
-            layers[-1].kernels.append(_filter_kernel(op, guard))
+            layers[-1].kernels.append((op, _filter_kernel(op, guard)))
         elif isinstance(op, Transformed):
-            layers[-1].kernels.append(_kernel(op, guard))
+            layers[-1].kernels.append((op, _kernel(op, guard)))
             together = together or (isinstance(op, Map) and op.rows_fn is not None)
         else:
             break
@@ -191,15 +192,23 @@ def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
         return base
     fetch: Fetch = Chain(base, layers)
     if len(layers) == 1 and layers[0].below is _same:
-        kernel, *others = layers[0].kernels
-        fetch = partial(_apply_all, base, layers[0].kernels) if others else (lambda idx: kernel(base(idx), idx))
+        (op, kernel), *others = layers[0].kernels
+        fetch = partial(_fetch_all, base, layers[0].kernels) if others else partial(_fetch_one, base, op, kernel)
     return partial(_fetch_together, fetch) if together else fetch
 
 
-def _apply_all(base: Fetch, kernels: list[Kernel], idx: Indices) -> Block:
+def _fetch_one(base: Fetch, op: Op, kernel: Kernel, idx: Indices) -> Block:
     block = base(idx)
-    for kernel in kernels:
-        block = kernel(block, idx)
+    return timed(op, kernel, block, idx) if measuring.threads else kernel(block, idx)
+
+
+def _fetch_all(base: Fetch, kernels: list[tuple[Op, Kernel]], idx: Indices) -> Block:
+    return _apply_all(kernels, base(idx), idx)
+
+
+def _apply_all(kernels: list[tuple[Op, Kernel]], block: Block, idx: Indices) -> Block:
+    for op, kernel in kernels:
+        block = timed(op, kernel, block, idx) if measuring.threads else kernel(block, idx)
     return block
 
 
@@ -304,7 +313,7 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
         with making_batch(len(inputs), empty):
             return make(op, parent(inputs), index, empty)
 
-    return fetch
+    return partial(timed, op, fetch)
 
 
 def make_batch(
@@ -387,4 +396,4 @@ def _gather_batches(
     """Batches of a source with columns: one run of the index program for all of them, one gather for each."""
     flat, cuts = layout(idx)
     rows = as_array(parent.program(flat))
-    return Rows([batch(rows[a:b], empty) for a, b in cuts], owned=True)
+    return timed(parent.op, lambda: Rows([batch(rows[a:b], empty) for a, b in cuts], owned=True))
