@@ -23,6 +23,7 @@ from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
+from headrace._plan.profile import measuring, timed
 from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import Fetch, fetch_together, first_error, reader, user_reader
 from headrace._utils import trees
@@ -50,7 +51,8 @@ class Gather:
         self.program, self.read, self.op, self.source = program, reader(source, finds=finds), source, source.source
 
     def __call__(self, idx: Indices) -> Block:
-        return self.read(self.program(idx))
+        rows = self.program(idx)
+        return timed(self.op, self.read, rows) if measuring.threads else self.read(rows)
 
 
 @fetcher.register
@@ -61,7 +63,7 @@ def _(op: Source, guard: Guard | None = None) -> Fetch:
 
 @fetcher.register
 def _(op: UserDataset, guard: Guard | None = None) -> Fetch:
-    read = user_reader(op, finds=guard is None or not guard.skips)
+    read = partial(timed, op, user_reader(op, finds=guard is None or not guard.skips))
     if not op.parents:  # it is a source: its own indices need not go past the first epoch
         program, read_source = Program([], modulo=op.length()), read
         read = lambda idx: read_source(program(idx))  # noqa: E731
@@ -128,9 +130,9 @@ def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
 
 
 class Layer(NamedTuple):
-    """Kernels, and the function from the indices of their outputs to the indices of their inputs."""
+    """Operations with their kernels, and the function from the indices of their outputs to those of their inputs."""
 
-    kernels: list[Kernel]
+    kernels: list[tuple[Op, Kernel]]
     below: Callable[[Indices], Indices]
 
 
@@ -147,8 +149,7 @@ class Chain:
         block = self._base(wanted.pop())
         for layer in reversed(self._layers):
             idx = wanted.pop()
-            for kernel in layer.kernels:
-                block = kernel(block, idx)
+            block = _apply_all(layer.kernels, block, idx)
         return block
 
 
@@ -169,11 +170,11 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
                 layers += [Layer([], program), Layer([], _same)]
             continue
         if isinstance(op, FlatMap):
-            layers += [Layer([_flat_map_kernel(op, guard)], partial(_families, op)), Layer([], _same)]
+            layers += [Layer([(op, _flat_map_kernel(op, guard))], partial(_families, op)), Layer([], _same)]
         elif isinstance(op, Filter):
-            layers[-1].kernels.append(_filter_kernel(op, guard))
+            layers[-1].kernels.append((op, _filter_kernel(op, guard)))
         elif isinstance(op, Transformed):
-            layers[-1].kernels.append(_kernel(op, guard))
+            layers[-1].kernels.append((op, _kernel(op, guard)))
             together = together or (isinstance(op, Map) and (op.rows_fn or op.batch_fn) is not None)
         else:
             break
@@ -193,15 +194,23 @@ def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
         return base
     fetch: Fetch = Chain(base, layers)
     if len(layers) == 1 and layers[0].below is _same:
-        kernel, *others = layers[0].kernels
-        fetch = partial(_apply_all, base, layers[0].kernels) if others else (lambda idx: kernel(base(idx), idx))
+        (op, kernel), *others = layers[0].kernels
+        fetch = partial(_fetch_all, base, layers[0].kernels) if others else partial(_fetch_one, base, op, kernel)
     return partial(fetch_together, fetch) if together else fetch
 
 
-def _apply_all(base: Fetch, kernels: list[Kernel], idx: Indices) -> Block:
+def _fetch_one(base: Fetch, op: Op, kernel: Kernel, idx: Indices) -> Block:
     block = base(idx)
-    for kernel in kernels:
-        block = kernel(block, idx)
+    return timed(op, kernel, block, idx) if measuring.threads else kernel(block, idx)
+
+
+def _fetch_all(base: Fetch, kernels: list[tuple[Op, Kernel]], idx: Indices) -> Block:
+    return _apply_all(kernels, base(idx), idx)
+
+
+def _apply_all(kernels: list[tuple[Op, Kernel]], block: Block, idx: Indices) -> Block:
+    for op, kernel in kernels:
+        block = timed(op, kernel, block, idx) if measuring.threads else kernel(block, idx)
     return block
 
 
@@ -295,7 +304,7 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
         with making_batch(len(inputs), empty):
             return make(op, parent(inputs), index, empty)
 
-    return fetch
+    return partial(timed, op, fetch)
 
 
 def make_batch(
@@ -382,8 +391,7 @@ def _gather_batches(
     rows = as_array(parent.program(flat))
     made: list[Any] = []
     try:
-        for a, b in cuts:
-            made.append(batch(rows[a:b], empty))
+        timed(parent.op, lambda: made.extend(batch(rows[a:b], empty) for a, b in cuts))
         return Rows(made, owned=True)
     except StructureError as e:
         add_note(e, f"in {layout.op.label()} (pipeline at {layout.op.site})")
