@@ -105,9 +105,13 @@ def test_what_is_installed_but_broken_is_not_said_to_be_missing(tmp_path, monkey
     (tmp_path / "broken_library.py").write_text("import a_library_that_it_needs")
     (tmp_path / "old_library.py").write_text("from json import no_such_name")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingDependency, match=r"`broken_library` is installed.*No module named 'a_library_that_it_needs'"):
+    with pytest.raises(
+        MissingDependency, match=r"`broken_library` is installed.*No module named 'a_library_that_it_needs'"
+    ):
         optional("broken_library", extra="image")
-    with pytest.raises(MissingDependency, match="`old_library` is installed, but cannot be imported: cannot import name"):
+    with pytest.raises(
+        MissingDependency, match="`old_library` is installed, but cannot be imported: cannot import name"
+    ):
         optional("old_library", extra="image")
 
 
@@ -124,9 +128,13 @@ def without(modules, program):
 def test_addresses_of_hugging_face():
     pytest.importorskip("fsspec")
     program = "import headrace; headrace.open('hf://datasets/a/b/data.parquet')"
-    needs = "hf://datasets/a/b/data.parquet needs a driver, `huggingface_hub`. Install it with: pip install 'headrace[hf]'"
+    needs = (
+        "hf://datasets/a/b/data.parquet needs a driver, `huggingface_hub`. Install it with: pip install 'headrace[hf]'"
+    )
     assert without(["huggingface_hub"], program).endswith(needs)
-    assert without(["fsspec"], program).endswith("`fsspec` is not installed. Install it with: pip install 'headrace[hf]'")
+    assert without(["fsspec"], program).endswith(
+        "`fsspec` is not installed. Install it with: pip install 'headrace[hf]'"
+    )
 
 
 def test_addresses_of_other_servers():

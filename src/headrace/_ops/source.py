@@ -45,7 +45,9 @@ class Source(Op):
             kind = type(self.source)
             hint = f"Give {kind.__name__} an attribute `element_spec`."
             if hasattr(kind, "element_spec"):
-                hint = "Not all of its values are numbers, or arrays of one rank: give a `map` after it an `output_spec`."
+                hint = (
+                    "Not all of its values are numbers, or arrays of one rank: give a `map` after it an `output_spec`."
+                )
             raise SpecError(f"The element spec of {self.label()} cannot be known without reading data. {hint}")
         return spec
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.errors import MissingDependency, PipelineError, available, optional
+from headrace.errors import MissingDependency, available, optional
 from headrace.images.geometry import Crop
 from headrace.images.picture import Picture
 

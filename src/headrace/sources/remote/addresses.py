@@ -13,8 +13,12 @@ from headrace.sources.files import like
 from headrace.sources.retries import patiently
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 30.0, 60.0
-DRIVERS = dict.fromkeys(("http", "https"), ("aiohttp", "cloud")) | dict.fromkeys(("s3", "s3a"), ("s3fs", "cloud"))
-DRIVERS |= dict.fromkeys(("gs", "gcs"), ("gcsfs", "cloud")) | {"hf": ("huggingface_hub", "hf")}
+DRIVERS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("http", "https"), ("aiohttp", "cloud")),
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "cloud")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "cloud")),
+    "hf": ("huggingface_hub", "hf"),
+}
 """The packages of fsspec's protocols, and the extras that have them."""
 ARCHIVES = ("zip", "tar", "libarchive")  # their members can only be read from the start
 CHECKSUMS = ("ETag", "etag", "version_id", "md5Hash", "Content-MD5", "CRC")
@@ -161,8 +165,8 @@ def file_system(path: str) -> tuple[Any, str]:
 
 def _missing_driver(path: str, error: ImportError) -> MissingDependency:
     for protocol in (part.partition("://")[0] for part in path.split("::")):
-        package, extra = DRIVERS.get(protocol, (None, ""))
-        if package is not None and available(package) is None:
+        package, extra = DRIVERS.get(protocol, ("", ""))
+        if package and available(package) is None:
             return MissingDependency(
                 f"{path} needs a driver, `{package}`. Install it with: pip install 'headrace[{extra}]'"
             )
