@@ -19,7 +19,8 @@ import numpy as np
 from headrace._executors.classes import received_classes
 from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read
 from headrace._ops.base import Op, describe, parents_first
-from headrace._utils import notebooks, trees
+from headrace._utils import notebooks
+from headrace._utils.nodes import adopt_nodes, jax_nodes
 from headrace.errors import WorkerError
 from headrace.options import DatasetOptions
 
@@ -79,7 +80,7 @@ def opened_plan(
 ) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a plan from memory; its arrays are views of that."""
     pipelines, init, options, nodes, cells = read(memory, extent)
-    trees.adopt_nodes(nodes)
+    adopt_nodes(nodes)
     notebooks.tell(cells)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
     return pipelines, init, options
@@ -109,7 +110,7 @@ class _PlanPickler(Pickler):
         if isinstance(obj, _Cells):
             return dict, (notebooks.cells(self._files),)
         if isinstance(obj, _Nodes):
-            return list, (trees.jax_nodes(self._classes),)
+            return list, (jax_nodes(self._classes),)
         if hasattr(type(obj), "reduce_by_value"):  # the name of its memory is enough: this process keeps it alive
             return obj.__reduce__()
         if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
