@@ -59,6 +59,13 @@ def test_a_normalized_image_is_stretched_to_what_a_screen_shows():
     assert f"{image.min():.4g} to {image.max():.4g}" in element_html(image)
 
 
+def test_an_image_of_few_shades_is_stretched():
+    digit = np.arange(81, dtype=np.uint8).reshape(9, 9) // 5
+    (shown,) = pictures_in(element_html(digit))
+    assert (shown.min(), shown.max()) == (0, 255)
+    assert "0 to 16" in element_html(digit)
+
+
 def test_a_large_image_is_shown_smaller():
     (shown,) = pictures_in(element_html(np.zeros((1200, 3000, 3), np.uint8)))
     assert max(shown.shape) <= 512

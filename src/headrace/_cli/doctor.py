@@ -1,12 +1,9 @@
 """`headrace doctor [PATH]`: finds damaged records; without a path, looks at this machine."""
 
 import argparse
-import contextlib
 import json
-import sys
 
 from headrace._cli import arguments, machine, output
-from headrace._cli.progress import progress as _progress
 from headrace.sources.verification import verify
 
 
@@ -32,7 +29,6 @@ def _doctor(given: argparse.Namespace) -> int:
         return 0
     names = ("format", "split", "timeout_s", "max_memory_bytes", "max_damaged")
     options = {name: value for name in names if (value := getattr(given, name)) is not None}
-    with contextlib.nullcontext() if given.quiet else _progress(given.path, sys.stderr) as progress:
-        report = verify(given.path, progress=progress, **options)
+    report = verify(given.path, progress=output.no_progress if given.quiet else None, **options)
     print(json.dumps(report.as_dict(), indent=2) if given.json else report)
     return 0 if report.is_good else 1

@@ -81,3 +81,7 @@ def _aligned(table: Table) -> list[str]:
         GAP.join(f"{value:{side}{width}}" for value, side, width in zip(row, sides, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def no_progress(done: int, total: int | None) -> None:
+    """For `--quiet`: shows nothing."""

@@ -18,7 +18,7 @@ def as_array(value: Any) -> np.ndarray | None:
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, list | tuple):
-        return np.array(value) if _is_numbers(value) else None
+        return np.array(value[:MOST_READ]) if _is_numbers(value[:MOST_READ]) else None
     if isinstance(value, np.generic) or not is_array(value):
         return None
     try:

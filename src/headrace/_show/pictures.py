@@ -14,6 +14,7 @@ LEAST_FLOAT_SIDE = 16
 LARGEST_SIDE = 512  # larger images are shown smaller
 MOST_BYTES = 8 << 20  # of an encoded image
 MOST_IN_BATCH = 8
+DARK = 64  # images with no value above are stretched
 _PNG_COLOR = {1: 0, 3: 2, 4: 6}
 
 
@@ -55,16 +56,17 @@ def images_in(array: np.ndarray) -> np.ndarray | None:
 
 
 def image_view(images: np.ndarray, note: str, stats: str) -> View:
-    """Images as pixels; `stats` is what else to say about the values."""
+    """Images as pixels; `stats` is what to say about values that are stretched."""
     number, height, width, channels = images.shape
     text = f"{CHANNELS[channels]} image {width}×{height}" if number == 1 else f"{number} images {width}×{height}"
-    text += "" if images.dtype == np.uint8 else f", {stats}"
+    stats = stats if _is_stretched(images) else ""
+    text += f", {stats}" * bool(stats)
 
     def html() -> str:
         shown = images[:MOST_IN_BATCH, :: _step(height, width), :: _step(height, width)]
         found = "".join(_img(data_url("image/png", png(pixels)), width, height) for pixels in _as_bytes(shown))
         more = f" … {number} in all" if number > MOST_IN_BATCH else ""
-        return found + more if images.dtype == np.uint8 else f"{found}{more}<div>{stats}</div>"
+        return f'<div style="max-width: 800px">{found}{more}</div><div>{stats}</div>'
 
     return View(note, text, html)
 
@@ -86,9 +88,14 @@ def _step(height: int, width: int) -> int:
     return -(-max(height, width) // LARGEST_SIDE)
 
 
+def _is_stretched(images: np.ndarray) -> bool:
+    """Whether a screen would not show the values as they are: floats, and few shades, as of digits or of classes."""
+    return images.dtype != np.uint8 or 0 < images[:MOST_IN_BATCH].max() < DARK
+
+
 def _as_bytes(images: np.ndarray) -> np.ndarray:
-    """Images with values from 0 to 255; floats are stretched from the lowest to the highest."""
-    if images.dtype == np.uint8:
+    """Images with values from 0 to 255, stretched from the lowest to the highest where that is needed."""
+    if not _is_stretched(images):
         return images
     images = np.nan_to_num(images.astype(np.float32))
     low, high = float(images.min()), float(images.max())

@@ -48,7 +48,7 @@ def _transforms(dataset: Any) -> Iterable[Any]:
 
 def _decoder(transform: Any) -> Decoder | None:
     decode: Any = getattr(transform, "decode_tokens", None)
-    return Decoder(getattr(transform, "token_feature", None), decode) if callable(decode) else None
+    return None if decode is None else Decoder(getattr(transform, "token_feature", None), decode)
 
 
 def decoder_for(name: str | None, fields: Mapping[Any, Any], decoders: list[Decoder]) -> Decoder | None:

@@ -9,6 +9,7 @@ from headrace._show.view import View, escaped, long_text, num_bytes
 from headrace._utils.one_line import one_line, short_repr
 
 MOST_READ = 1 << 16  # characters of a text that are looked at
+SHORT = 40  # characters of what fits a table
 
 
 def view_of(value: Any, rate: int | None = None) -> View:
@@ -21,7 +22,8 @@ def view_of(value: Any, rate: int | None = None) -> View:
 
 def _view_of(value: Any, rate: int | None) -> View:
     if isinstance(value, str):
-        return View(f"str[{len(value)}]", one_line(repr(value[:MOST_READ]), 400), lambda: long_text(value))
+        is_short = len(value) <= SHORT and value.isprintable()
+        return View(f"str[{len(value)}]", one_line(repr(value[:MOST_READ]), 400), lambda: long_text(value), is_short)
     if isinstance(value, bytes | bytearray | memoryview):
         return _bytes(bytes(value))
     if type(value).__module__.startswith("PIL."):
@@ -40,7 +42,7 @@ def _array(array: np.ndarray, note: str, rate: int | None) -> View:
         return sounds.sound_view(array, rate, note)
     images = pictures.images_in(array)
     if images is not None:
-        return pictures.image_view(images, note, "" if array.dtype == np.uint8 else arrays.stats_of(array))
+        return pictures.image_view(images, note, arrays.stats_of(array))
     return arrays.array_view(array, note)
 
 
@@ -69,9 +71,8 @@ def _as_text(content: bytes, *, is_cut: bool) -> str | None:
 
 def _plain(value: Any, why: str = "") -> View:
     text = str(value) if isinstance(value, np.number | np.bool_) else short_repr(value, 400)
-    return View(
-        _note(value) or ("" if value is None else type(value).__name__), text + why, lambda: escaped(text + why)
-    )
+    note = _note(value) or ("" if value is None else type(value).__name__)
+    return View(note, text + why, lambda: escaped(text + why), is_short=len(text + why) <= SHORT)
 
 
 def _note(value: Any) -> str:

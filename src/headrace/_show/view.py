@@ -17,11 +17,13 @@ class View:
         note: What it is, such as its dtype and shape.
         text: It in one line of text; control characters are escaped.
         html: Makes it in HTML, where texts from data are escaped.
+        is_short: Whether it fits the cell of a table.
     """
 
     note: str
     text: str
     html: Callable[[], str]
+    is_short: bool = False
 
 
 def long_text(text: str) -> str:
