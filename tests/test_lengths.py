@@ -95,6 +95,8 @@ def test_an_endless_stream_has_no_length():
         MapDataset.range(3).repeat().to_iter_dataset(),
         TEN.repeat().batch(4),
         TEN.filter(bool).repeat(),
+        IterDataset.mix([TEN.repeat(), TEN.repeat()], [1, 3]),
+        IterDataset.mix([TEN.repeat(), TEN.repeat()], [1, 3]).filter(bool).batch(4),
     ):
         with pytest.raises(TypeError, match="is endless"):
             len(ds)
@@ -123,11 +125,14 @@ def test_random_streams_are_as_long_as_they_say(ds):
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 3, 0.5, 7, 1.37])), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.none() | st.integers(0, 40), st.sampled_from([1, 2, 3, 0.5, 7, 1.37])), min_size=1, max_size=6
+    ).filter(lambda parts: any(count is not None for count, _ in parts)),
 )
 def test_a_mix_is_as_long_as_it_says(parts):
     counts, weights = zip(*parts, strict=True)
-    mix = IterDataset.mix([MapDataset.range(n).to_iter_dataset() for n in counts], weights)
+    parts = [TEN.repeat() if n is None else MapDataset.range(n).to_iter_dataset() for n in counts]
+    mix = IterDataset.mix(parts, weights)
     assert len(mix) == sum(1 for _ in mix)
 
 

@@ -296,7 +296,7 @@ def test_inspect_a_folder_of_shards(tmp_path, capsys):
 
 def test_inspect_examples(tmp_path, capsys):
     write_tfrecord([{"label": i, "name": f"n{i}"} for i in range(3)], tmp_path / "a.tfrecord")
-    assert inspected(capsys, tmp_path / "a.tfrecord")["example"]["label"]["values"] == [0]
+    assert inspected(capsys, tmp_path / "a.tfrecord")["example"]["label"] == 0
     assert "It is a tf.train.Example with the features" in out_of(capsys, "inspect", tmp_path / "a.tfrecord")
     (shown,) = json.loads(out_of(capsys, "head", tmp_path / "a.tfrecord", "-n", "1", "--parse-examples", "--json"))
     assert set(shown) == {"label", "name"}

@@ -114,7 +114,7 @@ def test_a_report_of_a_real_run():
     stats, position = run(ds)
     page = Page(report_html(stats, Plan(ds._op), position, title="digits", rates=[1.0, 2.0], span_s=3.0))
     assert "digits" in page.text
-    assert "shuffle(9)" in page.text
+    assert "shuffle(seed=9)" in page.text
     assert "test_report.py:" in page.text
     assert "seed 9" in page.text
     assert "400 elements" in page.text
@@ -122,6 +122,19 @@ def test_a_report_of_a_real_run():
     assert page.tags["svg"] == 1
     assert not page.tags["script"]
     assert not page.attributes & {"src", "href", "onload"}  # it needs nothing else, and runs nothing
+
+
+def test_statistics_save_themselves(tmp_path):
+    parts = {HOSTILE: MapDataset.range(40).map(slow).to_iter_dataset(), "b": MapDataset.range(40).to_iter_dataset()}
+    with iter(IterDataset.mix(parts, {HOSTILE: 1, "b": 3})) as iterator:
+        for _ in range(20):
+            next(iterator)
+        stats = iterator.stats()
+    stats.save(tmp_path / "report.html", title="a mix")
+    page = Page((tmp_path / "report.html").read_text())
+    for expected in ("a mix", stats.verdict, "map(slow", HOSTILE, "test_report.py:"):
+        assert expected in page.text
+    assert not page.tags["script"]
 
 
 def test_a_report_shows_the_verdict_and_stages():

@@ -130,7 +130,7 @@ def test_elements_after_every_operation(view):
     expected = list(endless().take(8))[7]["x"][:, 0].tolist()
     for row in expected:
         assert f"record {row}, epoch 1" in page.text
-    assert "shuffle(3)" in page.text
+    assert "shuffle(seed=3)" in page.text
     assert "Seeds: shuffle 3" in page.text
 
 
@@ -146,7 +146,7 @@ def test_numbers_are_checked(view, number, status):
 def test_the_report_is_that_of_the_run(view):
     until(lambda: json.loads(get(view.url + "live"))["count"] != "0", "nothing runs")
     page = Page(get(view.url + "report.html"))
-    assert "shuffle(3)" in page.text
+    assert "shuffle(seed=3)" in page.text
     assert not page.tags["script"]
 
 

@@ -13,7 +13,6 @@ from headrace.sources.tf_example import is_example
 from headrace.sources.writers import HOLD_RECORDS, WRITERS, writer_of
 
 
-
 def add_arguments(convert: argparse.ArgumentParser) -> None:
     convert.description = (
         "Reads data and writes it in another format. A file appears under its name when it is complete; "

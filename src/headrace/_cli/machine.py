@@ -20,7 +20,7 @@ LIBRARIES = {  # by extra: what it is for, and its packages
     "bagz": ("Bagz", ("bagz",)),
     "tfrecord": ("TFRecord, faster checksums", ("google-crc32c",)),
     "parquet": ("Parquet, Arrow, CSV", ("pyarrow",)),
-    "hf": ("Hugging Face datasets", ("datasets",)),
+    "hf": ("Hugging Face datasets", ("datasets", "huggingface_hub")),
     "json": ("JSON lines, faster", ("orjson",)),
     "zstd": ("files in zstd", ("zstandard",)),
     "hdf5": ("HDF5", ("h5py",)),
@@ -32,6 +32,7 @@ LIBRARIES = {  # by extra: what it is for, and its packages
     "torch": ("tensors of PyTorch", ("torch",)),
     "orbax": ("checkpoints with Orbax", ("orbax-checkpoint",)),
     "ray": ("workers on a Ray cluster", ("ray",)),
+    "progress": ("progress bars", ("tqdm",)),
     "cli": ("colours in the terminal", ("rich",)),
     "view": ("headrace view, reports", ("starlette", "uvicorn", "jinja2")),
 }

@@ -46,15 +46,15 @@ class Shares:
 
     def num_outputs(self, counts: Sequence[float]) -> float:
         """How many outputs there are before one is due from a part that has no more than so many elements."""
-        cycles = min(count // own for count, own in zip(counts, self._counts, strict=True))
-        if cycles == inf:
+        if min(counts) == inf:
             return inf
+        cycles = min(count // own for count, own in zip(counts, self._counts, strict=True) if count < inf)
         rest, place = 0, None  # walks the parts backwards: outputs that a part finds left, and the earliest one missing
         for count, own in zip(reversed(counts), reversed(self._counts), strict=True):
             if place is not None:
                 place = -(-(place + 1) * (rest + own) // rest) - 1  # among those that this part finds
             rest += own
-            if count // own == cycles:
+            if count < inf and count // own == cycles:
                 due = int(count % own) * rest // own
                 place = due if place is None else min(place, due)
         assert place is not None

@@ -138,7 +138,7 @@ class Shown:
 
 def iterator_of(pipeline: Any) -> PipelineIterator:
     """An iterator with statistics, which those of users' own classes do not have."""
-    return iter(pipeline) if isinstance(pipeline, DataLoader) else StreamIterator(pipeline._stream_op)
+    return pipeline.__iter__() if isinstance(pipeline, DataLoader) else StreamIterator(pipeline._stream_op)
 
 
 def _changes_nothing(step: Step) -> bool:
