@@ -44,6 +44,7 @@ if _TYPE_CHECKING:
     from headrace.device.jax import device_put as device_put
     from headrace.diagnosis import diagnose as diagnose
     from headrace.performance import pick_performance_config as pick_performance_config
+    from headrace.sources.opening import open as open
     from headrace.sources.verification import verify as verify
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ _getattr, _dir, _ = _later(
         "device.jax": ("device_put",),
         "diagnosis": ("diagnose",),
         "performance": ("pick_performance_config",),
+        "sources.opening": ("open",),
         "sources.verification": ("verify",),
     },
 )

@@ -1,7 +1,8 @@
 """`DataLoader`: a source, a sampler and operations, in one object."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from headrace import transforms
 from headrace._loader import state as states
 from headrace._loader.chain import chain
 from headrace._loader.in_order import InOrder, reads_in_order
-from headrace._loader.kinds import as_transforms, identity
+from headrace._loader.kinds import as_transforms, identity, shown
 from headrace._loader.order import Order
 from headrace._plan.plan import Plan
 from headrace._states import arrays
@@ -21,6 +22,7 @@ from headrace.iterator import PipelineIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.samplers import IndexSampler
 from headrace.sharding import NoSharding, ShardOptions
+from headrace.sources.given import opened
 
 T = TypeVar("T")
 
@@ -34,7 +36,7 @@ class DataLoader(marks.DataLoader):
     [array([0, 1, 2, 3]), array([4, 5])]
 
     Args:
-        data_source: Anything with `__len__` and `__getitem__`, or NumPy arrays. The source may be a stream, whose
+        data_source: Anything that `MapDataset.source` takes: arrays, a path, a table. The source may be a stream, whose
             `__getitem__` returns the next element whatever the index (if the loader does not notice, set
             `reads_in_order = True`). The loader reads it in order, in this process, and restores a state by reading up
             to its place, which works only before anything was read.
@@ -65,10 +67,11 @@ class DataLoader(marks.DataLoader):
         worker_buffer_size = check_count("worker_buffer_size", worker_buffer_size, least=1)
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise PipelineError(f"read_options must be ReadOptions; got {type(read_options).__name__}.")
+        given, data_source = data_source, opened(data_source)
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
-        self._data_source, self._sampler, self._operations = data_source, sampler, tuple(operations)  # Keras
+        self._data_source, self._sampler, self._operations = given, sampler, tuple(operations)  # Keras
         self._shard_options, self._read_options = shard_options, read_options  # makes another loader of these
         self._multiprocessing_options = MultiprocessingOptions(
             num_workers=(os.cpu_count() or 1) if worker_count is None else worker_count,
@@ -111,12 +114,40 @@ class DataLoader(marks.DataLoader):
         """How the loader's pipeline will be computed, operation by operation."""
         return self._dataset.explain()
 
+    def view(self, *, title: str = "Loader", port: int = 0, open_browser: bool = True) -> Any:
+        """Serves a page on this machine that shows the loader's pipeline while it runs: see `MapDataset.view`."""
+        return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
+
+    def __len__(self) -> int:
+        """How many outputs it has, where that is known without reading any; otherwise a `TypeError`."""
+        return len(self._dataset)
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length is
+
     def __iter__(self) -> "DataLoaderIterator":
         return DataLoaderIterator(self)
 
+    def show(self, n: int = 3) -> None:
+        """Shows the first elements: images as images, tokens as text. In a notebook as HTML, else it prints.
+
+        >>> load([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}], num_epochs=1).show(2)
+        id  name
+         7  'a'
+         8  'b'
+        """
+        from headrace import _show  # few programs need it
+
+        _show.show(self, n)
+
+    def _repr_html_(self) -> str:
+        from headrace import _show
+
+        return _show.dataset_html(self)
+
     def _check_source(self) -> None:
         """Raises if the source has become shorter since the loader was made."""
-        length = self._num_records if isinstance(self.source, dict) else len(self.source)
+        length = self._num_records if isinstance(self.source, Mapping) else len(self.source)
         if length < self._num_records:
             raise PipelineError(
                 f"The data source had {self._num_records} records when the loader was made, and has {length} "
@@ -125,6 +156,7 @@ class DataLoader(marks.DataLoader):
 
     def __repr__(self) -> str:
         named = {"worker_count": self._multiprocessing_options.num_workers, **vars(self.identity)}
+        named["operations"] = f"[{', '.join(map(shown, self.operations))}]"
         return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 
@@ -181,7 +213,7 @@ def load(
     [array([4, 3, 0]), array([1, 2, 5])]
 
     Args:
-        source: Anything with `__len__` and `__getitem__`, or NumPy arrays.
+        source: Anything that `MapDataset.source` takes.
         num_epochs: How often all records come; endless by default.
         shuffle: Whether each epoch has a new random order.
         seed: The seed to shuffle and for random operations, which both need one.
@@ -192,6 +224,7 @@ def load(
         worker_count: Worker processes; 0 computes in this process.
         read_options: Threads that read ahead, in each process.
     """
+    source = opened(source)
     records = source if isinstance(source, MapDataset) else MapDataset.source(source)
     sampler = IndexSampler(len(records), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     operations = [*transformations]

@@ -119,7 +119,7 @@ class StageStream(Stream):
     def _wait(self) -> float:
         """Waits for the next result; returns how long."""
         self._record.computed_by = self._pool.num_workers
-        self._record.fill(sum(self._pool.ready(sent.pending) for sent in self._tasks) / len(self._tasks))
+        self._record.fill(sum(sent.pending.num_bytes is not None for sent in self._tasks) / len(self._tasks))
         waited_s, begin = 0.0, time.perf_counter()
         while not self._pool.wait(self._tasks[0].pending):
             waited_s += time.perf_counter() - begin
