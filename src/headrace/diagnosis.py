@@ -97,7 +97,17 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
             tried = _run(_with_workers(op, candidate), SHARES[2] * seconds, WARM_UP * candidate)
             if tried.elements and tried.rate > WORTH * alone.rate:
                 best, measured = candidate, tried.rate
-    return Diagnosis(alone.operations, rates, best, measured, _verdict(alone, rates, best, measured))
+    return Diagnosis(_by_operation(alone), rates, best, measured, _verdict(alone, best, measured))
+
+
+def _by_operation(stats: Stats) -> tuple[OperationStats, ...]:
+    """What operations cost, whoever computed them."""
+    found: dict[str, OperationStats] = {}
+    for each in stats.operations:  # the longest first
+        other = found.get(each.operation, dataclasses.replace(each, elements=0, seconds=0.0))
+        elements, seconds = other.elements + each.elements, other.seconds + each.seconds
+        found[each.operation] = dataclasses.replace(other, elements=elements, seconds=seconds)
+    return tuple(sorted(found.values(), key=lambda each: -each.seconds))
 
 
 def _stream_op(ds: Any) -> Op:
@@ -150,7 +160,7 @@ def _read(walk: Walk, is_enough: Callable[[int], bool]) -> Totals:
         walk.go_to(None)
 
 
-def _verdict(alone: Stats, rates: dict[int, float], best: int, measured: float) -> str:
+def _verdict(alone: Stats, best: int, measured: float) -> str:
     where = next((each.where for each in alone.operations), "consumer")
     found = culprit(alone, where)
     if not best:

@@ -91,7 +91,7 @@ def test_a_reader_may_stop_reading(data):
 def test_workers_find_what_the_file_defines_and_do_not_run_it(pipeline):
     found = run("bench", f"{pipeline}:ds", "--seconds", "1", "--json")
     assert found.stderr == ""
-    assert json.loads(found.stdout)["elements"] > 0
+    assert json.loads(found.stdout)["rates"]["1"] > 0
 
 
 def test_ctrl_c_stops_quietly(tmp_path):
