@@ -61,11 +61,14 @@ AT_WORK = {
 @pytest.mark.parametrize("name", WAITING)
 def test_workers_give_what_was_predicted(name):
     ds, operation = WAITING[name]
-    found = diagnose(ds.to_iter_dataset(INLINE), seconds=4)
-    assert found.operations[0].operation.startswith(operation)
-    assert found.verdict.startswith(operation)
-    assert found.best >= 2, found
-    assert found.measured == pytest.approx(found.rates[found.best], rel=0.25), found
+    for tries_left in range(3)[::-1]:  # the load of this machine may change between prediction and trial
+        found = diagnose(ds.to_iter_dataset(INLINE), seconds=3)
+        assert found.operations[0].operation.startswith(operation)
+        assert found.verdict.startswith(operation)
+        as_predicted = found.measured == pytest.approx(found.rates[found.best], rel=0.25)
+        if found.best >= 2 and as_predicted:
+            break
+        assert tries_left, found
     assert f"`.mp_prefetch({found.best})`" in found.verdict
 
 
