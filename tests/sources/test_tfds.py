@@ -173,7 +173,9 @@ def test_splits_are_sliced_and_added(folder, split, parts):
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        ("nope", "no split 'nope'; there are train, test, and `all`"),
+        ("nope", "small/1.0.0 has no split 'nope'; there are train, test, and `all`"),
+        ("trian[:2]", r"Did you mean 'train\[:2\]'\?"),
+        ("[:2]", r"'\[:2\]' does not name a split; small/1.0.0 has train, test. .*`split='train\[:2\]'`"),
         ("train[3]", "is not a split"),
         ("train[::2]", "is not a split"),
         ("train[10:50%]", "both ends of a slice are in the same unit"),
@@ -182,10 +184,10 @@ def test_splits_are_sliced_and_added(folder, split, parts):
         ("", "is not a split"),
         (None, "None is not a split"),
         ("all[:2]", r"'all\[:2\]' slices `all`, which is only taken as a whole. .*'train\[:2\]\+test\[:2\]'"),
-        ("train[:12]", "asks for example 12, but the split has 11"),
-        ("train[-12:]", "asks for example -12, but the split has 11"),
+        ("train[:12]", "goes to 12, but there are only 11 records"),
+        ("train[-12:]", "goes to -12, but there are only 11 records"),
         ("train[:101%]", "a percentage is at most 100"),
-        ("train[3shard]", "asks for shard 3, but there are 3"),
+        ("train[3shard]", "goes to shard 4, but there are 3"),
     ],
 )
 def test_what_is_wrong_with_a_split_is_said(tfrecord, split, message):
