@@ -347,6 +347,19 @@ described = splits.SplitDict([
         dataset_name="b", data_dir="/x", split=name, filetype_suffix="tfrecord"))
     for name, sizes in lengths.items()
 ])
+
+import os
+for place in ("few/1.9.0", "few/1.10.0", "more/a/1.0.0", "more/b/1.0.0"):
+    os.makedirs(f"{sys.argv[1]}/named/{os.path.dirname(place)}", exist_ok=True)
+    os.symlink(folder, f"{sys.argv[1]}/named/{place}")
+os.makedirs(f"{sys.argv[1]}/named/more/.config")
+with open(f"{sys.argv[1]}/named/more/.config/metadata.json", "w") as file:
+    file.write('{"default_config_name": "b"}')
+from tensorflow_datasets.core import read_only_builder
+from headrace.sources.tfds import folder_by_name
+for name in ("few", "few:1.9.0", "few:1.*.*", "more", "more/a", "more/b:1.0.0", "more:1.0.0"):
+    theirs = read_only_builder._find_builder_dir(name, data_dir=f"{sys.argv[1]}/named")
+    assert str(theirs) == folder_by_name(name, f"{sys.argv[1]}/named"), name
 sys.stdout.buffer.write(b"RESULT" + pickle.dumps([shards(spec) for spec in specs]))
 """
 
@@ -373,6 +386,7 @@ def some_slices(lengths, count):
 def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(tmp_path):
     lengths = {"train": [3, 4, 0, 5, 1], "test": [7]}
     specs = [*some_slices(lengths, 300), "train", "train+test", "train[3:200]", "train[200:]", "train[-200:]", "nope"]
+    specs += ["train[-50%:]", "train[:-20%]+test[-60%:-20%]", "train[-99.5%:]", "train[.5%:50.%]", "test[-7:-0]"]
     specs += ["all", "all[:3]", "all+test[1:]", "train[:1_0]", "train[0.5%:99.5%]", "train[1shard]"]
     output = run(["-c", AS_A_SOURCE, str(tmp_path)], pickle.dumps((lengths, specs)))
     for file_format in ("array_record", "tfrecord"):

@@ -60,8 +60,8 @@ class Part(NamedTuple):
         place = round(number * length / 100) if unit == "%" else int(number)
         if number < 0 and not place and length:
             raise PipelineError(
-                f"{self.text!r}: {-number:g}% of {length} records rounds to none, and a slice cannot begin or end there, "
-                "counted from the end. Write a number of records, as in `[-1:]`, or a percent from the start."
+                f"{self.text!r}: {-number:g}% of {length} records rounds to none, and from the end, there must be one. "
+                "Write a number of records, as in `[-1:]`, or a percent from the start."
             )
         if abs(place) > length and not clips:
             raise PipelineError(
@@ -137,11 +137,13 @@ def _what_is_wrong(sliced: str) -> str:
     return "" if ":" in sliced else ": a slice has a colon"
 
 
-def parts_of(text: Any, names: Collection[str], what: str) -> list[Part]:
+def parts_of(text: Any, names: Collection[str], what: str, hint: str = "") -> list[Part]:
     """The terms of a sum of splits that have these names; `all` is the sum of all, and the only one needs no name.
 
-    `what` has the splits; errors begin with it.
+    In errors, `what` is said to have the splits, and the hint comes last.
     """
+    if isinstance(text, str) and text in names:  # whatever characters it has
+        return [Part(text, text)]
     parts = []
     for part in parse(text):
         if not part.name and len(names) == 1:
@@ -151,7 +153,7 @@ def parts_of(text: Any, names: Collection[str], what: str) -> list[Part]:
         elif part.name in names:
             parts.append(part)
         else:
-            raise unknown(part, names, what)
+            raise PipelineError(_unknown(part, names, what) + hint)
     return parts
 
 
@@ -165,19 +167,20 @@ def _all(part: Part, names: Collection[str]) -> list[Part]:
     return [Part(name, name) for name in names]
 
 
-def unknown(part: Part, names: Collection[str], what: str) -> PipelineError:
-    """The error for a part of a split that does not exist, or that is not named."""
+def _unknown(part: Part, names: Collection[str], what: str) -> str:
+    """What is wrong with a part of a split that does not exist, or that is not named."""
     known, sliced = list(filter(None, names)), part.text.removeprefix(part.name)
     if not known:
-        return PipelineError(
+        return (
             f"{what} has no splits with names, but {part.text!r} has the name {part.name!r}. Leave it out, as in "
             f"`split={sliced or '[:80%]'!r}`."
         )
     if not part.name:
-        return PipelineError(
+        return (
             f"{part.text!r} does not name a split; {what} has {', '.join(known)}. Write one, as in "
             f"`split={known[0] + sliced!r}`."
         )
+    there = f"there are {', '.join(known)}, and `all`" if len(known) > 1 else f"there is only {known[0]}"
     meant = closest(part.name, known)
-    hint = f" Did you mean {meant + sliced!r}?" if meant else ""
-    return PipelineError(f"{what} has no split {part.name!r}; there are {', '.join(known)}, and `all`.{hint}")
+    guess = f" Did you mean {meant + sliced!r}?" if meant else ""
+    return f"{what} has no split {part.name!r}; {there}.{guess}"

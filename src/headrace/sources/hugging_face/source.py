@@ -121,9 +121,7 @@ class HuggingFaceDataSource:
         try:
             return self._columns[name].take(rows)
         except Unreadable as e:
-            raise DataError(
-                f"{self._places.row_name(e.row)}, column {name!r}: {e}. Is the file damaged?"
-            ) from e
+            raise DataError(f"{self._places.row_name(e.row)}, column {name!r}: {e}. Is the file damaged?") from e
 
     def _shape_of(self, name: str) -> Shape:
         chunks, num_rows = self._chunks(name), 0

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 
 from headrace._utils.addresses import redacted
 from headrace._utils.spelling import closest
@@ -72,7 +71,7 @@ def _versions(folder: str) -> list[str]:
     return sorted(filter(_VERSION.fullmatch, _folders(folder)), key=_numbers)
 
 
-def _numbers(version: str) -> Sequence[int]:
+def _numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".")]
 
 
