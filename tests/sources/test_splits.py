@@ -438,7 +438,21 @@ def test_a_dataset_that_is_not_there_is_said(data_dir, name, message):
         headrace.open(f"tfds:{name}", data_dir=data_dir)
 
 
-def test_wrong_names_of_tfds_are_said(data_dir, tmp_path):
+def test_tfds_by_name_behind_an_address(data_dir, tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    fsspec.filesystem("memory").put(f"{data_dir}/", "/headrace-named", recursive=True)
+    address = {"data_dir": "memory://headrace-named", "storage_options": {"skip_instance_cache": False}}
+    source = headrace.open("tfds:small:1.9.0", split="test[-2:]", **address)
+    assert_equal(source[1], TfdsDataSource("small", "test", data_dir=data_dir)[4])
+    with pytest.raises(FileNotFoundError, match="there are many, small"):
+        TfdsDataSource("nope", data_dir="memory://headrace-named")
+
+
+def test_wrong_names_of_tfds_are_said(data_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
+    with pytest.raises(FileNotFoundError, match="'data/mnist' is not a folder, and not the name .* no dataset 'data'"):
+        TfdsDataSource("data/mnist")
     shutil.copytree(data_dir / "many", tmp_path / "many", ignore=shutil.ignore_patterns(".config"))
     with pytest.raises(FileNotFoundError, match="no versions of a dataset. Is it one of its configs, as in 'many/big'"):
         TfdsDataSource("many", data_dir=tmp_path)

@@ -57,9 +57,12 @@ def open(  # the name is that of `headrace.sources.open`
         return [open(path, split=one, **given) for one in split]
     if parse_examples:
         return examples_in(open(path, split=split, format=format, storage_options=storage_options, **options))
-    if storage_options:
+    data_dir = options.pop("data_dir", None)
+    if storage_options and data_dir is not None:
+        data_dir = _with_options(data_dir, storage_options)
+    elif storage_options:
         path = _with_options(path, storage_options)
-    path = _found_by_name(path, options.pop("data_dir", None))
+    path = _found_by_name(path, data_dir)
     return _open(path, format, options) if split is None else _open_split(path, split, format, options)
 
 

@@ -1,6 +1,5 @@
 """Splits of files that have none of their own: slices, and names that are those of files and folders."""
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +25,7 @@ def by_name(paths: list[str]) -> dict[str, list[str]]:
 
 def open_slices(source: Any, split: str, what: str) -> Any:
     """Slices without names of all elements of a source."""
-    return _sliced(source, [(part, 0, _length(source, part, what)) for part in parse(split)], split)
+    return _sliced(source, [(part, 0, _length(source, what)) for part in parse(split)], split)
 
 
 def open_named(splits: Mapping[str, list[str]], split: str, what: str, open_files: Open) -> Any:
@@ -34,18 +33,17 @@ def open_named(splits: Mapping[str, list[str]], split: str, what: str, open_file
     hint = " The names are those of files and folders; without a name, a slice is of all files, as in `split='[:80%]'`."
     parts = parts_of(split, splits, what, hint)
     names = list(dict.fromkeys(part.name for part in parts))
+    if len(names) > 1:
+        firsts, lengths, num_before = {}, {}, 0
+        for name in names:
+            firsts[name], lengths[name] = num_before, _length_alone(open_files(_one_or_all(splits[name])), what)
+            num_before += lengths[name]
+        source = open_files([file for name in names for path in splits[name] for file in _files_of(path)])
+        return _sliced(source, [(part, firsts[part.name], lengths[part.name]) for part in parts], split)
     source = open_files(_one_or_all(splits[names[0]]))
     if len(parts) == 1 and parts[0].is_whole:
         return source
-    firsts, lengths = {names[0]: 0}, {names[0]: _length(source, parts[0], what)}
-    for name in names[1:]:
-        firsts[name] = sum(lengths.values())
-        lengths[name] = _length(open_files(_one_or_all(splits[name])), parts[0], what)
-    if len(names) > 1:
-        with contextlib.suppress(AttributeError):
-            source.close()
-        source = open_files([file for name in names for path in splits[name] for file in _files_of(path)])
-    return _sliced(source, [(part, firsts[part.name], lengths[part.name]) for part in parts], split)
+    return _sliced(source, [(part, 0, _length(source, what)) for part in parts], split)
 
 
 def _files_of(path: str) -> list[str]:
@@ -64,13 +62,21 @@ def _one_or_all(paths: list[str]) -> Any:
     return paths[0] if len(paths) == 1 else paths
 
 
-def _length(source: Any, part: Part, what: str) -> int:
+def _length(source: Any, what: str) -> int:
     if not hasattr(source, "__getitem__"):
         raise PipelineError(
-            f"{part.text!r}: {what} can only be read in order, since it is compressed, so its length is not known. "
-            "Cut the stream with `take` and `skip`."
+            f"{what} can only be read in order, since it is compressed: its length is not known, so it cannot be "
+            "sliced or added to others. Cut the stream with `take` and `skip`."
         )
     return len(source)
+
+
+def _length_alone(source: Any, what: str) -> int:
+    """The length of a source that is not needed any more."""
+    length = _length(source, what)
+    if hasattr(source, "close"):
+        source.close()
+    return length
 
 
 def _sliced(source: Any, parts: list[tuple[Part, int, int]], split: str) -> SlicedSource:

@@ -17,9 +17,14 @@ def folder_of(given: str | os.PathLike, data_dir: str | os.PathLike | None) -> s
     """The folder with the files of a dataset, which is given by that folder or by its name in `data_dir`."""
     folder = files.absolute(os.path.expanduser(given))
     named = isinstance(given, str) and _NAME.fullmatch(given) is not None
-    if data_dir is None and (not named or files.is_folder(folder)):
+    if data_dir is not None:
+        return folder_by_name(os.fsdecode(given), data_dir)
+    if not named or files.is_folder(folder):
         return folder
-    return folder_by_name(os.fsdecode(given), data_dir)
+    try:
+        return folder_by_name(os.fsdecode(given), None)
+    except FileNotFoundError as e:
+        raise FileNotFoundError(f"{given!r} is not a folder, and not the name of a dataset of TFDS. {e}") from None
 
 
 def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
