@@ -24,7 +24,7 @@ from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
 from headrace._ops.schedule import ScheduledMix, WeightSchedule
 from headrace._ops.source import Source
-from headrace._ops.split import slices_of
+from headrace._ops.split import split_of
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
 from headrace.compat.grain import marks
@@ -209,8 +209,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         >>> list(ds.split("[:75%]")), list(ds.split("[75%:]")), list(ds.split("[:1]+[-2:]"))
         ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 8, 9])
         """
-        parts = [self.slice(builtins.slice(start, stop)) for start, stop in slices_of(self._op, text)]
-        return parts[0] if len(parts) == 1 else MapDataset.concatenate(parts)
+        return MapDataset._of(split_of(self._op, text))
 
     # ---- order
 

@@ -1,22 +1,56 @@
 """Which elements of a dataset a slice of a split means."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from headrace._ops.base import Op
-from headrace._ops.order import GroupShuffle, Repeat, Shuffle, WindowShuffle
+from headrace._ops.order import GroupShuffle, IndexOp, Repeat, Shuffle, Slice, WindowShuffle, epoch_length
 from headrace._utils.splits import Part, parse
 from headrace.errors import PipelineError
 
 
-def slices_of(op: Op, text: str) -> list[tuple[int, int]]:
-    """The elements of each term of a sum of slices, by the first and the one after the last."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Split(IndexOp):
+    """Elements `starts[i]` to `stops[i]` for each i in turn, from each epoch of the parent."""
+
+    name = "split"
+    order_params = ("starts", "stops")
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(np.subtract(self.stops, self.starts), dtype=np.int64)
+
+    @cached_property
+    def _shifts(self) -> np.ndarray:
+        return np.array(self.stops, np.int64) - self._ends
+
+    def length(self) -> int:
+        return int(self._ends[-1])
+
+    def indices(self, idx: np.ndarray) -> np.ndarray:
+        epochs, within = np.divmod(idx, self.length())
+        parts = np.searchsorted(self._ends, within, side="right")
+        return within + self._shifts[parts] + epochs * epoch_length(self.parent)
+
+
+def split_of(op: Op, text: str) -> Op:
+    """The part of a dataset that a slice or a sum of slices means; errors say what is wrong with it."""
     parts = parse(text)
     for part in parts:
         if part.name:
             raise _named(part, text)
     _check_epochs(op, text)
     found = [part.bounds(op.length()) for part in parts]
-    return [each for each in found if each[0] < each[1]] or found[:1]
+    if len(found) == 1:
+        ((start, stop),) = found
+        return Slice(op, start, 1, stop - start)  # consecutive indices stay a range
+    starts, stops = zip(*found, strict=True)
+    return Split(op, starts, stops)
 
 
 def _named(part: Part, text: str) -> PipelineError:
