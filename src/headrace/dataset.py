@@ -23,6 +23,7 @@ from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
 from headrace._ops.schedule import ScheduledMix, WeightSchedule
 from headrace._ops.source import Source
+from headrace._ops.split import split_of
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
 from headrace.compat.grain import marks
@@ -197,6 +198,17 @@ class MapDataset(MapTypes[T], marks.MapDataset):
             )
         stop = len(self) // num_shards * num_shards if drop_remainder else None
         return self.slice(builtins.slice(index, stop, num_shards))
+
+    def split(self, text: str) -> "MapDataset[T]":
+        """A part of the elements, in the way that TensorFlow Datasets and Hugging Face write slices of splits.
+
+        Slices are percents or numbers of elements. Parts cut at the same percents have every element once.
+
+        >>> ds = MapDataset.range(10)
+        >>> list(ds.split("[:75%]")), list(ds.split("[75%:]")), list(ds.split("[:1]+[-2:]"))
+        ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 8, 9])
+        """
+        return MapDataset._of(split_of(self._op, text))
 
     # ---- order
 
