@@ -8,6 +8,7 @@ from typing import Any as _Any
 from headrace import checkpoint as checkpoint
 from headrace import device as device
 from headrace import experimental as experimental
+from headrace import exporters as exporters
 from headrace import multiprocessing as multiprocessing
 from headrace import python as python
 from headrace import samplers as samplers

@@ -20,8 +20,10 @@ from headrace._ops.base import Op
 from headrace._ops.global_batch import has_global_state
 from headrace._plan.next_index import index_at, position_at
 from headrace._states import arrays, files, positions
+from headrace.compat.grain.config import config
 from headrace.compat.grain.stats import NoStats
 from headrace.errors import ClosedError, StateError
+from headrace.exporters import DEBUG_EVERY_S, Export, Exporter, debug_report, export_of
 from headrace.stats import Stats
 
 T = TypeVar("T")
@@ -130,11 +132,30 @@ class PipelineIterator(_Checkpointable[T]):
 
     __slots__ = ("__next__",)
     __next__: Callable[[], T]  # pyright: ignore[reportIncompatibleMethodOverride]
+    _closed = False
 
     def __init__(self, op: Op):
         self._walk = Walk(op)
         self._identity = positions.Identity(op)
         self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
+        if config.py_debug_mode:
+            self._export(debug_report(), DEBUG_EVERY_S)
+
+    def log_to(self, target: Any, *, every_s: float = 10.0) -> Self:
+        """Gives its statistics to something else every few seconds, and when it is closed; returns the iterator.
+
+        An error of the target is logged, and ends that; the stream goes on.
+
+        Args:
+            target: A TensorBoard `SummaryWriter`, a Weights & Biases run, `exporters.Prometheus`, or a function that
+                gets a dict of numbers.
+            every_s: How often.
+        """
+        self._export(export_of(target), every_s)
+        return self
+
+    def _export(self, export: Export, every_s: float) -> None:
+        self._walk.recorder.on_snapshot.append(Exporter(self._walk, export, every_s))
 
     def get_state(self) -> dict[str, Any]:
         """The iterator's position, as small JSON, with a fingerprint of the pipeline that it belongs to."""
@@ -173,6 +194,9 @@ class PipelineIterator(_Checkpointable[T]):
         self._walk.start()
 
     def close(self) -> None:
+        if not self._closed and self._walk.recorder.outputs.elements:
+            for export in self._walk.recorder.on_snapshot:
+                export(at_once=True)
         self._closed = True
         self._walk.close()
 

@@ -214,7 +214,8 @@ class DatasetOptions:
     Args:
         filter_warn_threshold_ratio: The share of dropped elements from which a filter warns; `None` for never.
         filter_raise_threshold_ratio: The share from which it raises; `None` for never.
-        execution_tracking_mode: Accepted as in Grain, without effect.
+        execution_tracking_mode: With `STAGE_TIMING`, every run is measured by operation for `iterator.stats()`, and not
+            only as many as cost nothing that can be measured.
         min_shm_size: Accepted as in Grain, without effect. Arrays from workers always travel in shared memory.
         on_error: What to do about bad records: an `ErrorPolicy`, or its action alone ("raise", "skip", a function).
         warn_after_s: After how many seconds of waiting for one element to log where the pipeline is; `None` for never.

@@ -33,6 +33,7 @@ LIBRARIES = {  # by extra: what it is for, and its packages
     "orbax": ("checkpoints with Orbax", ("orbax-checkpoint",)),
     "ray": ("workers on a Ray cluster", ("ray",)),
     "progress": ("progress bars", ("tqdm",)),
+    "prometheus": ("statistics for Prometheus", ("prometheus-client",)),
     "cli": ("colours in the terminal", ("rich",)),
     "view": ("headrace view, reports", ("starlette", "uvicorn", "jinja2")),
 }

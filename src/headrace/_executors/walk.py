@@ -26,8 +26,10 @@ from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._utils import progress
 from headrace._utils.signals import raised_by_signal, signal_handlers
+from headrace.compat.grain.config import config
 from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError, FilterError, users_frames
+from headrace.options import DatasetOptions, ExecutionTrackingMode
 
 LONGEST_RUN = 1 << 13
 SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
@@ -77,7 +79,7 @@ class Walk:
         self._context: Context | None = None
         self._workers = Workers(self.plan)
         self._bad_records: BadRecords | None = None
-        self.recorder = Recorder()
+        self.recorder = Recorder(measures_all=_measures_all(self.plan.options))
         self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
         self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
@@ -122,17 +124,9 @@ class Walk:
     # ---- making runs
 
     def __next__(self) -> Iterator[Any]:
-        if self._first_wait is None:
-            return self._next()
-        with self._first_wait:
-            run = self._next()
-        self._first_wait = None
-        return run
-
-    def _next(self) -> Iterator[Any]:
         while True:
             try:
-                run = self._next_run()
+                run = self._next_run() if self._first_wait is None else self._first_run(self._first_wait)
                 if run is not None:
                     return run
             except BaseException as e:
@@ -140,6 +134,13 @@ class Walk:
                 if e is not None:
                     raise e
             self._raise_if_over()
+
+    def _first_run(self, wait: FirstWait) -> Iterator[Any] | None:
+        with wait:
+            run = self._next_run()
+        if run is not None:
+            self._first_wait = None
+        return run
 
     def _raise_if_over(self) -> None:
         if self._closed:
@@ -338,3 +339,7 @@ def _no_stop(error: BaseException) -> BaseException:
     wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
     wrapped.__cause__ = error
     return wrapped.with_traceback(error.__traceback__)
+
+
+def _measures_all(options: DatasetOptions) -> bool:
+    return config.py_debug_mode or options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING

@@ -6,13 +6,15 @@ that of the operations below it.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
 from headrace._ops.base import Op
 
 T = TypeVar("T")
+ALL_THREADS = -1  # in `measuring.threads`: operations have names in traces, whichever thread computes them
 
 
 class OperationTime:
@@ -78,12 +80,13 @@ class Profile:
 
 
 class _Measuring:
-    """Which threads measure what they do."""
+    """Which threads measure what they do, and what names operations in the traces of a profiler."""
 
-    __slots__ = ("threads",)
+    __slots__ = ("annotate", "threads")
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
+        self.annotate: Callable[[Op], AbstractContextManager[Any]] | None = None
 
 
 class _Here(threading.local):
@@ -103,8 +106,28 @@ measuring, here = _Measuring(), _Here()
 
 def timed(op: Op, function: Callable[..., T], *args: Any, **named: Any) -> T:
     """Calls a function of an operation; counts its time if this thread is measured."""
+    if measuring.annotate is not None:
+        with measuring.annotate(op):
+            return _timed(op, function, args, named)
+    return _timed(op, function, args, named)
+
+
+def _timed(op: Op, function: Callable[..., T], args: Any, named: Any) -> T:
     profile = here.profile
     return function(*args, **named) if profile is None else profile.call(op, function, args, named)
+
+
+@contextmanager
+def annotated(annotate: Callable[[Op], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Within it, every operation of this process is computed in a context of its own."""
+    before, measuring.annotate = measuring.annotate, annotate
+    measuring.threads.add(ALL_THREADS)
+    try:
+        yield
+    finally:
+        measuring.annotate = before
+        if before is None:
+            measuring.threads.discard(ALL_THREADS)
 
 
 def timed_pull(pull: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:

@@ -54,6 +54,7 @@ class StageRecord:
         "_measure_at",
         "_measured",
         "_measured_bytes",
+        "_measures_all",
         "_runs",
         "_sampling",
         "buffered",
@@ -69,14 +70,21 @@ class StageRecord:
         "where",
     )
 
-    def __init__(self, where: str = "consumer", op: Op | None = None, operations: "Operations | None" = None):
+    def __init__(
+        self,
+        where: str = "consumer",
+        op: Op | None = None,
+        operations: "Operations | None" = None,
+        *,
+        measures_all: bool = False,
+    ):
         self.where, self.op = where, None if op is None else weakref.ref(op)
         self.computed_by, self.buffered = 1, None
         self.operations = operations or Operations()
         self._lock = threading.RLock()  # a signal handler may come back here
         self.elements = self.left_out = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = self.starved_s = self.cpu_s = 0.0
-        self._measure_at, self._sampling = 1, _Sampling()
+        self._measure_at, self._sampling, self._measures_all = 1, _Sampling(), measures_all
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0) -> None:
         """Counts a run."""
@@ -97,7 +105,7 @@ class StageRecord:
 
     def profile(self) -> Profile | None:
         """What measures the next run by operation; `None` if it is not measured."""
-        return Profile() if self._sampling.is_due else None
+        return Profile() if self._measures_all or self._sampling.is_due else None
 
     def add_profile(self, profile: Profile | None, work_s: float, elements: int) -> None:
         """Counts the operations of a run and its work, also for the runs before it that were not measured."""
@@ -225,23 +233,27 @@ class Totals(NamedTuple):
 
 
 class Recorder:
-    """The records of the stages of one iterator, and what they were in the last seconds."""
+    """The records of the stages of one iterator, and what they were in the last seconds.
 
-    def __init__(self) -> None:
+    With `measures_all`, all runs are measured by operation, and not only some of them.
+    """
+
+    def __init__(self, *, measures_all: bool = False) -> None:
         self.records: dict[Any, StageRecord] = {}
-        self.operations = Operations()
-        self.outputs = StageRecord(operations=self.operations)
+        self.operations, self._measures_all = Operations(), measures_all
+        self.outputs = StageRecord(operations=self.operations, measures_all=measures_all)
         self.consumer_s = 0.0
         self._last_end_s: float | None = None
         self.snapshots: deque[Totals] = deque(maxlen=MOST_SNAPSHOTS)
-        self.on_snapshot: list[Callable[[], None]] = []
+        self.on_snapshot: list[Callable[..., None]] = []
 
     def of(self, op: Op, where: str = "consumer") -> StageRecord:
         """The record of the stage that ends with an operation."""
         key = key_of(op)
         record = self.records.get(key)
         if record is None:
-            record = self.records.setdefault(key, StageRecord(where, op, self.operations))
+            made = StageRecord(where, op, self.operations, measures_all=self._measures_all)
+            record = self.records.setdefault(key, made)
         record.where = where
         return record
 

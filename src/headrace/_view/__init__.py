@@ -18,8 +18,9 @@ class View:
     """
 
     def __init__(self, pipeline: Any, title: str, port: int):
-        for module in ("jinja2", "starlette", "uvicorn"):
-            optional(module, extra="view")
+        optional("jinja2", extra="view")
+        optional("starlette", extra="view")
+        optional("uvicorn", extra="view")
         from headrace._view.server import Server
         from headrace._view.shown import Shown
 

@@ -12,7 +12,11 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Config:
-    """Settings by name, for code that sets them; they have no effect.
+    """Settings by name, as in Grain.
+
+    With `py_debug_mode`, iterators made from then on measure all that they compute, and log their statistics (level
+    INFO, logger `headrace`) every minute and when they are closed. With `py_dataset_visualization_output_dir` as well,
+    they write them to that folder, as reports for a browser. `py_traceback_filtering` has no effect.
 
     >>> config.update("py_debug_mode", True)
     >>> config.py_debug_mode, config.get_or_default("py_traceback_filtering")
