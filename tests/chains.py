@@ -253,6 +253,15 @@ STREAM_OPS = ELEMENT | {
     "padded": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).padded_batch(
         k % 3 + 1, boundaries=(2, 4), length_fn=len, window_size=7, drop_remainder=k % 2 == 0
     ),
+    "by size": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).batch_by_size(
+        k % 4 + 2, window_size=k % 8 + 1, oversized="drop", seed=k
+    ),
+    "by size of a feature": lambda ds, k: (
+        ds.map(tokens).seed(k).batch_by_size(k % 9 + 5, "x", window_size=7, max_rows=k % 3 + 2, pad_value={"y": 1})
+    ),
+    "by size, not padded": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).batch_by_size(
+        k % 7 + 4, window_size=9, padded=False, batch_fn=np.concatenate, shuffle_batches=k % 2 == 0, seed=k
+    ),
     "first fit": lambda ds, k: FirstFitPackIterDataset(
         ds.map(tokens).filter(has_x), length_struct={"x": 6}, num_packing_bins=k % 4 + 1, seed=k, shuffle_bins=k % 3 > 0
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import buffer, combine, element, global_batch, group, order, schedule, source
+from headrace._ops import buffer, by_size, combine, element, global_batch, group, order, schedule, source
 from headrace._ops.base import Op
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._utils import trees
@@ -143,6 +143,9 @@ def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
             for rows in _chunks(stream(op.parent, lane), op.window_size):
                 for chosen, length in op.groups(rows):
                     yield op.pad([rows[i] for i in chosen], length)
+        case by_size.BatchBySize():
+            for w, rows in enumerate(_chunks(stream(op.parent, lane), op.window_size)):
+                yield from _batches_by_size(replace(op, seed=_seed(op.seed, lane)), rows, w)
         case pack.FirstFitPack():
             yield from _pack_into_bins(replace(op, seed=_seed(op.seed, lane)), lane)
         case pack.ConcatThenSplit():
@@ -184,6 +187,39 @@ def _buffer_shuffle(op: group.BufferShuffle, lane: Lane) -> Iterator[Any]:
         stretch, offset = divmod(i, size)
         keyed.append((stretch * size + op.landing(stretch, offset + 1)[offset], i, x))
     return iter([x for _, _, x in sorted(keyed, key=lambda entry: entry[:2])])
+
+
+def _batches_by_size(op: by_size.BatchBySize, elements: list[Any], window: int) -> Iterator[Any]:
+    """The batches of a window: each has as many of the smallest elements left as fit."""
+
+    def size(x: Any) -> int:
+        return len(x[op.size]) if isinstance(op.size, str) else op.size(x)
+
+    def fit(rows: list[Any]) -> bool:
+        used = len(rows) * max(map(size, rows)) if op.padded else sum(map(size, rows))
+        return used <= op.max_size and len(rows) <= (op.max_rows or len(rows))
+
+    left = sorted((x for x in elements if size(x) <= op.max_size), key=size)
+    batches = []
+    while left:
+        count = max(n for n in range(1, len(left) + 1) if fit(left[:n]))
+        batches.append(left[:count])
+        left = left[count:]
+    order = range(len(batches))
+    if op.shuffle_batches:
+        keys = np.random.Philox(key=[op.seed, window]).random_raw(len(batches))
+        order = sorted(order, key=keys.tolist().__getitem__)
+    for i in order:
+        yield op.batch_fn(batches[i]) if op.batch_fn else _padded(batches[i], op.pad_value)
+
+
+def _padded(elements: list[Any], pad_value: Any) -> Any:
+    """Elements that are vectors, or dicts of vectors."""
+    if isinstance(elements[0], dict):
+        values = {key: pad_value.get(key, 0) if isinstance(pad_value, dict) else pad_value for key in elements[0]}
+        return {key: _padded([x[key] for x in elements], values[key]) for key in elements[0]}
+    longest = max(map(len, elements))
+    return np.stack([np.concatenate([x, np.full(longest - len(x), pad_value, x.dtype)]) for x in elements])
 
 
 def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, lane: Lane, far: int = 2000) -> Iterator[int]:

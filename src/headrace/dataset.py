@@ -18,6 +18,7 @@ from headrace._dataset.base import Dataset, map_ops, stream_ops
 from headrace._dataset.types import IterTypes, MapTypes
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
+from headrace._ops.by_size import BatchBySize
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
 from headrace._ops.global_batch import batch_of_rows, global_batch
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
@@ -454,6 +455,57 @@ class IterDataset(IterTypes[T], marks.IterDataset):
             pad_to_boundary=pad_to_boundary,
             window_size=window_size,
             drop_remainder=drop_remainder,
+        )
+        return self._then(op)
+
+    def batch_by_size(
+        self,
+        max_size: int,
+        size: "str | Callable[[T], int]" = len,  # type: ignore[assignment]
+        *,
+        window_size: int = 1000,
+        max_rows: int | None = None,
+        padded: bool = True,
+        pad_value: Any = 0,
+        batch_fn: Callable[[list[T]], Any] | None = None,
+        oversized: str = "error",
+        shuffle_batches: bool = True,
+        seed: int | None = None,
+    ) -> "IterDataset":
+        """Batches of as many elements as `max_size` allows, such as a number of tokens.
+
+        Elements of similar sizes go together: each window of the stream is sorted by size, cut into batches, and the
+        batches are shuffled.
+
+        >>> ds = MapDataset.source([np.ones(n) for n in (2, 6, 3, 1, 7)]).to_iter_dataset()
+        >>> [batch.shape for batch in ds.batch_by_size(12, seed=1)]
+        [(1, 6), (1, 7), (3, 3)]
+
+        Args:
+            max_size: The most that a batch may have: the largest size times the number of rows, or, if it is not
+                padded, the sum of sizes.
+            size: Gives an element's size, or is the name of a feature whose length is the size.
+            window_size: How many elements are sorted together.
+            max_rows: The most elements that a batch may have.
+            padded: Whether the elements of a batch are padded to the longest. If not, a batch is a list of them.
+            pad_value: The value of padding, or a dict of values by feature.
+            batch_fn: Makes the batch from a list of elements, instead of padding.
+            oversized: What to do with an element that is larger than a batch: raise an "error", or "drop" it.
+            shuffle_batches: Whether the batches of a window come in random order; if not, the smallest elements first.
+            seed: The seed of that order; by default it is derived from `ds.seed(...)`.
+        """
+        op = BatchBySize(
+            self._op,
+            max_size,
+            size,
+            window_size=window_size,
+            max_rows=max_rows,
+            padded=padded,
+            pad_value=pad_value,
+            batch_fn=batch_fn,
+            oversized=oversized,
+            shuffle_batches=shuffle_batches,
+            seed=seed,
         )
         return self._then(op)
 

@@ -18,7 +18,7 @@ class StageRecord:
     Attributes:
         where: Who computes it: "consumer", "threads", "thread" or "workers".
         elements: The number of outputs.
-        left_out: The number of inputs that it left out by itself, such as empty sequences.
+        left_out: The number of inputs that it left out by itself, such as empty sequences or oversized elements.
         busy_s: How long they took to make, in all threads and processes together.
         waited_s: How long the reader waited for them.
     """
@@ -61,8 +61,12 @@ class StageRecord:
         with self._lock:
             self.busy_s += seconds
 
-    def leave_out(self, count: int) -> None:
-        """Counts inputs that are left out."""
+    def leave_out(self, count: int, warning: Callable[[], str]) -> None:
+        """Counts inputs that are left out; the first time, logs a warning."""
+        if not self.left_out:
+            import logging  # slow to import, and hardly ever needed
+
+            logging.getLogger("headrace").warning("%s", warning())
         with self._lock:
             self.left_out += count
 

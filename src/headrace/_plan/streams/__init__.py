@@ -1,6 +1,7 @@
 """How streams are computed: one file for each file of `_ops/`, which registers its operations on import."""
 
 from headrace._plan.streams import buffer as buffer
+from headrace._plan.streams import by_size as by_size
 from headrace._plan.streams import combine as combine
 from headrace._plan.streams import element as element
 from headrace._plan.streams import global_batch as global_batch
