@@ -20,6 +20,10 @@ def number_of(x: Any) -> int:
     return 0 if x is None else int(np.sum(x))  # a zip of missing elements has them
 
 
+def size_of(x: Any) -> int:
+    return number_of(x) % 7
+
+
 class AddOne(Map):
     """A transform on elements and on columns."""
 
@@ -239,6 +243,12 @@ STREAM_OPS = ELEMENT | {
     "mix by name": lambda ds, k: IterDataset.mix({"a": ds, "b": ds.skip(1)}, {"a": 2, "b": 1}),
     "mix by schedule": lambda ds, k: IterDataset.mix(
         [ds, ds.skip(1), ds.skip(2)], WeightSchedule({0: [1, 2, 0], k + 1: [3, 1, k % 3]}, elements_per_step=k % 3 + 1)
+    ),
+    "mix by size": lambda ds, k: IterDataset.mix([ds, ds.skip(1)], [1, k % 3 + 1], weigh_by=size_of),
+    "mix by size and name": lambda ds, k: IterDataset.mix(
+        {"a": ds.map(tokens), "b": ds.skip(1).map(tokens), "c": ds.skip(2).map(tokens)},
+        WeightSchedule({0: {"a": 1, "b": 2, "c": 0}, k + 1: {"a": 3, "b": 1, "c": k % 3}}, size_per_step=k % 3 + 1),
+        weigh_by="x",
     ),
     "zip": lambda ds, k: IterDataset.zip([ds, ds.skip(k % 3)], strict=False),
     "interleave": lambda ds, k: IterDataset.interleave([ds, ds.skip(2), ds.take(k), ds], cycle_length=k % 4 + 1),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import buffer, by_size, combine, element, global_batch, group, order, schedule, source
+from headrace._ops import buffer, by_size, combine, element, global_batch, group, order, schedule, source, weighed_mix
 from headrace._ops.base import Op
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._utils import trees
@@ -165,6 +165,8 @@ def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
                     yield next(parts[which])
                 except StopIteration:
                     return
+        case weighed_mix.WeighedMix():
+            yield from _mix_by_size(replace(op, lane=lane), [stream(part, lane) for part in op.parts])
         case combine.Zip():
             yield from zip(*(stream(part, lane) for part in op.parts), strict=False)
         case combine.Interleave():
@@ -239,6 +241,24 @@ def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, lane: Lane, far
         _, which = min(zip(must, may, strict=True))
         counts[which] += 1
         yield which
+
+
+def _mix_by_size(op: weighed_mix.WeighedMix, parts: list[Iterator[Any]]) -> Iterator[Any]:
+    """The next element comes from the part whose share of the sizes so far is furthest ahead of its own sizes."""
+    total, count, sizes, shares = 0, 0, [0] * len(parts), [0] * len(parts)
+    while True:
+        units = op.units(op.step(count, total)).tolist()
+        due = [i for i in range(len(parts)) if units[i]]
+        which = max(due, key=lambda i: (shares[i] + units[i] - sizes[i] * sum(units), -i))
+        try:
+            x = next(parts[which])
+        except StopIteration:
+            return
+        size = len(x[op.weigh_by]) if isinstance(op.weigh_by, str) else op.weigh_by(x)
+        shares = [share + unit * size for share, unit in zip(shares, units, strict=True)]
+        sizes[which] += size
+        count, total = count + 1, total + size
+        yield x
 
 
 def _pack_into_bins(op: pack.FirstFitPack, lane: Lane) -> Iterator[Any]:

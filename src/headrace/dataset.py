@@ -23,8 +23,9 @@ from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
 from headrace._ops.global_batch import batch_of_rows, global_batch
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
-from headrace._ops.schedule import ScheduledMix, WeightSchedule
+from headrace._ops.schedule import WeightSchedule
 from headrace._ops.source import Source
+from headrace._ops.weighed_mix import mixed
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
 from headrace.compat.grain import marks
@@ -109,7 +110,9 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     # ---- several datasets
 
     @staticmethod
-    def mix(datasets: "Sequence[MapDataset[T]]", weights: Sequence[float] | None = None) -> "MapDataset[T]":
+    def mix(
+        datasets: "Sequence[MapDataset[T]]", weights: Sequence[float] | None = None, *, weigh_by: None = None
+    ) -> "MapDataset[T]":
         """Elements of several datasets in fixed proportions, spread evenly.
 
         >>> list(MapDataset.mix([MapDataset.range(3), MapDataset.range(10, 16)], weights=[1, 2]))
@@ -117,6 +120,11 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         """
         if isinstance(weights, WeightSchedule):
             raise PipelineError("Weights that change by the step are for `IterDataset.mix`: call `to_iter_dataset()`.")
+        if weigh_by is not None:
+            raise PipelineError(
+                "`MapDataset.mix` cannot weigh by size: an index would depend on the sizes of all elements before it. "
+                "Make streams of the parts first: `IterDataset.mix([ds.to_iter_dataset(), ...], weigh_by=...)`."
+            )
         return MapDataset._of(Mix(map_ops(datasets, "mix"), weights))
 
     @staticmethod
@@ -308,6 +316,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
     def mix(
         datasets: "Sequence[Dataset[T]] | Mapping[str, Dataset[T]]",
         weights: Sequence[float] | Mapping[str, float] | WeightSchedule | None = None,
+        *,
+        weigh_by: "str | Callable[[T], int] | None" = None,
     ) -> "IterDataset[T]":
         """Elements of several datasets in proportion to weights, until the next one would come from one that has ended.
 
@@ -317,17 +327,18 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> a, b = MapDataset.range(3).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
+
+        Args:
+            datasets: The parts, by name or not.
+            weights: The weight of each part, by default the same; or a `WeightSchedule`.
+            weigh_by: Gives the size of an element, such as its number of tokens, or is the name of a feature whose
+                length is the size: weights then hold for sizes instead of for numbers of elements.
         """
         names = None
         if isinstance(datasets, Mapping):
             names = tuple(sorted(datasets))
             datasets = [datasets[name] for name in names]
-        parts = stream_ops(datasets, "mix")
-        if isinstance(weights, WeightSchedule):
-            return IterDataset._of(ScheduledMix(parts, weights, names))
-        if weights is not None and (names is not None) != isinstance(weights, Mapping):
-            raise PipelineError("`mix` has only datasets or only weights by name: give both as mappings, or neither.")
-        return IterDataset._of(Mix(parts, weights, names))
+        return IterDataset._of(mixed(stream_ops(datasets, "mix"), weights, names, weigh_by))
 
     @staticmethod
     def zip(datasets: "Sequence[Dataset[Any]]", *, strict: bool = True) -> "IterDataset[tuple[Any, ...]]":
@@ -479,7 +490,7 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
         >>> ds = MapDataset.source([np.ones(n) for n in (2, 6, 3, 1, 7)]).to_iter_dataset()
         >>> [batch.shape for batch in ds.batch_by_size(12, seed=1)]
-        [(1, 6), (1, 7), (3, 3)]
+        [(1, 7), (3, 3), (1, 6)]
 
         Args:
             max_size: The most that a batch may have: the largest size times the number of rows, or, if it is not

@@ -246,7 +246,7 @@ def _codenumber_of(function: Any) -> int:
     return 0 if code is None else zlib.crc32(_bytes_of(code)) % (1 << 31)
 
 
-_FUNCTIONS = ("transform", "size")  # arguments of operations
+_FUNCTIONS = ("transform", "size", "weigh_by")  # arguments of operations
 _METHODS = ("map", "filter", "random_map", "map_with_index", "flat_map", "__call__")
 
 

@@ -8,6 +8,7 @@ from headrace._plan.streams import global_batch as global_batch
 from headrace._plan.streams import group as group
 from headrace._plan.streams import order as order
 from headrace._plan.streams import source as source
+from headrace._plan.streams import weighed_mix as weighed_mix
 from headrace._plan.streams.base import At as At
 from headrace._plan.streams.base import Context as Context
 from headrace._plan.streams.base import MissingElement as MissingElement
