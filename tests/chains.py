@@ -1,5 +1,6 @@
 """Random pipelines for property tests."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from headrace import DatasetIterator, DatasetOptions, IterDataset, MapDataset, WeightSchedule
 from headrace.packing import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
 from headrace.testing import FakeSource
-from headrace.transforms import Map
+from headrace.transforms import Map, SeedGlobals
 
 
 def number_of(x: Any) -> int:
@@ -58,6 +59,10 @@ def add_random(x: Any, rng: np.random.Generator) -> Any:
     return _tree_add(x, int(rng.integers(100)))
 
 
+def add_dice(x: Any) -> Any:
+    return _tree_add(x, random.randrange(100) + np.random.randint(100))
+
+
 def with_index(i: int, x: Any) -> Any:
     return _tree_add(x, i)
 
@@ -103,6 +108,20 @@ class BlockSource:
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[i] for i in indices]
+
+
+class Dice:
+    """A source that draws from the generators of the process, as existing datasets do."""
+
+    def __init__(self, length: int):
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> Any:
+        assert 0 <= i < self._length
+        return np.array([i, random.randrange(100), np.random.randint(100)])
 
 
 class Doubled(MapDataset):
@@ -173,6 +192,7 @@ def sources() -> st.SearchStrategy[MapDataset]:
         st.integers(1, 20).map(lambda n: MapDataset.source({"b": np.arange(n), "a": np.ones((n, 2), np.float32)})),
         st.integers(1, 20).map(lambda n: MapDataset.source(BlockSource(n))),
         st.just(MapDataset.source(LISTED)),
+        st.integers(1, 20).map(lambda n: MapDataset.source(Dice(n), seed_globals=True, seed=n)),
     )
 
 
@@ -201,6 +221,7 @@ ELEMENT = {
     "map with columns": lambda ds, k: ds.map(AddOne()),
     "map_with_index": lambda ds, k: ds.map_with_index(with_index),
     "random_map": lambda ds, k: ds.random_map(add_random, seed=k),
+    "random_map of globals": lambda ds, k: ds.random_map(SeedGlobals(add_dice), seed=k),
     "map of columns": lambda ds, k: ds.map(lambda x: _tree_add(x, k), batched=True),
 }
 

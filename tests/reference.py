@@ -4,8 +4,9 @@ The tests compare the library with this, so that meaning and cost cannot drift a
 shared with `headrace._plan`; only the ciphers and the schedules of `_utils.rng` and `_ops` are.
 """
 
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -30,9 +31,19 @@ def rng_at(seed: int, index: int) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
+def with_globals(rng: np.random.Generator, call: Callable[[], Any]) -> Any:
+    """The result of a call that finds the generators of the process seeded; torch's are not."""
+    words = [int(word) for word in rng.bit_generator.random_raw(3)]
+    random.seed(words[0])
+    np.random.seed(words[1] // 2**32)
+    return call()
+
+
 def item(op: Op, i: int) -> Any:
     """Element `i` of a random-access chain."""
     match op:
+        case source.SeededSource():
+            return with_globals(rng_at(op.seed, i), lambda: op.source[i % len(op.source)])
         case source.Source():
             return trees.copy_tree(op.source[i % len(op.source)])
         case source.UserDataset():

@@ -40,3 +40,7 @@ def test_images_become_batches(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_blocks("docs/images.md")
     assert capsys.readouterr().out == "(16, 224, 224, 3) uint8 (16, 2)\n(16, 224, 224, 3) float32\n"
+
+
+def test_datasets_that_draw_random_numbers():
+    run_blocks("docs/sources.md")

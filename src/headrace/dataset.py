@@ -24,7 +24,7 @@ from headrace._ops.global_batch import batch_of_rows, global_batch
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
 from headrace._ops.schedule import WeightSchedule
-from headrace._ops.source import Source
+from headrace._ops.source import SeededSource, Source
 from headrace._ops.weighed_mix import mixed
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
@@ -73,12 +73,14 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
     @overload
     @staticmethod
-    def source(source: Sequence[S] | RandomAccessDataSource[S]) -> "MapDataset[S]": ...
+    def source(
+        source: Sequence[S] | RandomAccessDataSource[S], *, seed_globals: bool = ..., seed: int | None = ...
+    ) -> "MapDataset[S]": ...
     @overload
     @staticmethod
-    def source(source: Any) -> "MapDataset[Any]": ...
+    def source(source: Any, *, seed_globals: bool = ..., seed: int | None = ...) -> "MapDataset[Any]": ...
     @staticmethod
-    def source(source: Any) -> "MapDataset[Any]":
+    def source(source: Any, *, seed_globals: bool = False, seed: int | None = None) -> "MapDataset[Any]":
         """The elements of a source: anything with `__len__` and `__getitem__`.
 
         A NumPy array, or a dict of arrays of one length, is read by rows; a source with `__getitems__` is asked for
@@ -86,6 +88,12 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
         >>> MapDataset.source({"x": np.arange(4), "y": np.eye(4)})[1]
         {'x': np.int64(1), 'y': array([0., 1., 0., 0.])}
+
+        Args:
+            source: The source.
+            seed_globals: The source's `__getitem__` draws from the generators of `random`, NumPy or torch, as
+                torchvision's transforms do: they are seeded for each element, and put back afterwards.
+            seed: The seed from which these seeds are derived, with the index and the epoch.
         """
         if is_array_like(source):
             source = ArrayDataSource(source)
@@ -99,7 +107,13 @@ class MapDataset(MapTypes[T], marks.MapDataset):
                 "A dict is a source only if its values are NumPy arrays of one length: element i is row i of each. "
                 f"Got values of {sorted({type(value).__name__ for value in source.values()})}."
             )
-        return MapDataset._of(Source(source))
+        if seed_globals and seed is None:
+            raise PipelineError(
+                "`source` with seed_globals=True needs a seed: `source(..., seed_globals=True, seed=42)`."
+            )
+        if seed is not None and not seed_globals:
+            raise PipelineError("The seed of `source` has no effect without seed_globals=True.")
+        return MapDataset._of(Source(source) if seed is None else SeededSource(source, seed=seed))
 
     @staticmethod
     def range(start: int, stop: int | None = None, step: int = 1) -> "MapDataset[int]":
