@@ -127,9 +127,9 @@ def test_oversized_elements_are_dropped_counted_and_logged_once(caplog):
     ds = stream(3, 9, 4, 12, 9, 2).batch_by_size(8, window_size=2, oversized="drop", seed=1)
     with caplog.at_level(logging.WARNING, "headrace"), iter(ds) as iterator:
         batches = list(iterator)
-        (stage,) = (stage for stage in iterator.stats()["stages"] if stage["left_out"])
+        (stage,) = (stage for stage in iterator.stats().stages if stage.left_out)
     assert sorted(batch.shape for batch in batches) == [(1, 2), (1, 3), (1, 4)]
-    assert (stage["left_out"], stage["elements"]) == (3, 3)
+    assert (stage.left_out, stage.elements) == (3, 3)
     (message,) = (record.getMessage() for record in caplog.records)
     assert "element 1, record 1 of" in message
     assert "has size 9, over 8. Such elements are left out" in message

@@ -1,4 +1,4 @@
-"""The code of the README and of the documents on text and images runs as it stands."""
+"""The code of the README and of the documents on sources, text and images runs as it stands."""
 
 import re
 import tempfile
@@ -42,5 +42,7 @@ def test_images_become_batches(capsys, monkeypatch, tmp_path):
     assert capsys.readouterr().out == "(16, 224, 224, 3) uint8 (16, 2)\n(16, 224, 224, 3) float32\n"
 
 
-def test_datasets_that_draw_random_numbers():
+def test_what_is_written_is_read_back(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_blocks("docs/sources.md")
+    assert capsys.readouterr().out == "(28, 28) uint8 (0, 4) a (28, 28)\n"

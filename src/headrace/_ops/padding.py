@@ -1,6 +1,6 @@
 """Pads elements of different lengths to one shape, and stacks them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ def pad(elements: Sequence[Any], pad_value: Any = 0, length: int | None = None) 
     """
     leaves, spec = trees.flatten(elements[0])
     try:
-        columns = zip(*(spec.flatten_up_to(element) for element in elements), strict=True)
+        columns = zip(*(trees.flatten_up_to(spec, element) for element in elements), strict=True)
     except ValueError as e:
         raise StructureError(f"A batch needs elements of the same structure: {e}") from e
     values = trees.broadcast(_by_feature(pad_value, elements[0]), elements[0]) if leaves else []
@@ -28,10 +28,11 @@ def pad(elements: Sequence[Any], pad_value: Any = 0, length: int | None = None) 
 
 def _by_feature(values: Any, element: Any) -> Any:
     """The padding as a prefix of the element's tree; features without a value get 0."""
-    if not isinstance(values, dict):
+    if not isinstance(values, Mapping):
         return values
-    if not isinstance(element, dict) or not values.keys() <= element.keys():
-        found = f"the features {sorted(map(str, element))}" if isinstance(element, dict) else type(element).__name__
+    is_mapping = isinstance(element, Mapping)
+    if not is_mapping or not values.keys() <= element.keys():
+        found = f"the features {sorted(map(str, element))}" if is_mapping else type(element).__name__
         raise PipelineError(
             f"pad_value has values for {sorted(map(str, values))}, but elements have {found}. "
             "Name features that elements have, or give one value for all."
