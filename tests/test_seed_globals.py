@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from headrace.errors import PipelineError, StateError
 from headrace.samplers import IndexSampler
 from headrace.sources import TorchDataSource
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
-from headrace.transforms import SeedGlobals
+from headrace.transforms import Batch, RandomMap, SeedGlobals
 from tests.chains import Dice
 from tests.images.oracle import torch, v2
 from tests.proc import LIMIT_S
@@ -136,6 +137,29 @@ def test_records_are_read_one_by_one():
         assert_equal(list(MapDataset.source(source, seed_globals=True, seed=3)), expected)
 
 
+def test_the_seed_is_0_by_default():
+    assert_equal(*(list(MapDataset.source(Dice(9), seed_globals=True, **seed)) for seed in ({}, {"seed": 0})))
+
+
+class Broken(Dice):
+    def __getitem__(self, i):
+        if i == 2:
+            raise ValueError("broken")
+        return super().__getitem__(i)
+
+
+def test_a_bad_record_is_left_out_and_changes_no_other():
+    def read(source):
+        return MapDataset.source(source, seed_globals=True, seed=7).repeat(2).to_iter_dataset()
+
+    skipping = read(Broken(4)).on_error("skip")
+    with iter(skipping) as iterator:
+        found = list(iterator)
+        bad = [(record["index"], record["epoch"]) for record in iterator.stats().bad_records["last"]]
+    assert_equal(found, [x for x in read(Dice(4)) if x[0] != 2])
+    assert bad == [(2, 0), (2, 1)]
+
+
 # ---- the generators of the process
 
 
@@ -160,12 +184,6 @@ def test_the_generators_are_put_back():
 
 
 def test_the_generators_are_put_back_after_an_error():
-    class Broken(Dice):
-        def __getitem__(self, i):
-            if i == 2:
-                raise ValueError("broken")
-            return super().__getitem__(i)
-
     before = states()
     with pytest.raises(ValueError, match="broken") as info:
         list(MapDataset.source(Broken(4), seed_globals=True, seed=7).repeat(2).skip(4))
@@ -188,9 +206,29 @@ def test_by_default_no_thread_reads():
     for ds in (source, MapDataset.range(4).random_map(SeedGlobals(slowly), seed=1)):
         stream = ds.repeat(40).to_iter_dataset()
         assert "no threads" in str(stream.explain())
-        with iter(stream) as iterator:
-            iterator.start_prefetch()
-            assert {next(iterator) for _ in range(160)} == {threading.get_ident()}
+        assert threads_of(stream) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("after", ["nothing", "a batch"])
+def test_by_default_no_thread_computes_operations_of_a_loader(after):
+    operations = [SeedGlobals(slowly)]
+    if after == "a batch":  # then elements travel as records
+        operations += [Batch(1), FirstOf()]
+    sampler = IndexSampler(4, shuffle=True, num_epochs=40, seed=1)
+    loader = DataLoader(data_source=range(4), sampler=sampler, operations=operations)
+    assert threads_of(loader) == {threading.get_ident()}
+
+
+class FirstOf(RandomMap):
+    def random_map(self, element, rng):
+        return int(element[0])
+
+
+def threads_of(dataset):
+    """The threads that compute a dataset's elements."""
+    with iter(dataset) as iterator:
+        iterator.start_prefetch()
+        return {next(iterator) for _ in range(160)}
 
 
 def slowly(_):
@@ -222,6 +260,30 @@ def test_threads_read_one_at_a_time():
     ds = MapDataset.source(Watched(40), seed_globals=True, seed=1)
     found = list(ds.to_iter_dataset(ReadOptions(num_threads=8, prefetch_buffer_size=8)))
     assert_equal(found, list(MapDataset.source(Dice(40), seed_globals=True, seed=1)))
+
+
+def test_a_fork_does_not_wait_for_a_thread_of_its_parent():
+    entered, leave = threading.Event(), threading.Event()
+
+    class Held(Dice):
+        def __getitem__(self, i):
+            entered.set()
+            assert leave.wait(LIMIT_S)
+            return super().__getitem__(i)
+
+    thread = threading.Thread(target=lambda: MapDataset.source(Held(1), seed_globals=True)[0])
+    thread.start()
+    assert entered.wait(LIMIT_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a process with threads forks
+        pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        MapDataset.source(Dice(1), seed_globals=True)[0]
+        os._exit(0)
+    leave.set()
+    thread.join(LIMIT_S)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 LATE = """
@@ -289,7 +351,6 @@ def test_a_state_of_another_seed_is_refused():
 @pytest.mark.parametrize(
     ("source", "options", "text"),
     [
-        (Dice(3), {"seed_globals": True}, r"needs a seed: `source\(..., seed_globals=True, seed=42\)`"),
         (Dice(3), {"seed": 3}, "no effect without seed_globals=True"),
         (Dice(3), {"seed_globals": True, "seed": -1}, "seed of `source` must be between 0"),
         (IMAGES, {"seed_globals": True, "seed": 3}, "ArrayDataSource is read in columns, and draws none"),

@@ -93,16 +93,14 @@ class MapDataset(MapTypes[T], marks.MapDataset):
             source: The source.
             seed_globals: The source's `__getitem__` draws from the generators of `random`, NumPy or torch, as
                 torchvision's transforms do: they are seeded for each element, and put back afterwards.
-            seed: The seed from which these seeds are derived, with the index and the epoch.
+            seed: From which these seeds are derived, with the index and the epoch; by default 0.
         """
-        if seed_globals and seed is None:
-            raise PipelineError(
-                "`source` with seed_globals=True needs a seed: `source(..., seed_globals=True, seed=42)`."
-            )
-        if seed is not None and not seed_globals:
-            raise PipelineError("The seed of `source` has no effect without seed_globals=True.")
         source = as_source(source)
-        return MapDataset._of(Source(source) if seed is None else SeededSource(source, seed=seed))
+        if seed_globals:
+            return MapDataset._of(SeededSource(source, seed=0 if seed is None else seed))
+        if seed is not None:
+            raise PipelineError("The seed of `source` has no effect without seed_globals=True.")
+        return MapDataset._of(Source(source))
 
     @staticmethod
     def range(start: int, stop: int | None = None, step: int = 1) -> "MapDataset[int]":

@@ -72,6 +72,8 @@ class SeedGlobals(RandomMap):
     True
     """
 
+    _draws_from_globals: ClassVar[bool] = True
+
     def __init__(self, function: Callable[[Any], Any]):
         if not callable(function):
             raise TypeError(f"SeedGlobals takes a function; got {type(function).__name__}: {function!r}.")

@@ -77,6 +77,7 @@ class _Steps(transforms.MapWithIndex):
         self._operations, self._order = operations, order
         self._steps = [(function_of(op), isinstance(op, RANDOM), isinstance(op, PLACED)) for op in operations]
         self._free: list[Lent] = []  # one for each thread
+        self._draws_from_globals = any(isinstance(op, transforms.SeedGlobals) for op in operations)
 
     def map_with_index(self, index: int, element: Any) -> Any:
         lent = self._free.pop() if self._free else Lent(self._order)

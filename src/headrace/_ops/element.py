@@ -12,7 +12,6 @@ from headrace._ops.base import ENDLESS, Op, Unary, describe, from_parents, metho
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._ops.seeds import set_seed
 from headrace.errors import PipelineError, SpecError
-from headrace.transforms import SeedGlobals
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,6 +28,10 @@ class Transformed(Unary):
     @property
     def fn(self) -> Callable[..., Any]:
         return method_or_function(self.transform, self.method, op=self.method)
+
+    @property
+    def draws_from_globals(self) -> bool:
+        return getattr(self.transform, "_draws_from_globals", False) is True
 
     def how(self) -> str:
         return "one call per element"
@@ -133,10 +136,6 @@ class RandomMap(Transformed):
 
     def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
         return replace(self, parent=parents[0], lane=lane)
-
-    @property
-    def draws_from_globals(self) -> bool:
-        return isinstance(self.transform, SeedGlobals)
 
     def how(self) -> str:
         counts = "; ordering point: counts elements" if self.is_stream else ""

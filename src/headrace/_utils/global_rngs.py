@@ -4,6 +4,7 @@ Of torch it seeds the generator of the CPU only: `torch.manual_seed` would also 
 """
 
 import contextlib
+import os
 import random
 import sys
 import threading
@@ -13,7 +14,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
-_LOCK = threading.RLock()
+_lock = threading.RLock()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread of the parent may have held the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 @contextlib.contextmanager
@@ -26,7 +36,7 @@ def seeded_globals() -> "Iterator[SeededGlobals]":
     >>> first == again != random.random()
     True
     """
-    with _LOCK:
+    with _lock:
         seeded = SeededGlobals()
         try:
             yield seeded
