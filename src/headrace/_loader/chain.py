@@ -80,7 +80,10 @@ class _Steps(transforms.MapWithIndex):
         self._draws_from_globals = any(isinstance(op, transforms.SeedGlobals) for op in operations)
 
     def map_with_index(self, index: int, element: Any) -> Any:
-        lent = self._free.pop() if self._free else Lent(self._order)
+        try:
+            lent = self._free.pop()
+        except IndexError:  # other threads use all of them
+            lent = Lent(self._order)
         metadata = lent.of(index)
         for function, is_random, is_placed in self._steps:
             if is_random:

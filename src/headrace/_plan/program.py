@@ -97,8 +97,8 @@ class Program:
         values = self._run(np.arange(first, last))
         values.setflags(write=False)
         self._index_s = max((time.perf_counter() - begin) / len(values), 1e-9)
-        self._block = first, last, values
-        return self._block
+        self._block = block = first, last, values
+        return block  # other threads may have replaced it
 
     def _slices_of_range(self, idx: range) -> Indices:
         out: Indices = idx
