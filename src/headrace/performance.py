@@ -293,5 +293,7 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
     elif busy_share < WAITS:
         pays = max(each.rate for each in together) >= GAIN * max(each.rate for each in alone)
     else:  # Speed depends on who else uses the cores. But while one thread holds the GIL, the other wants none.
-        pays = sum(each.cores for each in together) >= CORES_WANTED * sum(each.cores for each in alone)
+        wanted = [each.cores for each in together]
+        # On a busy machine, one may start when the other ends. Without a GIL, one round tells that they need not wait.
+        pays = (sum(wanted) / len(wanted) if has_gil() else max(wanted)) >= CORES_WANTED * busy_share
     return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if pays else 0
