@@ -125,7 +125,8 @@ def test_workers_of_torch_learn_of_the_epoch_even_if_they_stay():
         def epochs(dataset, loader):
             found = []
             for epoch in range(3):
-                dataset.set_epoch(epoch)
+                if epoch:
+                    dataset.set_epoch(epoch)
                 found.append([int(x) for x in loader])
             return found
 
@@ -133,7 +134,8 @@ def test_workers_of_torch_learn_of_the_epoch_even_if_they_stay():
             dataset = build()
             expected = epochs(dataset, DataLoader(dataset, batch_size=None))
             assert len({tuple(each) for each in expected}) == 3
-            for options in ({}, {"persistent_workers": True}):
+            stay = {"persistent_workers": True}
+            for options in ({}, stay, stay | {"multiprocessing_context": "spawn"}):
                 dataset = build()
                 loader = DataLoader(dataset, batch_size=None, num_workers=2, **options)
                 assert epochs(dataset, loader) == expected, options

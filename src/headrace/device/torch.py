@@ -1,6 +1,7 @@
 """Elements as tensors of PyTorch, without copying or ahead on a device, and pipelines as datasets of PyTorch."""
 
 import contextlib
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -224,7 +225,8 @@ class TorchDataset(IterableDataset):
         self._ds = ds
         self._iterator: _TensorIterator | None = None  # the last one, whose states these are
         self._loaded: dict[str, Any] | None = None  # where the next one begins
-        self._epoch: torch.Tensor | None = None  # in shared memory: PyTorch's workers may outlive an epoch
+        # PyTorch's workers, which may outlive an epoch, share it: forks as they are, others by torch's way to pickle.
+        self._epoch = torch.frombuffer(mmap.mmap(-1, 8), dtype=torch.int64)
         self._later: tuple[int, Any] = 0, None  # an epoch, and the dataset in it
 
     def set_epoch(self, epoch: int) -> None:
@@ -240,14 +242,12 @@ class TorchDataset(IterableDataset):
         """
         epoch = check_count("The epoch", epoch, least=0)
         self._in_epoch(epoch)
-        if self._epoch is None:
-            self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._epoch.fill_(epoch)
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iterator reads."""
-        return 0 if self._epoch is None else int(self._epoch)
+        return int(self._epoch)
 
     def _in_epoch(self, epoch: int) -> Any:
         """The dataset in an epoch; the last one is kept, with its workers."""
