@@ -15,6 +15,7 @@ import headrace._executors
 from headrace import AUTOTUNE, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace._executors import autotune, process_trial
 from headrace._executors.autotune import AutotunedExecutor
+from headrace._executors.pool import ProcessPool
 from headrace._executors.process_trial import Choice
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._utils.threads import has_gil
@@ -289,18 +290,20 @@ def test_cheap_outputs_get_no_workers():
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 @pytest.mark.parametrize("gil", [True, False])
 def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
+    started = []
+
+    def start(stream):
+        started.append(stream)
+        stream._ends = True
+
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
     monkeypatch.setattr(process_trial, "HERE_S", 0.01)  # ends before any trial of threads
     monkeypatch.setattr(process_trial, "THREADS_S", 1e9)
     monkeypatch.setattr(autotune, "GAIN", 0.0)  # in which threads always pay
-    monkeypatch.setattr(process_trial, "GAIN", 0.0)  # workers that are tried stay
     monkeypatch.setattr(AutotunedExecutor, "_judge", lambda *found: None)
-    ds = MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)
-    with nothing_left():
-        outputs, _, where = outputs_and_states(ds)
-        assert outputs == [repr(spin(x)) for x in range(400)]
-        assert ("workers" in where) is gil
-        del ds
+    monkeypatch.setattr(process_trial.TrialStream, "_start", start)
+    assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == [spin(x) for x in range(400)]
+    assert bool(started) is gil
 
 
 def test_functions_that_wait_get_threads_and_no_workers():
@@ -340,6 +343,7 @@ def test_errors_come_after_all_elements_before_them(monkeypatch):
 
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
+    monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)  # they go on at once
     monkeypatch.setattr(process_trial, "HERE_S", 0.02)
     monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
     monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
@@ -366,6 +370,7 @@ def test_a_worker_init_fn_has_workers_from_the_start():
 
 
 def test_every_output_is_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)
     monkeypatch.setattr(process_trial, "HERE_S", 0.01)
     monkeypatch.setattr(process_trial, "GAIN", 0.0)
     assert_resumable(costly(40).mp_prefetch(AUTOTUNE))
