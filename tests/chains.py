@@ -1,5 +1,6 @@
 """Random pipelines for property tests."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from headrace import DatasetIterator, DatasetOptions, IterDataset, MapDataset, WeightSchedule
 from headrace.packing import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
 from headrace.testing import FakeSource
-from headrace.transforms import Map
+from headrace.transforms import Map, SeedGlobals
 
 
 def number_of(x: Any) -> int:
@@ -18,6 +19,10 @@ def number_of(x: Any) -> int:
     if isinstance(x, tuple):
         return sum(map(number_of, x))
     return 0 if x is None else int(np.sum(x))  # a zip of missing elements has them
+
+
+def size_of(x: Any) -> int:
+    return number_of(x) % 7
 
 
 class AddOne(Map):
@@ -52,6 +57,10 @@ def add_in_place(x: Any) -> Any:
 
 def add_random(x: Any, rng: np.random.Generator) -> Any:
     return _tree_add(x, int(rng.integers(100)))
+
+
+def add_dice(x: Any) -> Any:
+    return _tree_add(x, random.randrange(100) + np.random.randint(100))
 
 
 def with_index(i: int, x: Any) -> Any:
@@ -99,6 +108,20 @@ class BlockSource:
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[i] for i in indices]
+
+
+class Dice:
+    """A source that draws from the generators of the process, as existing datasets do."""
+
+    def __init__(self, length: int):
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> Any:
+        assert 0 <= i < self._length
+        return np.array([i, random.randrange(100), np.random.randint(100)])
 
 
 class Doubled(MapDataset):
@@ -169,6 +192,7 @@ def sources() -> st.SearchStrategy[MapDataset]:
         st.integers(1, 20).map(lambda n: MapDataset.source({"b": np.arange(n), "a": np.ones((n, 2), np.float32)})),
         st.integers(1, 20).map(lambda n: MapDataset.source(BlockSource(n))),
         st.just(MapDataset.source(LISTED)),
+        st.integers(1, 20).map(lambda n: MapDataset.source(Dice(n), seed_globals=True, seed=n)),
     )
 
 
@@ -201,6 +225,7 @@ ELEMENT = {
     "map with columns": lambda ds, k: ds.map(AddOne()),
     "map_with_index": lambda ds, k: ds.map_with_index(with_index),
     "random_map": lambda ds, k: ds.random_map(add_random, seed=k),
+    "random_map of globals": lambda ds, k: ds.random_map(SeedGlobals(add_dice), seed=k),
     "map of columns": lambda ds, k: ds.map(lambda x: _tree_add(x, k), batched=True),
 }
 
@@ -244,6 +269,12 @@ STREAM_OPS = ELEMENT | {
     "mix by schedule": lambda ds, k: IterDataset.mix(
         [ds, ds.skip(1), ds.skip(2)], WeightSchedule({0: [1, 2, 0], k + 1: [3, 1, k % 3]}, elements_per_step=k % 3 + 1)
     ),
+    "mix by size": lambda ds, k: IterDataset.mix([ds, ds.skip(1)], [1, k % 3 + 1], weigh_by=size_of),
+    "mix by size and name": lambda ds, k: IterDataset.mix(
+        {"a": ds.map(tokens), "b": ds.skip(1).map(tokens), "c": ds.skip(2).map(tokens)},
+        WeightSchedule({0: {"a": 1, "b": 2, "c": 0}, k + 1: {"a": 3, "b": 1, "c": k % 3}}, size_per_step=k % 3 + 1),
+        weigh_by="x",
+    ),
     "zip": lambda ds, k: IterDataset.zip([ds, ds.skip(k % 3)], strict=False),
     "interleave": lambda ds, k: IterDataset.interleave([ds, ds.skip(2), ds.take(k), ds], cycle_length=k % 4 + 1),
     "interleave lazily": lambda ds, k: IterDataset.interleave(
@@ -256,6 +287,15 @@ STREAM_OPS = ELEMENT | {
     "batch and rebatch": lambda ds, k: ds.map(number_of).batch(k % 4 + 1).rebatch(k % 3 + 1, drop_remainder=k % 2 == 0),
     "padded": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).padded_batch(
         k % 3 + 1, boundaries=(2, 4), length_fn=len, window_size=7, drop_remainder=k % 2 == 0
+    ),
+    "by size": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).batch_by_size(
+        k % 4 + 2, window_size=k % 8 + 1, oversized="drop", seed=k
+    ),
+    "by size of a feature": lambda ds, k: (
+        ds.map(tokens).seed(k).batch_by_size(k % 9 + 5, "x", window_size=7, max_rows=k % 3 + 2, pad_value={"y": 1})
+    ),
+    "by size, not padded": lambda ds, k: ds.map(lambda x: np.ones(number_of(x) % 5)).batch_by_size(
+        k % 7 + 4, window_size=9, padded=False, batch_fn=np.concatenate, shuffle_batches=k % 2 == 0, seed=k
     ),
     "first fit": lambda ds, k: FirstFitPackIterDataset(
         ds.map(tokens).filter(has_x), length_struct={"x": 6}, num_packing_bins=k % 4 + 1, seed=k, shuffle_bins=k % 3 > 0

@@ -4,8 +4,9 @@ The tests compare the library with this, so that meaning and cost cannot drift a
 shared with `headrace._plan`; only the ciphers and the schedules of `_utils.rng` and `_ops` are.
 """
 
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -14,7 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import buffer, combine, element, global_batch, group, order, schedule, source, split
+from headrace._ops import (
+    buffer,
+    by_size,
+    combine,
+    element,
+    global_batch,
+    group,
+    order,
+    schedule,
+    source,
+    split,
+    weighed_mix,
+)
 from headrace._ops.base import Op
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._utils import trees
@@ -30,9 +43,19 @@ def rng_at(seed: int, index: int) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
+def with_globals(rng: np.random.Generator, call: Callable[[], Any]) -> Any:
+    """The result of a call that finds the generators of the process seeded; torch's are not."""
+    words = [int(word) for word in rng.bit_generator.random_raw(3)]
+    random.seed(words[0])
+    np.random.seed(words[1] // 2**32)
+    return call()
+
+
 def item(op: Op, i: int) -> Any:
     """Element `i` of a random-access chain."""
     match op:
+        case source.SeededSource():
+            return with_globals(rng_at(op.seed, i), lambda: op.source[i % len(op.source)])
         case source.Source():
             return trees.copy_tree(op.source[i % len(op.source)])
         case source.UserDataset():
@@ -147,6 +170,9 @@ def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
             for rows in _chunks(stream(op.parent, lane), op.window_size):
                 for chosen, length in op.groups(rows):
                     yield op.pad([rows[i] for i in chosen], length)
+        case by_size.BatchBySize():
+            for w, rows in enumerate(_chunks(stream(op.parent, lane), op.window_size)):
+                yield from _batches_by_size(replace(op, seed=_seed(op.seed, lane)), rows, w)
         case pack.FirstFitPack():
             yield from _pack_into_bins(replace(op, seed=_seed(op.seed, lane)), lane)
         case pack.ConcatThenSplit():
@@ -166,6 +192,8 @@ def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
                     yield next(parts[which])
                 except StopIteration:
                     return
+        case weighed_mix.WeighedMix():
+            yield from _mix_by_size(replace(op, lane=lane), [stream(part, lane) for part in op.parts])
         case combine.Zip():
             yield from zip(*(stream(part, lane) for part in op.parts), strict=False)
         case combine.Interleave():
@@ -190,6 +218,39 @@ def _buffer_shuffle(op: group.BufferShuffle, lane: Lane) -> Iterator[Any]:
     return iter([x for _, _, x in sorted(keyed, key=lambda entry: entry[:2])])
 
 
+def _batches_by_size(op: by_size.BatchBySize, elements: list[Any], window: int) -> Iterator[Any]:
+    """The batches of a window: each has as many of the smallest elements left as fit."""
+
+    def size(x: Any) -> int:
+        return len(x[op.size]) if isinstance(op.size, str) else op.size(x)
+
+    def fit(rows: list[Any]) -> bool:
+        used = len(rows) * max(map(size, rows)) if op.padded else sum(map(size, rows))
+        return used <= op.max_size and len(rows) <= (op.max_rows or len(rows))
+
+    left = sorted((x for x in elements if size(x) <= op.max_size), key=size)
+    batches = []
+    while left:
+        count = max(n for n in range(1, len(left) + 1) if fit(left[:n]))
+        batches.append(left[:count])
+        left = left[count:]
+    order = range(len(batches))
+    if op.shuffle_batches:
+        keys = np.random.Philox(key=[op.seed, window]).random_raw(len(batches))
+        order = sorted(order, key=keys.tolist().__getitem__)
+    for i in order:
+        yield op.batch_fn(batches[i]) if op.batch_fn else _padded(batches[i], op.pad_value)
+
+
+def _padded(elements: list[Any], pad_value: Any) -> Any:
+    """Elements that are vectors, or dicts of vectors."""
+    if isinstance(elements[0], dict):
+        values = {key: pad_value.get(key, 0) if isinstance(pad_value, dict) else pad_value for key in elements[0]}
+        return {key: _padded([x[key] for x in elements], values[key]) for key in elements[0]}
+    longest = max(map(len, elements))
+    return np.stack([np.concatenate([x, np.full(longest - len(x), pad_value, x.dtype)]) for x in elements])
+
+
 def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, lane: Lane, far: int = 2000) -> Iterator[int]:
     """Parts one after the other, in exact numbers, from a table of ints."""
 
@@ -207,6 +268,24 @@ def _by_tijdeman(table: schedule.WeightSchedule, num_parts: int, lane: Lane, far
         _, which = min(zip(must, may, strict=True))
         counts[which] += 1
         yield which
+
+
+def _mix_by_size(op: weighed_mix.WeighedMix, parts: list[Iterator[Any]]) -> Iterator[Any]:
+    """The next element comes from the part whose share of the sizes so far is furthest ahead of its own sizes."""
+    total, count, sizes, shares = 0, 0, [0] * len(parts), [0] * len(parts)
+    while True:
+        units = op.units(op.step(count, total)).tolist()
+        due = [i for i in range(len(parts)) if units[i]]
+        which = max(due, key=lambda i: (shares[i] + units[i] - sizes[i] * sum(units), -i))
+        try:
+            x = next(parts[which])
+        except StopIteration:
+            return
+        size = len(x[op.weigh_by]) if isinstance(op.weigh_by, str) else op.weigh_by(x)
+        shares = [share + unit * size for share, unit in zip(shares, units, strict=True)]
+        sizes[which] += size
+        count, total = count + 1, total + size
+        yield x
 
 
 def _pack_into_bins(op: pack.FirstFitPack, lane: Lane) -> Iterator[Any]:

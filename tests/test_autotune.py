@@ -2,6 +2,8 @@
 
 import logging
 import os
+import sys
+import sysconfig
 import threading
 import time
 import zlib
@@ -16,6 +18,7 @@ from headrace._executors.autotune import AutotunedExecutor
 from headrace._executors.pool import ProcessPool
 from headrace._executors.process_trial import Choice
 from headrace._executors.threads import ThreadExecutor, Threads
+from headrace._utils.threads import has_gil
 from headrace.errors import WorkerError
 from headrace.performance import num_cores
 from headrace.testing import assert_resumable
@@ -88,7 +91,7 @@ def two_threads_gain():
 # ---- threads
 
 
-@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+@pytest.mark.skipif(num_cores() < 2 or not has_gil(), reason="nothing can be gained, or nothing holds a GIL")
 def test_threads_that_hold_the_gil_are_not_used_and_the_user_is_told_once(executors, advice):
     ds = MapDataset.range(10_000).map(spin).to_iter_dataset()
     for _ in range(TRIES):  # a trial on a busy machine knows nothing
@@ -126,10 +129,11 @@ def test_threads_are_used_for_functions_that_wait(executors):
 
 
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
-def test_threads_are_used_for_functions_that_release_the_gil(executors):
+@pytest.mark.parametrize("function", [inflate, pytest.param(spin, marks=pytest.mark.skipif(has_gil(), reason="a GIL"))])
+def test_threads_are_used_for_functions_that_release_the_gil(executors, function):
     are_free = 0
     for _ in range(TRIES):
-        read(MapDataset.range(10_000).map(inflate).to_iter_dataset())
+        read(MapDataset.range(10_000).map(function).to_iter_dataset())
         if executors[-1].threads_pay:
             return
         are_free += two_threads_gain() > 1.6
@@ -162,20 +166,24 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("gain", "ran", "queued", "cores", "share", "elsewhere_s", "pays", "told"),
+    ("gain", "ran", "queued", "cores", "share", "elsewhere_s", "gil", "pays", "told"),
     [
-        (1.0, 1.0, 0.1, 2, 1.0, 0.0, False, True),  # the GIL is held
-        (1.5, 1.0, 2.9, 2, 1.0, 0.0, False, False),  # the machine is busy: more threads get more of it
-        (1.9, 1.9, 2.0, 2, 1.0, 0.0, True, False),  # the GIL is released
-        (1.1, 1.9, 2.0, 2, 1.0, 0.0, False, False),  # not enough to pay
-        (3.9, 0.1, 0.0, 2, 0.1, 0.0, True, False),  # functions wait
-        (2.0, 2.2, 0.2, 16, 1.0, 0.0, True, True),  # they pay, and processes would be far better
-        (14.0, 14.0, 0.5, 16, 1.0, 0.0, True, False),
-        (5.0, 0.9, 0.1, 2, 1.0, 0.004, True, False),  # the consumer does something else, and hardly waits
-        (1.0, 1.0, 0.1, 1, 1.0, 0.0, False, False),  # there is only one core
+        (1.0, 1.0, 0.1, 2, 1.0, 0.0, True, False, True),  # the GIL is held
+        (1.5, 1.0, 2.9, 2, 1.0, 0.0, True, False, False),  # the machine is busy: more threads get more of it
+        (1.9, 1.9, 2.0, 2, 1.0, 0.0, True, True, False),  # the GIL is released
+        (1.1, 1.9, 2.0, 2, 1.0, 0.0, True, False, False),  # not enough to pay
+        (3.9, 0.1, 0.0, 2, 0.1, 0.0, True, True, False),  # functions wait
+        (2.0, 2.2, 0.2, 16, 1.0, 0.0, True, True, True),  # they pay, and processes would be far better
+        (14.0, 14.0, 0.5, 16, 1.0, 0.0, True, True, False),
+        (5.0, 0.9, 0.1, 2, 1.0, 0.004, True, True, False),  # the consumer does something else, and hardly waits
+        (1.0, 1.0, 0.1, 1, 1.0, 0.0, True, False, False),  # there is only one core
+        (1.9, 1.9, 2.0, 2, 1.0, 0.0, False, True, False),  # there is no GIL
+        (1.5, 1.0, 2.9, 2, 1.0, 0.0, False, True, False),  # nor here, and the machine is busy
+        (1.0, 1.0, 0.1, 2, 1.0, 0.0, False, False, True),  # but a lock
     ],
 )
-def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhere_s, pays, told):
+def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhere_s, gil, pays, told):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
     clock, said = Clock(monkeypatch, ran, queued), []
     monkeypatch.setattr(autotune, "num_cores", lambda: cores)
 
@@ -210,10 +218,17 @@ def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhe
                 break
         assert executor.threads_pay is pays
         assert bool(said) is told
-        assert all(f"on {cores} cores" in text for text in said)
+        assert all(f"on {cores} cores" in text and ("GIL" in text) is gil for text in said)
     finally:
         executor.close()
         threads.close()
+
+
+@pytest.mark.parametrize("built_without", [0, 1])
+def test_the_user_is_told_who_has_turned_the_gil_on(monkeypatch, built_without):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": built_without}.get)
+    assert ("PYTHON_GIL=0" in autotune._why()) is bool(built_without)
 
 
 # ---- worker processes
@@ -270,6 +285,25 @@ def test_cheap_outputs_get_no_workers():
         outputs, _, where = outputs_and_states(ds)
     assert outputs == [repr(x) for x in range(1, 3001)]
     assert where == {"consumer"}
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+@pytest.mark.parametrize("gil", [True, False])
+def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
+    started = []
+
+    def start(stream):
+        started.append(stream)
+        stream._ends = True
+
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
+    monkeypatch.setattr(process_trial, "HERE_S", 0.01)  # ends before any trial of threads
+    monkeypatch.setattr(process_trial, "THREADS_S", 1e9)
+    monkeypatch.setattr(autotune, "GAIN", 0.0)  # in which threads always pay
+    monkeypatch.setattr(AutotunedExecutor, "_judge", lambda *found: None)
+    monkeypatch.setattr(process_trial.TrialStream, "_start", start)
+    assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == [spin(x) for x in range(400)]
+    assert bool(started) is gil
 
 
 def test_functions_that_wait_get_threads_and_no_workers():

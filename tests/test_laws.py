@@ -16,6 +16,7 @@ from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
 from headrace._plan.streams import open_stream
 from headrace.testing import FakeSource, assert_block_law, assert_equal, assert_resumable
+from headrace.transforms import SeedGlobals
 from tests import reference
 from tests.chains import ELEMENT, HOLE_OPS, MAP_OPS, STREAM_OPS, map_datasets, stream_datasets
 
@@ -223,7 +224,17 @@ def until_it_fails(iterator):
     return elements
 
 
-GROUPS = {"shuffle", "window_shuffle", "padded", "interleave", "interleave lazily", "mix", "mix by name", "zip"}
+BY_SIZE = {"by size", "by size of a feature", "by size, not padded"}
+GROUPS = BY_SIZE | {
+    "shuffle",
+    "window_shuffle",
+    "padded",
+    "interleave",
+    "interleave lazily",
+    "mix",
+    "mix by name",
+    "zip",
+}
 
 
 @pytest.mark.parametrize("name", sorted(STREAM_OPS))
@@ -286,6 +297,7 @@ def test_an_edit_in_place_never_reaches_the_source(name):
             "map with columns": lambda ds, fn=fn: ds.cache().map(fn),
             "map_with_index": lambda ds, fn=fn: ds.map_with_index(fn),
             "random_map": lambda ds, fn=fn: ds.random_map(fn, seed=1),
+            "random_map of globals": lambda ds, fn=fn: ds.random_map(SeedGlobals(fn), seed=1),
             "map of columns": lambda ds, fn=fn: ds.map(fn).cache().map(fn),
         }[name](ds)
         first = [changed[i] for i in range(5)]

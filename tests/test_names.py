@@ -37,7 +37,7 @@ NAMES = {
         TFRecordDataSource TFRecordIterDataset TableBatches TextLinesDataSource TextLinesIterDataset TfdsDataSource
         TorchIterDataset ZarrDataSource from_generator open shuffled_groups write_array_record write_parquet
         write_tfrecord""",
-    "transforms": """Batch DatasetSelectionMap Filter FlatMap Map MapWithIndex RandomMap TfRandomMap Transformation
+    "transforms": """Batch DatasetSelectionMap Filter FlatMap Map MapWithIndex RandomMap SeedGlobals TfRandomMap Transformation
         Transformations""",
     "experimental": """BOSHandling BestFitPackIterDataset CacheIterDataset ConcatThenSplitIterDataset DatasetOptions
         ElasticIterator ExecutionTrackingMode FirstFitPackIterDataset FlatMapIterDataset FlatMapMapDataset

@@ -1,6 +1,7 @@
 """The chooser: each kind of pipeline gets what suits it, within its budget and in time."""
 
 import dataclasses
+import sys
 import threading
 import time
 import zlib
@@ -8,12 +9,14 @@ import zlib
 import numpy as np
 import pytest
 
-from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, performance
+from headrace._utils.threads import has_gil
 from headrace.errors import PipelineError
 from headrace.performance import PerformanceConfig, num_cores, pick_performance_config
 from tests.proc import nothing_left
 
 TRIES = 30
+A_CORE_EACH = min(16, max(2, num_cores()))  # threads
 BLOB = zlib.compress(np.random.default_rng(0).integers(0, 9, 400_000).astype(np.uint8).tobytes())
 
 
@@ -87,14 +90,27 @@ def test_functions_that_wait_get_threads():
 
 
 def test_functions_that_release_the_gil_get_a_thread_a_core():
-    expected = min(16, max(2, num_cores()))
-    assert picked_once_as((0, expected), MapDataset.range(1000).map(inflate))
+    assert picked_once_as((0, A_CORE_EACH), MapDataset.range(1000).map(inflate))
 
 
+@pytest.mark.skipif(not has_gil(), reason="nothing holds a GIL")
 def test_functions_that_hold_the_gil_get_workers():
     assert picked_once_as((num_cores(), 0), MapDataset.range(1000).map(spin))
     assert picked_once_as((1, 0), MapDataset.range(1000).map(spin), max_workers=1)
     assert picked_once_as((0, 0), MapDataset.range(1000).map(spin), max_workers=0)
+
+
+@pytest.mark.skipif(has_gil(), reason="a GIL")
+def test_without_a_gil_costly_python_gets_a_thread_a_core():
+    assert picked_once_as((0, A_CORE_EACH), MapDataset.range(1000).map(spin))
+
+
+@pytest.mark.parametrize("gil", [True, False])
+def test_python_that_is_too_slow_to_try_gets_threads_only_without_a_gil(monkeypatch, gil):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
+    monkeypatch.setattr(performance, "TRIAL_S", 0.0)
+    expected = (num_cores(), 0) if gil else (0, A_CORE_EACH)
+    assert picked_once_as(expected, MapDataset.range(1000).map(spin))
 
 
 @pytest.mark.parametrize("function", [wait, spin, inflate])

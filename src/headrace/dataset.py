@@ -17,13 +17,15 @@ from headrace._dataset.base import Dataset, map_ops, num_elements, stream_ops
 from headrace._dataset.types import IterTypes, MapTypes
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
+from headrace._ops.by_size import BatchBySize
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
 from headrace._ops.global_batch import batch_of_rows, global_batch
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
-from headrace._ops.schedule import ScheduledMix, WeightSchedule
-from headrace._ops.source import Source
+from headrace._ops.schedule import WeightSchedule
+from headrace._ops.source import SeededSource, Source
 from headrace._ops.split import split_of
+from headrace._ops.weighed_mix import mixed
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
 from headrace.compat.grain import marks
@@ -71,12 +73,14 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
     @overload
     @staticmethod
-    def source(source: Sequence[S] | RandomAccessDataSource[S]) -> "MapDataset[S]": ...
+    def source(
+        source: Sequence[S] | RandomAccessDataSource[S], *, seed_globals: bool = ..., seed: int | None = ...
+    ) -> "MapDataset[S]": ...
     @overload
     @staticmethod
-    def source(source: Any) -> "MapDataset[Any]": ...
+    def source(source: Any, *, seed_globals: bool = ..., seed: int | None = ...) -> "MapDataset[Any]": ...
     @staticmethod
-    def source(source: Any) -> "MapDataset[Any]":
+    def source(source: Any, *, seed_globals: bool = False, seed: int | None = None) -> "MapDataset[Any]":
         """The elements of a source: anything with `__len__` and `__getitem__`, or a path, for `headrace.open`.
 
         A NumPy array, a dict of arrays of one length, and a table of pandas, polars or pyarrow are read by rows; a
@@ -84,8 +88,19 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
         >>> MapDataset.source({"x": np.arange(4), "y": np.eye(4)})[1]
         {'x': np.int64(1), 'y': array([0., 1., 0., 0.])}
+
+        Args:
+            source: The source.
+            seed_globals: The source's `__getitem__` draws from the generators of `random`, NumPy or torch, as
+                torchvision's transforms do: they are seeded for each element, and put back afterwards.
+            seed: From which these seeds are derived, with the index and the epoch; by default 0.
         """
-        return MapDataset._of(Source(as_source(source)))
+        source = as_source(source)
+        if seed_globals:
+            return MapDataset._of(SeededSource(source, seed=0 if seed is None else seed))
+        if seed is not None:
+            raise PipelineError("The seed of `source` has no effect without seed_globals=True.")
+        return MapDataset._of(Source(source))
 
     @staticmethod
     def range(start: int, stop: int | None = None, step: int = 1) -> "MapDataset[int]":
@@ -96,7 +111,9 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     # ---- several datasets
 
     @staticmethod
-    def mix(datasets: "Sequence[MapDataset[T]]", weights: Sequence[float] | None = None) -> "MapDataset[T]":
+    def mix(
+        datasets: "Sequence[MapDataset[T]]", weights: Sequence[float] | None = None, *, weigh_by: None = None
+    ) -> "MapDataset[T]":
         """Elements of several datasets in fixed proportions, spread evenly.
 
         >>> list(MapDataset.mix([MapDataset.range(3), MapDataset.range(10, 16)], weights=[1, 2]))
@@ -104,6 +121,11 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         """
         if isinstance(weights, WeightSchedule):
             raise PipelineError("Weights that change by the step are for `IterDataset.mix`: call `to_iter_dataset()`.")
+        if weigh_by is not None:
+            raise PipelineError(
+                "`MapDataset.mix` cannot weigh by size: an index would depend on the sizes of all elements before it. "
+                "Make streams of the parts first: `IterDataset.mix([ds.to_iter_dataset(), ...], weigh_by=...)`."
+            )
         return MapDataset._of(Mix(map_ops(datasets, "mix"), weights))
 
     @staticmethod
@@ -317,6 +339,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
     def mix(
         datasets: "Sequence[Dataset[T]] | Mapping[str, Dataset[T]]",
         weights: Sequence[float] | Mapping[str, float] | WeightSchedule | None = None,
+        *,
+        weigh_by: "str | Callable[[T], int] | None" = None,
     ) -> "IterDataset[T]":
         """Elements of several datasets in proportion to weights, until the next one would come from one that has ended.
 
@@ -326,17 +350,18 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> a, b = MapDataset.range(3).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
+
+        Args:
+            datasets: The parts, by name or not.
+            weights: The weight of each part, by default the same; or a `WeightSchedule`.
+            weigh_by: Gives the size of an element, such as its number of tokens, or is the name of a feature whose
+                length is the size: weights then hold for sizes instead of for numbers of elements.
         """
         names = None
         if isinstance(datasets, Mapping):
             names = tuple(sorted(datasets))
             datasets = [datasets[name] for name in names]
-        parts = stream_ops(datasets, "mix")
-        if isinstance(weights, WeightSchedule):
-            return IterDataset._of(ScheduledMix(parts, weights, names))
-        if weights is not None and (names is not None) != isinstance(weights, Mapping):
-            raise PipelineError("`mix` has only datasets or only weights by name: give both as mappings, or neither.")
-        return IterDataset._of(Mix(parts, weights, names))
+        return IterDataset._of(mixed(stream_ops(datasets, "mix"), weights, names, weigh_by))
 
     @staticmethod
     def zip(datasets: "Sequence[Dataset[Any]]", *, strict: bool = True) -> "IterDataset[tuple[Any, ...]]":
@@ -464,6 +489,57 @@ class IterDataset(IterTypes[T], marks.IterDataset):
             pad_to_boundary=pad_to_boundary,
             window_size=window_size,
             drop_remainder=drop_remainder,
+        )
+        return self._then(op)
+
+    def batch_by_size(
+        self,
+        max_size: int,
+        size: "str | Callable[[T], int]" = len,  # type: ignore[assignment]
+        *,
+        window_size: int = 1000,
+        max_rows: int | None = None,
+        padded: bool = True,
+        pad_value: Any = 0,
+        batch_fn: Callable[[list[T]], Any] | None = None,
+        oversized: str = "error",
+        shuffle_batches: bool = True,
+        seed: int | None = None,
+    ) -> "IterDataset":
+        """Batches of as many elements as `max_size` allows, such as a number of tokens.
+
+        Elements of similar sizes go together: each window of the stream is sorted by size, cut into batches, and the
+        batches are shuffled.
+
+        >>> ds = MapDataset.source([np.ones(n) for n in (2, 6, 3, 1, 7)]).to_iter_dataset()
+        >>> [batch.shape for batch in ds.batch_by_size(12, seed=1)]
+        [(1, 7), (3, 3), (1, 6)]
+
+        Args:
+            max_size: The most that a batch may have: the largest size times the number of rows, or, if it is not
+                padded, the sum of sizes.
+            size: Gives an element's size, or is the name of a feature whose length is the size.
+            window_size: How many elements are sorted together.
+            max_rows: The most elements that a batch may have.
+            padded: Whether the elements of a batch are padded to the longest. If not, a batch is a list of them.
+            pad_value: The value of padding, or a dict of values by feature.
+            batch_fn: Makes the batch from a list of elements, instead of padding.
+            oversized: What to do with an element that is larger than a batch: raise an "error", or "drop" it.
+            shuffle_batches: Whether the batches of a window come in random order; if not, the smallest elements first.
+            seed: The seed of that order; by default it is derived from `ds.seed(...)`.
+        """
+        op = BatchBySize(
+            self._op,
+            max_size,
+            size,
+            window_size=window_size,
+            max_rows=max_rows,
+            padded=padded,
+            pad_value=pad_value,
+            batch_fn=batch_fn,
+            oversized=oversized,
+            shuffle_batches=shuffle_batches,
+            seed=seed,
         )
         return self._then(op)
 

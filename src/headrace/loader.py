@@ -13,6 +13,7 @@ from headrace._loader.chain import chain
 from headrace._loader.in_order import InOrder, reads_in_order
 from headrace._loader.kinds import as_transforms, identity, shown
 from headrace._loader.order import Order
+from headrace._ops.source import SeededSource
 from headrace._plan.plan import Plan
 from headrace._states import arrays
 from headrace.compat.grain import marks
@@ -78,9 +79,7 @@ class DataLoader(marks.DataLoader):
             per_worker_buffer_size=worker_buffer_size,
             enable_profiling=enable_profiling,
         )
-        records = MapDataset.source(data_source)
-        if isinstance(data_source, MapDataset):  # all epochs of a sampler read the first epoch of a dataset
-            records = data_source.repeat(1, reseed_each_epoch=False)
+        records = _records(data_source)
         self._num_records = len(records)
         records = self.order.read(records)
         self._in_order = None
@@ -237,3 +236,10 @@ def load(
         worker_count=worker_count,
         read_options=read_options,
     )
+
+
+def _records(source: Any) -> MapDataset:
+    """The records of a source; all epochs of a sampler read the first of a dataset, but with new random numbers."""
+    if not isinstance(source, MapDataset):
+        return MapDataset.source(source)
+    return source if isinstance(source._op, SeededSource) else source.repeat(1, reseed_each_epoch=False)

@@ -24,7 +24,7 @@ from headrace._plan.guard import Guard
 from headrace._plan.kernels import fetcher
 from headrace._plan.stages import all_operations
 from headrace._plan.streams import Context, FilterWatch, Position, Run, Stream, UnaryStream, open_stream, stream_of
-from headrace._utils.threads import map_in_threads, thread_wanted_s
+from headrace._utils.threads import has_gil, map_in_threads, thread_wanted_s
 from headrace._utils.threads import num_cores as num_cores
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, MultiprocessingOptions, ReadOptions, check_count
@@ -64,8 +64,8 @@ def pick_performance_config(
     """Options that suit a pipeline on this machine, found by computing some of its elements.
 
     Cheap pipelines run in the consumer. Where most of the time goes into reading, in functions that wait or release the
-    GIL, threads read; otherwise workers compute. The trial runs in this process, so functions that need a
-    `worker_init_fn` fail in it. Errors of the pipeline are raised unchanged.
+    GIL, or in any on a Python without a GIL, threads read; otherwise workers compute. The trial runs in this process,
+    so functions that need a `worker_init_fn` fail in it. Errors of the pipeline are raised unchanged.
 
     >>> from headrace import MapDataset
     >>> ds = MapDataset.range(1000).map(lambda x: x + 1)
@@ -289,9 +289,11 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
     if alone:
         busy_share = sum(each.cores for each in alone) / len(alone)
     if not alone:  # too slow for a trial
-        pays = busy_share < WAITS
+        pays = busy_share < WAITS or not has_gil()
     elif busy_share < WAITS:
         pays = max(each.rate for each in together) >= GAIN * max(each.rate for each in alone)
     else:  # Speed depends on who else uses the cores. But while one thread holds the GIL, the other wants none.
-        pays = sum(each.cores for each in together) >= CORES_WANTED * sum(each.cores for each in alone)
+        wanted = [each.cores for each in together]
+        # On a busy machine, one may start when the other ends. Without a GIL, one round tells that they need not wait.
+        pays = (sum(wanted) / len(wanted) if has_gil() else max(wanted)) >= CORES_WANTED * busy_share
     return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if pays else 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
+from headrace._utils.global_rngs import seeded_globals
 from headrace._utils.notebooks import place
 
 _F = TypeVar("_F")
@@ -57,6 +58,33 @@ class RandomMap(_Transform):
     @_abstract
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         """Returns the new element; take all randomness from `rng`."""
+
+
+class SeedGlobals(RandomMap):
+    """A function that draws from the generators of `random`, NumPy and torch, as a transform for `random_map`.
+
+    They are seeded for each element, and put back afterwards, so that the function needs no generator of its own.
+
+    >>> import random
+    >>> from headrace import MapDataset
+    >>> ds = MapDataset.range(3).random_map(SeedGlobals(lambda x: x + random.random()), seed=1)
+    >>> list(ds) == [ds[0], ds[1], ds[2]]
+    True
+    """
+
+    _draws_from_globals: ClassVar[bool] = True
+
+    def __init__(self, function: Callable[[Any], Any]):
+        if not callable(function):
+            raise TypeError(f"SeedGlobals takes a function; got {type(function).__name__}: {function!r}.")
+        self._function = function
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        with seeded_globals() as seeded:
+            return seeded.call(rng, self._function, element)
+
+    def __repr__(self) -> str:
+        return f"SeedGlobals({_show(self._function)})"
 
 
 class MapWithIndex(_Transform):

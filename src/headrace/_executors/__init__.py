@@ -15,7 +15,7 @@ from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
 from headrace._plan.streams import Context, FilterWatch
 from headrace._utils.threads import join_threads
-from headrace.options import AUTOTUNE, ReadOptions, num_threads
+from headrace.options import AUTOTUNE, ReadOptions
 from headrace.protocols import Executor
 
 
@@ -49,7 +49,7 @@ _DEFAULTS = ReadOptions()
 
 
 def _executor(threads: Threads, op: ToStream) -> Executor:
-    number, given = num_threads(op.read_options), op.read_options or _DEFAULTS
+    number, given = op.num_threads, op.read_options or _DEFAULTS
     if number == 0:
         return InlineExecutor()
     if number is AUTOTUNE:

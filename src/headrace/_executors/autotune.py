@@ -7,7 +7,8 @@ count: they were computed while nobody waited for them. The choice changes only 
 Speed alone does not tell whether threads scale: on a busy machine, several of them get more of the cores. So the trial
 also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads pay only
 while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` gets a text that
-says so, unless many of them wait for a core: then nobody knows.
+says so, unless many of them wait for a core: then nobody knows. On a free-threaded Python, without a GIL, speed alone
+counts.
 """
 
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import ThreadExecutor, Threads
-from headrace._utils.threads import num_cores, on_cores_s, thread_wanted_s
+from headrace._utils.threads import has_gil, num_cores, on_cores_s, thread_wanted_s
 from headrace.protocols import Executor
 
 ELEMENT_S = 200e-6  # an element that costs less is not worth handing over between threads
@@ -163,7 +164,7 @@ class AutotunedExecutor:
         )
         inline = max([inline, *again])
         gain = threads / inline
-        pays = gain >= GAIN and (waits or self._phases[1].ran >= SCALES or elsewhere)
+        pays = gain >= GAIN and (waits or self._phases[1].ran >= SCALES or elsewhere or not has_gil())
         if pays and len(self._phases) == 2:
             self._go_on_with(self._inline)
             return
@@ -180,7 +181,7 @@ class AutotunedExecutor:
         if cores > 1 and threads.ran < enough and gain < enough and is_known:
             self.on_stuck(
                 f"an element takes {1e3 / inline:.2g} ms to compute, and {self._num_threads} threads computed "
-                f"{gain:.1f} times as many as one, on {cores} cores: their functions hold the GIL"
+                f"{gain:.1f} times as many as one, on {cores} cores: {_why()}"
             )
 
     def _trial_threads(self) -> ThreadExecutor:
@@ -207,3 +208,14 @@ class AutotunedExecutor:
     def close(self, *, wait: bool = True) -> None:
         for executor in (*self._left, self._current):
             executor.close(wait=wait)
+
+
+def _why() -> str:
+    """Why threads do not scale."""
+    if not has_gil():
+        return "their functions wait for each other, such as for a lock"
+    import sysconfig  # slow to import, and hardly ever needed
+
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "their functions hold the GIL, which a module that you import has turned on; PYTHON_GIL=0 keeps it off"
+    return "their functions hold the GIL"

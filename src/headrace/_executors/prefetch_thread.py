@@ -243,6 +243,8 @@ def _head_start(op: Op) -> int:
     for each in parents_first(op, lambda _: True):
         if (isinstance(each, UserDataset) and each.is_stream) or each.stays_here or _works_ahead(each):
             return 0
+        if each.draws_from_globals:  # the consumer may draw from the same generators
+            return 0
         if isinstance(each, ToStream) and each.read_options is not None:
             options: Any = each.read_options
             if 0 in (options.num_threads, options.prefetch_buffer_size):

@@ -14,10 +14,11 @@ from typing import Any
 from headrace._executors.autotune import ELEMENT_S, GAIN, AutotunedExecutor
 from headrace._ops.buffer import MpPrefetch, ToStream
 from headrace._plan.streams import Context, Position, Run, Stream, open_stream
-from headrace._utils.threads import num_cores
+from headrace._utils.threads import has_gil, num_cores
 from headrace.protocols import Executor
 
-HERE_S = 0.25  # how long to wait for outputs that are computed here: longer than a trial of threads
+HERE_S = 0.25  # how long to wait for outputs that are computed here: longer than most trials of threads
+THREADS_S = 1.0  # where threads come first: longer than all of them
 WORKERS_S = 0.1  # and for those of workers, once each has given some
 
 
@@ -101,13 +102,19 @@ class TrialStream(Stream):
                 self._choice.workers = self._outputs / max(self._waited_s, 1e-9) >= GAIN * self._rate_here
                 if not self._choice.workers:
                     self._go_on_here()
-        elif self._outputs and (self._waited_s >= HERE_S or (self._is_stuck and self._waited_s > 0)):
+        elif self._outputs and (self._waited_s >= self._here_s or (self._is_stuck and self._waited_s > 0)):
             self._rate_here = self._outputs / self._waited_s
             threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
             if threads_pay or self._waited_s < ELEMENT_S * self._outputs:
                 self._ends, self._choice.workers = True, False
             else:
                 self._try(self._start)
+
+    @property
+    def _here_s(self) -> float:
+        """How long to wait for outputs that are computed here: without a GIL, until threads have been tried."""
+        tries_threads = any(executor.threads_pay is None for executor in self._executors)
+        return THREADS_S if tries_threads and not has_gil() else HERE_S
 
     def _try(self, what: Callable[[], None]) -> None:
         try:

@@ -77,9 +77,13 @@ class _Steps(transforms.MapWithIndex):
         self._operations, self._order = operations, order
         self._steps = [(function_of(op), isinstance(op, RANDOM), isinstance(op, PLACED)) for op in operations]
         self._free: list[Lent] = []  # one for each thread
+        self._draws_from_globals = any(isinstance(op, transforms.SeedGlobals) for op in operations)
 
     def map_with_index(self, index: int, element: Any) -> Any:
-        lent = self._free.pop() if self._free else Lent(self._order)
+        try:
+            lent = self._free.pop()
+        except IndexError:  # other threads use all of them
+            lent = Lent(self._order)
         metadata = lent.of(index)
         for function, is_random, is_placed in self._steps:
             if is_random:

@@ -46,6 +46,7 @@ class _OnRecord:
 
     def __init__(self, op: Any, apply: Callable[[Callable[..., Any], Record], Any]):
         self._op, self._function, self._apply = op, function_of(op), apply
+        self._draws_from_globals = isinstance(op, transforms.SeedGlobals)
 
     def __call__(self, record: Record) -> Any:
         return self._apply(self._function, record)

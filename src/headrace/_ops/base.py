@@ -139,6 +139,7 @@ class Op:
         is_guarded: Whether an error of its function concerns one record, which `on_error` may leave out.
         stays_here: Whether only the consumer's own process can compute it.
         ends_together: Whether it ends at the same step in all processes.
+        draws_from_globals: Whether it calls code that draws from the random number generators of the whole process.
         hides_parents: Whether its parents belong to a dataset that a user has defined, and not to the pipeline.
         site: The file and line of the user's code that built it.
     """
@@ -164,6 +165,10 @@ class Op:
     ends_together: ClassVar[bool] = False
     hides_parents: ClassVar[bool] = False
     site: str = field(default_factory=call_site, kw_only=True)
+
+    @property
+    def draws_from_globals(self) -> bool:
+        return False
 
     @property
     def parents(self) -> "tuple[Op, ...]":

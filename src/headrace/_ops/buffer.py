@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace._ops.base import ENDLESS, Kept, Op, Unary, describe, from_parents
+from headrace._ops.base import ENDLESS, Kept, Op, Unary, describe, from_parents, parents_first
 from headrace._ops.lanes import Lane
 from headrace._ops.order import IndexOp, Slice
 from headrace.errors import PipelineError
@@ -53,8 +53,19 @@ class ToStream(Unary):
     def first_position(self, parts: tuple[Any, ...]) -> int:
         return 0
 
+    @property
+    def num_threads(self) -> Any:
+        """How many threads read; `AUTOTUNE` where a trial decides.
+
+        No trial lets threads draw from generators that the consumer may be using.
+        """
+        number = num_threads(self.read_options)
+        if number is AUTOTUNE and any(op.draws_from_globals for op in parents_first(self.parent, lambda _: True)):
+            return 0
+        return number
+
     def how(self) -> str:
-        threads = num_threads(self.read_options)
+        threads = self.num_threads
         if threads is AUTOTUNE:
             return "in index order; threads where a trial shows that they pay"
         return f"in index order, {threads} threads" if threads else "in index order, no threads"

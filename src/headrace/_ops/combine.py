@@ -101,6 +101,14 @@ class Mixing(Nary):
         """Raises unless the mix can go on from a state whose parts are `known`."""
         raise NotImplementedError
 
+    def changed_too_early(self) -> StateError:
+        """The error where parts or weights have changed in the middle of a group of a later operation."""
+        return StateError(
+            f"The parts or weights of {self.label()} (pipeline at {self.site}) are not those of the state, and an "
+            "operation after it is in the middle of a window or batch of them. Change them at a state where none "
+            "is open, or put that operation before the mix."
+        )
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mix(RouteOp, Mixing):
@@ -155,11 +163,7 @@ class Mix(RouteOp, Mixing):
     def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
         saved = fields.get("weights")  # proportions, or in older states what users gave
         if reread and not (same_parts and saved in (ints(self.proportions), plain(self.weights))):
-            raise StateError(
-                f"The parts or weights of {self.label()} (pipeline at {self.site}) are not those of the state, and an "
-                "operation after it is in the middle of a window or batch of them. Change them at a state where none "
-                "is open, or put that operation before the mix."
-            )
+            raise self.changed_too_early()
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:

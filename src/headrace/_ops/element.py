@@ -29,6 +29,10 @@ class Transformed(Unary):
     def fn(self) -> Callable[..., Any]:
         return method_or_function(self.transform, self.method, op=self.method)
 
+    @property
+    def draws_from_globals(self) -> bool:
+        return getattr(self.transform, "_draws_from_globals", False) is True
+
     def how(self) -> str:
         return "one call per element"
 

@@ -9,6 +9,7 @@ from headrace._ops.global_batch import GlobalBatch, has_rows, makes_rows
 from headrace._ops.group import Batch, BufferShuffle, PaddedBatch
 from headrace._ops.order import IndexOp, Repeat, WindowShuffle, gather_options
 from headrace._ops.source import Source, UserDataset
+from headrace._ops.weighed_mix import WeighedMix
 
 
 def ends_together(op: Op) -> bool:
@@ -124,7 +125,8 @@ def must_come_before_rows(op: Op) -> Op | None:
         if makes_rows(op):
             continue
         keeps = (_keeps_ends(op) and not isinstance(op, Batch)) or op.only_reorders
-        if not (keeps or isinstance(op, IndexOp | Skip | Mixing | Zip | ToStream)):
+        joins = isinstance(op, Mixing | Zip) and not isinstance(op, WeighedMix)  # sizes differ among processes
+        if not (keeps or joins or isinstance(op, IndexOp | Skip | ToStream)):
             return op
         ahead += op.parents
     return None

@@ -1,6 +1,6 @@
 """Operations that combine several elements into one, or reorder a group of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -9,10 +9,10 @@ import numpy as np
 
 from headrace._ops.base import Op, Unary, from_parents
 from headrace._ops.lanes import Lane
+from headrace._ops.padding import pad, padded_spec, stacked_leaf
 from headrace._ops.seeds import set_seed
 from headrace._utils import trees
-from headrace._utils.spec import ShapeDtypeStruct
-from headrace.errors import PipelineError, SpecError, StructureError
+from headrace.errors import PipelineError, SpecError
 from headrace.options import check_counts
 
 
@@ -108,7 +108,7 @@ class Rebatch(Grouped):
     @from_parents
     def spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
-        return trees.tree_map(lambda leaf: _stacked((size, *leaf.shape[1:]), leaf), self.parent.spec())
+        return trees.tree_map(lambda leaf: stacked_leaf((size, *leaf.shape[1:]), leaf), self.parent.spec())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -197,54 +197,11 @@ class PaddedBatch(Grouped):
 
     def pad(self, elements: Sequence[Any], length: int | None) -> Any:
         """Elements padded to one shape and stacked."""
-        leaves, spec = trees.flatten(elements[0])
-        try:
-            columns = zip(*(trees.flatten_up_to(spec, element) for element in elements), strict=True)
-        except ValueError as e:
-            raise StructureError(f"A batch needs elements of the same structure: {e}") from e
-        values = trees.broadcast(self._pad_values(elements[0]), elements[0]) if leaves else []
-        return spec.unflatten([_pad_leaf(column, value, length) for column, value in zip(columns, values, strict=True)])
-
-    def _pad_values(self, element: Any) -> Any:
-        """The padding as a prefix of the element's tree; features without a value get 0."""
-        values = self.pad_value
-        if not isinstance(values, Mapping):
-            return values
-        if not isinstance(element, Mapping) or not values.keys() <= element.keys():
-            is_mapping = isinstance(element, Mapping)
-            found = f"the features {sorted(map(str, element))}" if is_mapping else type(element).__name__
-            raise PipelineError(
-                f"pad_value has values for {sorted(map(str, values))}, but elements have {found}. "
-                "Name features that elements have, or give one value for all."
-            )
-        return {key: values.get(key, 0) for key in element}
+        return pad(elements, self.pad_value, length)
 
     @from_parents
     def spec(self) -> Any:
-        def padded(leaf: Any) -> ShapeDtypeStruct:
-            size = self.batch_size if self.drop_remainder else None
-            return _stacked((size, *(None for _ in leaf.shape)), leaf)
-
-        return trees.tree_map(padded, self.parent.spec())
-
-
-def _pad_leaf(column: Sequence[Any], value: Any, length: int | None) -> np.ndarray:
-    """Arrays of one rank, each padded at the end of every axis to the longest (the first axis to `length`)."""
-    arrays = [np.asarray(leaf) for leaf in column]
-    ranks = {array.ndim for array in arrays}
-    if len(ranks) > 1:
-        raise StructureError(f"Cannot pad arrays of different rank into one batch; got ranks {sorted(ranks)}.")
-    shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
-    if length is not None and shape:
-        if shape[0] > length:
-            raise StructureError(f"An element of length {shape[0]} is longer than its bucket's boundary {length}.")
-        shape[0] = length
-    if not shape:
-        return np.stack(arrays)
-    out = np.full((len(arrays), *shape), value, np.result_type(*arrays))
-    for row, array in zip(out, arrays, strict=True):
-        row[tuple(map(slice, array.shape))] = array
-    return out
+        return padded_spec(self.parent.spec(), self.batch_size if self.drop_remainder else None)
 
 
 @dataclass(frozen=True)
@@ -262,13 +219,7 @@ class PadTo:
 
 
 def with_leading(spec: Any, size: int | None) -> Any:
-    return trees.tree_map(lambda leaf: _stacked((size, *leaf.shape), leaf), spec)
-
-
-def _stacked(shape: tuple[int | None, ...], leaf: Any) -> ShapeDtypeStruct:
-    """A leaf of this shape, with the dtype that stacking gives it."""
-    dtype = trees.stacked_dtype(leaf.dtype) if isinstance(leaf.dtype, np.dtype) else leaf.dtype
-    return ShapeDtypeStruct(shape, dtype)
+    return trees.tree_map(lambda leaf: stacked_leaf((size, *leaf.shape), leaf), spec)
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:

@@ -9,8 +9,10 @@ the one with the earliest deadline does.
 import hashlib
 import heapq
 import operator
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +44,19 @@ class WeightSchedule:
         weights: The weights of all parts (a sequence, or a mapping from their names) as a function of the step, or
             as a dict from the steps at which they change. A weight may be 0.
         elements_per_step: How many elements of the mix make a step, such as the size of a batch.
+        size_per_step: What makes a step instead, in a mix by size: the tokens of a batch, such as 8 * 2048.
     """
 
     weights: Callable[[int], Weights] | Mapping[int, Weights]
     elements_per_step: int = field(default=1, kw_only=True)
+    size_per_step: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
         check_counts(self, "elements_per_step", least=1)
+        if self.size_per_step is not None:
+            check_counts(self, "size_per_step", least=1)
+            if self.elements_per_step != 1:
+                raise PipelineError("A step of a WeightSchedule has elements_per_step or size_per_step, not both.")
         if callable(self.weights):
             return
         if not isinstance(self.weights, Mapping) or not all(isinstance(n, int | np.integer) for n in self.weights):
@@ -80,12 +88,25 @@ class WeightSchedule:
 
     def _changes(self, steps: np.ndarray) -> np.ndarray:
         """For each step, the step at which its weights took effect."""
-        assert isinstance(self.weights, Mapping)
-        changes = np.array(list(self.weights))
+        changes = np.array(self._steps)
         return changes[np.searchsorted(changes, steps, side="right") - 1]
+
+    def last_change(self, step: int) -> int:
+        """The step at which the weights of a step took effect."""
+        return step if callable(self.weights) else self._steps[bisect_right(self._steps, step) - 1]
+
+    @cached_property
+    def _steps(self) -> list[int]:
+        assert isinstance(self.weights, Mapping)
+        return list(self.weights)
 
     def row(self, step: int, names: Sequence[str] | int) -> np.ndarray:
         """The weights of all parts at a step, with sum 1."""
+        weights = self.weights_at(step, names)
+        return weights / weights.sum()
+
+    def weights_at(self, step: int, names: Sequence[str] | int) -> np.ndarray:
+        """The weights of all parts (by names or number) at a step."""
         weights = self._at(step)
         try:
             if isinstance(weights, Mapping) and not isinstance(names, int) and set(weights) == set(names):
@@ -100,7 +121,7 @@ class WeightSchedule:
             raise PipelineError(
                 f"Weights must be 0 or more, and one of them positive; at step {step} the schedule gives {weights!r}."
             )
-        return row / row.sum()
+        return row
 
     def _at(self, step: int) -> Weights:
         if not callable(self.weights):
@@ -203,6 +224,8 @@ class ScheduledMix(Mixing):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.schedule.size_per_step is not None:
+            raise PipelineError("`mix` with a WeightSchedule of size_per_step needs `weigh_by`, which gives sizes.")
         for step in [0] if callable(self.schedule.weights) else self.schedule.weights:
             self.schedule.row(step, self._parts)
 

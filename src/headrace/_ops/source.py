@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace._ops.base import ENDLESS, Kept, Op, describe
 from headrace._ops.lanes import Lane
+from headrace._ops.seeds import check_seed
 from headrace._ops.state_fields import Fields, count
 from headrace.errors import PipelineError, SpecError
 
@@ -50,6 +51,34 @@ class Source(Op):
                 )
             raise SpecError(f"The element spec of {self.label()} cannot be known without reading data. {hint}")
         return spec
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SeededSource(Source):
+    """Items of a source that draws random numbers from the generators of the whole process.
+
+    They are seeded for each item, from the seed and the item's index, which counts on in later epochs.
+    """
+
+    seed: int = field(kw_only=True)
+
+    def __post_init__(self):
+        object.__setattr__(self, "seed", check_seed(self.seed, op=self.name))
+        if self.gathers_columns:
+            raise PipelineError(
+                "seed_globals=True is for sources whose `__getitem__` draws random numbers; "
+                f"{type(self.source).__name__} is read in columns, and draws none."
+            )
+
+    @property
+    def draws_from_globals(self) -> bool:
+        return True
+
+    def how(self) -> str:
+        return "rows, one call per element, with random numbers of its own"
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "seed": self.seed}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -137,7 +137,10 @@ def _random_map_kernel(op: RandomMap) -> Kernel:
     def kernel(block: Block, idx: Any) -> Block:
         numbers = ints(idx)
         feed = iter(block.own_rows())
-        rng = free.pop() if free else CounterRng(op.seed)  # type: ignore[arg-type]
+        try:
+            rng = free.pop()
+        except IndexError:  # other threads use all of them
+            rng = CounterRng(op.seed)  # type: ignore[arg-type]
         at = rng.at
         try:
             pairs = zip(feed, numbers, strict=True)

@@ -44,7 +44,7 @@ def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
 
 
 class Gather:
-    """A source behind an index program; `read` gets indices of the source's first epoch."""
+    """A source behind an index program; `read` gets indices of the source's first epoch, unless it is seeded."""
 
     def __init__(self, program: Program, source: Source, guard: Guard | None):
         finds = guard is None or not guard.skips  # a guard that skips reads one by one itself

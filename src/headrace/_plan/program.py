@@ -12,7 +12,7 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.order import IndexOp, Repeat, Slice
-from headrace._ops.source import Source
+from headrace._ops.source import SeededSource, Source
 from headrace._plan.blocks import Indices, as_array
 
 FIRST_BLOCK = 1 << 6
@@ -28,7 +28,8 @@ def split_index_program(op: Op) -> "tuple[Program, Op]":
     while isinstance(op, IndexOp) and not isinstance(op, Cache):
         steps.append(op)
         op = op.parent
-    return Program(steps, modulo=op.length() if isinstance(op, Source) else None), op
+    later_epochs_are_alike = isinstance(op, Source) and not isinstance(op, SeededSource)
+    return Program(steps, modulo=op.length() if later_epochs_are_alike else None), op
 
 
 class Program:
@@ -96,8 +97,8 @@ class Program:
         values = self._run(np.arange(first, last))
         values.setflags(write=False)
         self._index_s = max((time.perf_counter() - begin) / len(values), 1e-9)
-        self._block = first, last, values
-        return self._block
+        self._block = block = first, last, values
+        return block  # other threads may have replaced it
 
     def _slices_of_range(self, idx: range) -> Indices:
         out: Indices = idx

@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any
 
 from headrace._ops.base import Op
-from headrace._ops.source import Source, UserDataset
+from headrace._ops.source import SeededSource, Source, UserDataset
 from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array
 from headrace._plan.elements import blame, blame_block, ints, may_be_found
+from headrace._utils.global_rngs import seeded_globals
+from headrace._utils.rng import CounterRng
 from headrace.errors import PipelineError, in_words
 from headrace.sources import RangeDataSource
 
@@ -16,11 +18,13 @@ Fetch = Callable[[Indices], Block]
 
 
 def reader(op: Source, *, finds: bool = True) -> Fetch:
-    """The function from indices of a source's first epoch to its items.
+    """The function from indices of a source's first epoch to its items; of all epochs, if it is seeded.
 
     If a block cannot be read, it finds the first item that fails, unless `finds` is false.
     """
     source = op.source
+    if isinstance(op, SeededSource):
+        return _SeededReader(op)
     if isinstance(source, RangeDataSource):
         return lambda idx: Ints(_nth(source.range, idx))
     if hasattr(source, "__getcolumns__"):
@@ -59,6 +63,25 @@ def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) ->
     except Exception as e:
         blame(e, op, feed, indices)
         raise
+
+
+class _SeededReader:
+    """Reads items one by one, with the generators of the process seeded for each."""
+
+    def __init__(self, op: SeededSource):
+        self._op, self._length, self._rng = op, op.length(), CounterRng(op.seed)
+        source = op.source
+        self._read = source.__getitem__ if hasattr(source, "__getitem__") else lambda i: source.__getitems__([i])[0]
+
+    def __call__(self, idx: Indices) -> Rows:
+        at, read, length, indices = self._rng.at, self._read, self._length, ints(idx)
+        feed = iter(indices)
+        with seeded_globals() as seeded:  # which also keeps other threads from `self._rng`
+            try:
+                return Rows([seeded.call(at(i), read, i % length) for i in feed], owned=False)
+            except Exception as e:
+                blame(e, self._op, feed, [i % length for i in indices])
+                raise
 
 
 def naming(op: Op, read: Fetch, *, finds: bool) -> Fetch:

@@ -42,7 +42,7 @@ class StageRecord:
         computed_by: How many threads or workers compute it.
         buffered: How full its buffer was lately, from 0 to 1; `None` if it has none.
         elements: The number of outputs.
-        left_out: The number of inputs that it left out by itself, such as empty sequences.
+        left_out: The number of inputs that it left out by itself, such as empty sequences or oversized elements.
         busy_s: How long they took to make, in all threads and processes together.
         waited_s: How long the reader waited for them.
         starved_s: How much of `busy_s` was spent waiting for earlier stages.
@@ -134,8 +134,12 @@ class StageRecord:
         """Notes how full the buffer is."""
         self.buffered = share if self.buffered is None else 0.9 * self.buffered + 0.1 * share
 
-    def leave_out(self, count: int) -> None:
-        """Counts inputs that are left out."""
+    def leave_out(self, count: int, warning: Callable[[], str]) -> None:
+        """Counts inputs that are left out; the first time, logs a warning."""
+        if not self.left_out:
+            import logging  # slow to import, and hardly ever needed
+
+            logging.getLogger("headrace").warning("%s", warning())
         with self._lock:
             self.left_out += count
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import ToStream
+from headrace._ops.by_size import BatchBySize
 from headrace._ops.combine import Interleave, Mixing, Zip
 from headrace._ops.element import Map
 from headrace._ops.global_batch import GlobalBatch
@@ -55,9 +56,9 @@ class BatchFunction(Map):
 
 def a_batch_function_is_a_map_of_lists(op: Op) -> Op:
     """Lets the function run in workers, so that the consumer only makes lists."""
-    if isinstance(op, Batch) and op.is_stream and op.batch_fn is not None and op.batch_fn is not list:
-        return BatchFunction(dataclasses.replace(op, batch_fn=list), op.batch_fn, site=op.site)
-    return op
+    if not isinstance(op, Batch | BatchBySize) or not op.is_stream or op.batch_fn is None or op.batch_fn is list:
+        return op
+    return BatchFunction(dataclasses.replace(op, batch_fn=list), op.batch_fn, site=op.site)
 
 
 def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:

@@ -222,8 +222,8 @@ def functions(op: Op) -> dict[str, int]:
     """A checksum of the code of each function in a pipeline."""
     named: dict[str, int] = {"python": sys.hexversion >> 16}  # each version compiles to other byte code
     for i, each in enumerate(_chain(op)):
-        function = getattr(each, "transform", None)
-        if function is not None:
+        function = next(filter(None, (getattr(each, name, None) for name in _FUNCTIONS)), None)
+        if callable(function):
             named[f"{i} {describe(function).split(' at ')[0]}"] = _codenumber_of(function)
     if len(named) <= MOST_FUNCTIONS:
         return named
@@ -246,6 +246,7 @@ def _codenumber_of(function: Any) -> int:
     return 0 if code is None else zlib.crc32(_bytes_of(code)) % (1 << 31)
 
 
+_FUNCTIONS = ("transform", "size", "weigh_by")  # arguments of operations
 _METHODS = ("map", "filter", "random_map", "map_with_index", "flat_map", "__call__")
 
 

@@ -38,6 +38,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_gil() -> bool:
+    """Whether only one thread at a time runs Python, which free-threaded builds do without."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 def thread_wanted_s() -> float:
     """How long this thread has run or, where the system tells, waited for a core."""
     queued_s = 0.0

@@ -1,6 +1,7 @@
 """Elements as tensors of PyTorch, without copying or ahead on a device, and pipelines as datasets of PyTorch."""
 
 import contextlib
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,14 +9,16 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from headrace._dataset.base import Dataset, dataset_of
 from headrace._ops.base import Unary
+from headrace._ops.epochs import in_epoch
 from headrace._plan.streams import Context, Position, Stream, stream_of
 from headrace._utils import trees
 from headrace.dataset import IterDataset
 from headrace.device.locked_memory import locked_memory
 from headrace.device.moving import check_dataset, moved_ahead
 from headrace.errors import PipelineError, StateError, optional
-from headrace.options import check_counts
+from headrace.options import check_count, check_counts
 from headrace.sources.torch_data import GUESTS
 
 optional("torch", extra="torch")
@@ -201,7 +204,8 @@ class TorchDataset(IterableDataset):
     takes elements `w`, `w + W`, ...; with `batch_size=None` the loader keeps the order, but each worker computes the
     elements of the others too.
 
-    `state_dict()` and `load_state_dict()` are for `torchdata`'s `StatefulDataLoader`.
+    `state_dict()` and `load_state_dict()` are for `torchdata`'s `StatefulDataLoader`; call `set_epoch(epoch)` before
+    each epoch to have it shuffled anew.
 
     >>> from headrace import MapDataset
     >>> dataset = TorchDataset(MapDataset.range(5).batch(2).to_iter_dataset())
@@ -221,22 +225,66 @@ class TorchDataset(IterableDataset):
         self._ds = ds
         self._iterator: _TensorIterator | None = None  # the last one, whose states these are
         self._loaded: dict[str, Any] | None = None  # where the next one begins
+        # PyTorch's workers, which may outlive an epoch, share it: forks as they are, others by torch's way to pickle.
+        self._epoch = torch.frombuffer(mmap.mmap(-1, 8), dtype=torch.int64)
+        self._later: tuple[int, Any] = 0, None  # an epoch, and the dataset in it
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lets the next iterator read an epoch of the pipeline, from 0 on: it shuffles each in an order of its own.
+
+        >>> from headrace import MapDataset
+        >>> dataset = TorchDataset(MapDataset.range(4).shuffle(seed=1))
+        >>> for epoch in range(2):
+        ...     dataset.set_epoch(epoch)
+        ...     print(list(dataset))
+        [1, 2, 3, 0]
+        [0, 3, 1, 2]
+        """
+        epoch = check_count("The epoch", epoch, least=0)
+        self._in_epoch(epoch)
+        self._epoch.fill_(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iterator reads."""
+        return int(self._epoch)
+
+    def _in_epoch(self, epoch: int) -> Any:
+        """The dataset in an epoch; the last one is kept, with its workers."""
+        if epoch == 0:
+            self._later = 0, None
+            return self._ds
+        if self._later[0] != epoch:
+            if not isinstance(self._ds, Dataset):
+                raise PipelineError(
+                    f"TorchDataset can go to epoch {epoch} of a dataset, and has a {type(self._ds).__name__}. Let its "
+                    "sampler read several epochs: `IndexSampler(..., num_epochs=10)`."
+                )
+            self._later = epoch, dataset_of(in_epoch(self._ds._stream_op, epoch))
+        return self._later[1]
 
     def __iter__(self) -> Iterator[Any]:
-        self._iterator, state = self._open(), self._loaded
+        state = self._loaded
+        if state is not None and state.get("epoch", 0) != self.epoch:
+            raise StateError(
+                f"The state is of epoch {state.get('epoch', 0)}, and `set_epoch({self.epoch})` was called since it was "
+                "loaded. Call it with the epoch of the state first."
+            )
+        self._iterator = self._open()
         if state is not None:
             self._iterator.set_state(state)
             self._loaded = None
         return self._iterator
 
     def _open(self) -> "_TensorIterator":
-        iterator = iter(self._ds)
+        epoch = self.epoch
+        iterator = iter(self._in_epoch(epoch))
         if not (hasattr(iterator, "get_state") and hasattr(iterator, "set_state")):
             raise PipelineError(
                 f"TorchDataset needs iterators with `get_state` and `set_state`; those of {type(self._ds).__name__} "
                 "have none. Make it a `MapDataset.source(...)`, or your own `IterDataset`."
             )
-        return _TensorIterator(iterator)
+        return _TensorIterator(iterator, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the last iterator is, or, if a state was loaded since, where the next one will begin."""
@@ -247,13 +295,15 @@ class TorchDataset(IterableDataset):
         return self._iterator.get_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lets the next iterator begin where `state_dict()` was called; later ones begin at the start."""
-        if not isinstance(state_dict, dict) or state_dict.keys() != _STATE_KEYS:
+        """Lets the next iterator begin where `state_dict()` was called, in its epoch; later ones begin at the start."""
+        if not isinstance(state_dict, dict) or state_dict.keys() - {"epoch"} != _STATE_KEYS:
             found = sorted(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
             raise StateError(
                 f"This is not a state of a TorchDataset, which has the keys {sorted(_STATE_KEYS)}; got {found}. Give a "
                 "state of the pipeline to `set_state` of its iterator."
             )
+        if state_dict.get("epoch", 0) != self.epoch:
+            self.set_epoch(state_dict.get("epoch", 0))
         self._loaded = state_dict
 
     def close(self) -> None:
@@ -263,7 +313,7 @@ class TorchDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # With cloudpickle, since pickle does not take lambdas and classes of notebooks.
-        return self.__dict__ | {"_ds": cloudpickle.dumps(self._ds), "_iterator": None}
+        return self.__dict__ | {"_ds": cloudpickle.dumps(self._ds), "_iterator": None, "_later": (0, None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -276,9 +326,9 @@ _STATE_KEYS = {"state", "skip", "worker", "num_workers"}
 class _TensorIterator(Iterator[Any]):
     """The elements of one of torch's workers, or all elements if there are none."""
 
-    def __init__(self, iterator: Any):
+    def __init__(self, iterator: Any, epoch: int):
         info = get_worker_info()
-        self._iterator = iterator
+        self._iterator, self._epoch = iterator, epoch
         self._worker, self._num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         self._skip = self._worker  # elements of other workers before the next
 
@@ -291,8 +341,9 @@ class _TensorIterator(Iterator[Any]):
         return as_tensors(element)
 
     def get_state(self) -> dict[str, Any]:
-        state = self._iterator.get_state()
-        return {"state": state, "skip": self._skip, "worker": self._worker, "num_workers": self._num_workers}
+        epoch = {"epoch": self._epoch} if self._epoch else {}
+        place = {"skip": self._skip, "worker": self._worker, "num_workers": self._num_workers}
+        return {"state": self._iterator.get_state(), **place, **epoch}
 
     def set_state(self, state: dict[str, Any]) -> None:
         saved, here = (state["worker"], state["num_workers"]), (self._worker, self._num_workers)

@@ -109,17 +109,14 @@ class Intake:
             case "keep":
                 self.has_empty = True
                 return None
-        if not self._record.left_out:
-            import logging  # slow to import, and hardly ever needed
-
-            logging.getLogger("headrace").warning(
-                "%s (pipeline at %s) leaves out empty sequences. %s `iterator.stats()` counts them; "
-                "`pack(..., empty_sequences='error')` makes them an error.",
-                self._op.label(),
-                self._op.site,
-                _no_tokens(self._layout.leaves),
-            )
-        self._record.leave_out(len(empty))
+        self._record.leave_out(
+            len(empty),
+            lambda: (
+                f"{self._op.label()} (pipeline at {self._op.site}) leaves out empty sequences. "
+                f"{_no_tokens(self._layout.leaves)} `iterator.stats()` counts them; "
+                "`pack(..., empty_sequences='error')` makes them an error."
+            ),
+        )
         gone = set(empty)
         return [i not in gone for i in range(size)]
 

@@ -1,12 +1,14 @@
 """How streams are computed: one file for each file of `_ops/`, which registers its operations on import."""
 
 from headrace._plan.streams import buffer as buffer
+from headrace._plan.streams import by_size as by_size
 from headrace._plan.streams import combine as combine
 from headrace._plan.streams import element as element
 from headrace._plan.streams import global_batch as global_batch
 from headrace._plan.streams import group as group
 from headrace._plan.streams import order as order
 from headrace._plan.streams import source as source
+from headrace._plan.streams import weighed_mix as weighed_mix
 from headrace._plan.streams.base import At as At
 from headrace._plan.streams.base import Context as Context
 from headrace._plan.streams.base import MissingElement as MissingElement

@@ -309,6 +309,16 @@ class Feed:
                 self._pieces.appendleft((block, at, end))
         return concat(taken) if taken else Rows([], owned=True)
 
+    def rows_from(self, start: int) -> list[Any]:
+        """The elements that it has, without the first `start`; they stay here."""
+        rows: list[Any] = []
+        for block, _, offset in self._pieces:
+            length = len(block) - offset
+            if start < length:
+                rows += block.own_rows()[offset + start :]
+            start = max(start - length, 0)
+        return rows
+
     def positions(self) -> At:
         """The position after `j` more elements, for the elements that it has now."""
         pieces = [(at, offset, len(block) - offset) for block, at, offset in self._pieces]

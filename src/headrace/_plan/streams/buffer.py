@@ -9,7 +9,7 @@ from threading import get_ident
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.element import Filter, FlatMap, Map
-from headrace._ops.source import Source, UserDataset
+from headrace._ops.source import SeededSource, Source, UserDataset
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.guard import BAD, Guard, records_per_element
 from headrace._plan.kernels import Fetch
@@ -188,6 +188,8 @@ class IndexStream(Stream):
 def _takes_many(op: Op) -> bool:
     if isinstance(op, Map):
         return op.rows_fn is not None or op.batch_fn is not None
+    if isinstance(op, SeededSource):
+        return False
     source = op.source if isinstance(op, Source) else op.dataset if isinstance(op, UserDataset) else None
     return hasattr(source, "__getitems__")
 

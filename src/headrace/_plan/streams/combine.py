@@ -32,7 +32,7 @@ class NaryStream(Stream):
             feed.stream.close(wait=wait)
 
 
-def _open_parts(parts: tuple[Op, ...], positions: Any, context: Context) -> list[Feed]:
+def open_parts(parts: tuple[Op, ...], positions: Any, context: Context) -> list[Feed]:
     feeds: list[Feed] = []
     try:
         for part, at in zip(parts, positions or (None,) * len(parts), strict=True):
@@ -78,7 +78,7 @@ class ZipStream(NaryStream):
 @stream_of.register
 def _(op: Zip, position: Position, context: Context) -> Stream:
     (positions,) = start_at(op, position)
-    return ZipStream(op, _open_parts(op.parts, positions, context))
+    return ZipStream(op, open_parts(op.parts, positions, context))
 
 
 class MixStream(NaryStream):
@@ -88,13 +88,13 @@ class MixStream(NaryStream):
         super().__init__((*numbers, tuple(feed.stream.position for feed in feeds)), feeds)
         self._op = op
 
-    def _due(self, n: int) -> tuple[np.ndarray, At]:
+    def _due(self, n: int, *, single_step: bool) -> tuple[np.ndarray, At]:
         """The parents of about `n` elements, and the numbers of the position after `j` of them."""
         raise NotImplementedError
 
     def pull(self, n: int) -> Run | None:
         before = self.position[-1]
-        which, numbers = self._due(max(n, 1))
+        which, numbers = self._due(max(n, 1), single_step=n == 0)
         which = which[: self._available(which, single_step=n == 0)]
         if not len(which):
             return None
@@ -126,7 +126,7 @@ class FixedMixStream(MixStream):
 
     _op: Mix
 
-    def _due(self, n: int) -> tuple[np.ndarray, At]:
+    def _due(self, n: int, *, single_step: bool) -> tuple[np.ndarray, At]:
         count = self.position[0]
         which, _ = self._op.route(np.arange(count, count + n))
         return which, lambda j: (count + j,)
@@ -142,7 +142,7 @@ class ScheduledMixStream(MixStream):
         super().__init__(op, (count, tuple(lags), digest), feeds)
         self._plan: Timetable | None = None
 
-    def _due(self, n: int) -> tuple[np.ndarray, At]:
+    def _due(self, n: int, *, single_step: bool) -> tuple[np.ndarray, At]:
         count, lags = self.position[:2]
         offset = count % BLOCK
         if self._plan is None or offset == 0:
@@ -164,7 +164,7 @@ class ScheduledMixStream(MixStream):
 def _(op: Any, position: Position, context: Context) -> Stream:
     *numbers, positions = start_at(op, position)
     kind: Any = FixedMixStream if isinstance(op, Mix) else ScheduledMixStream
-    return kind(op, tuple(numbers), _open_parts(op.parts, positions, context))
+    return kind(op, tuple(numbers), open_parts(op.parts, positions, context))
 
 
 class InterleaveStream(Stream):
