@@ -35,7 +35,7 @@ NAMES = {
         ParquetIterDataset RandomAccessDataSource RangeDataSource SharedMemoryDataSource SqlDataSource
         TFRecordDataSource TFRecordIterDataset TableBatches TextLinesDataSource TextLinesIterDataset TfdsDataSource
         TorchIterDataset ZarrDataSource from_generator open shuffled_groups write_array_record write_parquet
-        write_tfrecord""",
+        write_tar write_tfrecord DecodeSample TarDataSource TarIterDataset""",
     "transforms": """Batch DatasetSelectionMap Filter FlatMap Map MapWithIndex RandomMap TfRandomMap Transformation
         Transformations""",
     "experimental": """BOSHandling BestFitPackIterDataset CacheIterDataset ConcatThenSplitIterDataset DatasetOptions

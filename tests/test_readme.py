@@ -1,4 +1,4 @@
-"""The code of the README and of the documents on text and images runs as it stands."""
+"""The code of the README and of the documents on text, images and sources runs as it stands."""
 
 import re
 import tempfile
@@ -40,3 +40,8 @@ def test_images_become_batches(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_blocks("docs/images.md")
     assert capsys.readouterr().out == "(16, 224, 224, 3) uint8 (16, 2)\n(16, 224, 224, 3) float32\n"
+
+
+def test_sources_are_read_as_the_document_says(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run_blocks("docs/sources.md")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from headrace.errors import DataError, PipelineError
 from headrace.sources.files import GZIP, ZSTD, is_folder, listed, name_of
 from headrace.sources.images.folder import SUFFIXES
+from headrace.sources.tar.members import is_header
 from headrace.sources.tfrecord.framing import begins_record
 
 BEGIN_BYTES = 512
@@ -97,6 +98,14 @@ _ZIPPED = (
         checksums="every chunk",
     ),
 )
+_TAR = Format(
+    "tar",
+    (".tar", ".tgz"),
+    lambda begin: len(begin) < BEGIN_BYTES or is_header(begin),
+    "tar.TarDataSource",
+    "tar.TarIterDataset",
+    checksums="headers; not the content of files",
+)
 _TELLING = _BINARY + _ZIPPED
 _TEXTS = (
     Format("JSON lines", (".jsonl", ".ndjson", ".jsonlines"), _is_text, _JSON, _JSON_STREAM),
@@ -115,7 +124,7 @@ FOLDERS = (
     ),
     Format("images", (), None, "images.ImageFolderDataSource", checksums="PNG: all bytes; JPEG, WebP and BMP: none"),
 )
-FORMATS = _TELLING + _TEXTS + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource"),)
+FORMATS = _TELLING + (_TAR,) + _TEXTS + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource"),)
 
 
 def named(name: str) -> Format:
