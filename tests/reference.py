@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import buffer, combine, element, global_batch, group, order, schedule, source
+from headrace._ops import buffer, combine, disk_cache, element, global_batch, group, order, schedule, source
 from headrace._ops.base import Op
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._utils import trees
@@ -100,6 +100,8 @@ def index(op: order.IndexOp, i: int) -> int:
 def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
     """The elements of a stream, or of one of its lanes: element `i` of lane `l` of `L` is number `i * L + l`."""
     match op:
+        case disk_cache.FromDisk():
+            yield from stream(op.cache.parent)
         case buffer.ToStream():
             for i in range(lane.index, op.parent.length(), lane.count):
                 x = item(op.parent, i)

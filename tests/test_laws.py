@@ -223,7 +223,17 @@ def until_it_fails(iterator):
     return elements
 
 
-GROUPS = {"shuffle", "window_shuffle", "padded", "interleave", "interleave lazily", "mix", "mix by name", "zip"}
+GROUPS = {
+    "cache on disk",
+    "shuffle",
+    "window_shuffle",
+    "padded",
+    "interleave",
+    "interleave lazily",
+    "mix",
+    "mix by name",
+    "zip",
+}
 
 
 @pytest.mark.parametrize("name", sorted(STREAM_OPS))

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace._executors import context, hang_watch
 from headrace._executors.bad_records import BadRecords
+from headrace._executors.filling import fill_caches
 from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
 from headrace._ops.base import Kept, Op
@@ -152,7 +153,7 @@ class Walk:
         """Prepares the next outputs for handing over; `None` if there are none now."""
         if operator.length_hint(self._run.iterator):
             return self._run.iterator  # a new chain continues the run of the last one
-        if self._closed or self._ended or self._error is not None:
+        if self._closed or self._ended or self._error is not None or not self._has_caches():
             return None
         if not self._in_step:
             self._discard_stream()  # an interrupt hit it, and perhaps a second one hit its handling
@@ -174,6 +175,18 @@ class Walk:
             self._run = Handover(rows, run.at)
         self._in_step = True
         return self._run.iterator if rows else None
+
+    def _has_caches(self) -> bool:
+        """Fills caches on disk; after an error, which comes before the first output, every call raises it."""
+        if self.op.has_disk_cache:
+            self._handlers = signal_handlers()
+            try:
+                fill_caches(self.op)
+            except Exception as e:
+                if raised_by_signal(e, self._handlers):
+                    raise
+                self._error = _no_stop(e), users_frames(e)
+        return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:
         begin = time.perf_counter()
@@ -286,6 +299,7 @@ class Walk:
     def start(self) -> None:
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
+        fill_caches(self.op)
         try:
             stream = self._open()
             stream.start()

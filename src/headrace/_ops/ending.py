@@ -5,6 +5,7 @@ import math
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, Limit, Skip, ToStream
 from headrace._ops.combine import Mixing, Zip
+from headrace._ops.disk_cache import FromDisk
 from headrace._ops.global_batch import GlobalBatch, has_rows, makes_rows
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp, Repeat, gather_options
@@ -39,6 +40,8 @@ def num_outputs(op: Op) -> float | None:
         after.append(op)
         op = op.before
     if isinstance(op, ToStream) and op.parent.is_sparse and not op.allow_nones:
+        return None
+    if isinstance(op, FromDisk) and not op.cache.length_is_known:
         return None
     count: float = math.inf if op.endless else op.parents[0].length()
     for each in reversed(after):

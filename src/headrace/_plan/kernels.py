@@ -6,7 +6,7 @@ indices are. User functions get Python ints and elements that they may change.
 
 import contextlib
 from collections.abc import Callable
-from functools import partial, singledispatch
+from functools import cache, partial, singledispatch
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,12 +15,13 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
+from headrace._ops.disk_cache import DiskCache
 from headrace._ops.element import Filter, FlatMap, Map, Transformed
 from headrace._ops.global_batch import GlobalBatch
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
-from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
+from headrace._plan.blocks import Block, Columns, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace._plan.program import Program, split_index_program
@@ -83,6 +84,22 @@ def _(op: Cache, guard: Guard | None = None) -> Fetch:
         return Rows([items.get(i, BAD) for i in wanted], owned=False)
 
     return fetch
+
+
+@fetcher.register
+def _(op: DiskCache, guard: Guard | None = None) -> Fetch:
+    def fetch(idx: Indices) -> Block:
+        elements = op.opened()
+        wanted = as_array(idx) % max(op.length(), 1)
+        if elements is None:
+            return compute()(wanted)
+        gather = getattr(elements, "__getcolumns__", None)
+        return (
+            Rows(elements.__getitems__(wanted), owned=True) if gather is None else Columns(gather(wanted), len(wanted))
+        )
+
+    compute = cache(lambda: fetcher(op.parent, guard))  # an element asked for before the folder is complete
+    return guarded_read(fetch, op, op, guard)
 
 
 @fetcher.register

@@ -288,6 +288,11 @@ class MappedFile:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.size = self.version.size
 
+    @property
+    def buffer(self) -> mmap.mmap:
+        """All bytes of the file, where they are."""
+        return self._bytes
+
     def check_unchanged(self, path: str) -> None:
         """Raises if the file was truncated, written to or replaced since it was opened."""
         with contextlib.suppress(FileNotFoundError):  # a mapped file stays readable

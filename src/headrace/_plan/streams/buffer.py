@@ -38,6 +38,8 @@ class IndexStream(Stream):
 
     def __init__(self, op: ToStream, position: Position, context: Context):
         super().__init__(position or 0)
+        if op.has_disk_cache:
+            context.fill(op)
         self._op, self._is_late, self._element_s = op, False, 0.0
         self._guard = context.guard
         fetch = context.fetch(op.parent, context.guard)
