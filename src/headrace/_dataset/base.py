@@ -24,7 +24,6 @@ from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
 from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
-from headrace._states.content_key import content_key, named_key
 from headrace._utils.signals import raised_by_signal
 from headrace.compat.grain.marks import in_pipeline
 from headrace.compat.grain.stats import NoStats
@@ -235,6 +234,8 @@ class Dataset(Generic[T]):
         """
         if path is None:
             return self._then(Cache(self._op))
+        from headrace._states.content_key import content_key, named_key  # hardly ever needed
+
         op, folder = self._op, os.path.abspath(os.fsdecode(path))
         key = content_key(op) if version is None else named_key(version)
         return self._then(stream_from_disk(op, folder, key) if op.is_stream else DiskCache(op, path=folder, key=key))

@@ -1,9 +1,13 @@
 """Fills caches on disk before they are read: whoever comes first computes all elements, and the others wait."""
 
+from typing import TYPE_CHECKING
+
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, ToStream
 from headrace._ops.disk_cache import DiskCache
-from headrace.sources.kept_elements.writing import Filling
+
+if TYPE_CHECKING:
+    from headrace.sources.kept_elements.writing import Filling
 
 
 def fill_caches(op: Op) -> None:
@@ -39,7 +43,7 @@ def _fill(op: DiskCache, workers: MpPrefetch | None) -> None:
     op.opened()
 
 
-def _write(op: DiskCache, workers: MpPrefetch | None, filling: Filling) -> None:
+def _write(op: DiskCache, workers: MpPrefetch | None, filling: "Filling") -> None:
     """Computes all elements; an index without one has `None`, so that indices keep their meaning."""
     from headrace._executors.walk import Walk
 
@@ -60,7 +64,7 @@ def _write(op: DiskCache, workers: MpPrefetch | None, filling: Filling) -> None:
         _write_none(filling, op.parent.length())
 
 
-def _write_none(filling: Filling, stop: int) -> None:
+def _write_none(filling: "Filling", stop: int) -> None:
     """Writes `None` up to an index."""
     while filling.num_elements < stop:
         filling.write(None)

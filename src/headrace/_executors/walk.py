@@ -85,6 +85,7 @@ class Walk:
         self._stream_is_single_step = False
         self._in_step = False  # whether `_run` has everything pulled from the stream
         self._ended = self._closed = False
+        self._caches_are_full = not op.has_disk_cache
         # Since when a thread waits for a run, and which; and the last wait that was told, and how often.
         self.waiting: tuple[float, int] | None = None
         self.told: tuple[tuple[float, int] | None, int] = (None, 0)
@@ -178,10 +179,11 @@ class Walk:
 
     def _has_caches(self) -> bool:
         """Fills caches on disk; after an error, which comes before the first output, every call raises it."""
-        if self.op.has_disk_cache:
+        if not self._caches_are_full:
             self._handlers = signal_handlers()
             try:
                 fill_caches(self.op)
+                self._caches_are_full = True
             except Exception as e:
                 if raised_by_signal(e, self._handlers):
                     raise

@@ -1,18 +1,21 @@
 """Elements that are kept on disk: random access to them, even if they come from a stream."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.order import gather_options
 from headrace.errors import PipelineError
-from headrace.sources.kept_elements import Folder, KeptElements
+
+if TYPE_CHECKING:
+    from headrace.sources.kept_elements import Folder, KeptElements
 
 
 class Opened:
     """The elements of a folder, once it is complete."""
 
-    elements: KeptElements | None = None
+    elements: "KeptElements | None" = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,14 +35,16 @@ class DiskCache(Cache):
         return True
 
     @property
-    def folder(self) -> Folder:
+    def folder(self) -> "Folder":
+        from headrace.sources.kept_elements import Folder  # hardly ever needed
+
         return Folder(self.path, self.key)
 
-    def opened(self) -> KeptElements | None:
+    def opened(self) -> "KeptElements | None":
         """Its elements; `None` until the folder is complete."""
         kept = self.kept.of(Opened)
-        if kept.elements is None and self.folder.is_complete():
-            kept.elements = KeptElements(self.folder.name)
+        if kept.elements is None:
+            kept.elements = self.folder.opened()
         return kept.elements
 
     @property

@@ -31,11 +31,12 @@ from headrace._utils.addresses import identity
 from headrace.errors import PipelineError
 from headrace.sources import files
 from headrace.sources.descriptors import Holder
-from headrace.sources.mapped import MappedFiles
+from headrace.sources.record_files import Pace
 from headrace.sources.sidecar import Index
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
-_VOLATILE = (Holder, MappedFiles)  # what is open now
+_VOLATILE = (Holder, Pace)  # what is open now, and how fast it was
+_PATHS = ("paths", "_paths", "path", "_path", "_connect")
 _NOT_CONTENT = ("parent", "parts", "datasets", "kept", "site")
 _MARKS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
@@ -96,8 +97,8 @@ class _Digests:
 
     def _dataset(self, dataset: Any) -> bytes:
         """A dataset of a user's class, or one of the package that reads files; its parents are digested apart."""
-        own = {k: v for k, v in vars(dataset).items() if k not in ("_op", "_fetch", "_parents")}
-        return _hash("dataset", self.of(type(dataset)), self.of(own), self._files(dataset))
+        own = {name: value for name, value in _lasting(dataset, vars(dataset)).items() if name != "_parents"}
+        return _hash("dataset", self.of(type(dataset)), self.of(own), _files_of(dataset))
 
     def _named(self, name: str, value: Any) -> bytes:
         try:
@@ -192,6 +193,11 @@ class _Digests:
             return _hash("fingerprint", fingerprint.encode())
         if hasattr(value, "__array__"):
             return self._array_like(value)
+        if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
+            return _hash("ufunc", value.__name__.encode())
+        inner = getattr(value, "__wrapped__", None)
+        if callable(inner):  # compiled, or with a cache
+            return _hash("wrapped", _name_of(type(value)), self.of(inner))
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as e:
@@ -200,8 +206,8 @@ class _Digests:
             return _hash("name", _name_of(type(value)), reduced.encode())
         make, arguments, *rest = reduced
         state, items, pairs = (*rest[:3], None, None, None)[:3]
-        content = [arguments, state, list(items or ()), list(pairs or ())]
-        return _hash("object", self.of(type(value)), self.of(make), *map(self.of, content), self._files(value))
+        content = [arguments, _lasting(value, state), list(items or ()), list(pairs or ())]
+        return _hash("object", self.of(type(value)), self.of(make), *map(self.of, content), _files_of(value))
 
     def _array_like(self, value: Any) -> bytes:
         try:
@@ -212,16 +218,26 @@ class _Digests:
             raise _Unknown(f"a {type(value).__qualname__} of objects")
         return _hash("array", _name_of(type(value)), repr((array.dtype, array.shape)).encode(), _bytes_in(array))
 
-    def _files(self, value: Any) -> bytes:
-        """The versions of the files that an object reads, if it says which."""
-        paths = getattr(value, "paths", None)
-        if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
-            return b""
-        found = []
-        for path in paths:
-            with contextlib.suppress(OSError):
-                found.append(repr((identity(path), *files.fingerprint(path))).encode(errors="surrogatepass"))
-        return _hash("files", *found)
+
+def _lasting(value: Any, state: Any) -> Any:
+    """The attributes of an object without those that are computed when they are first needed."""
+    if not isinstance(state, dict):
+        return state
+    is_lasting = lambda name: not isinstance(getattr(type(value), name, None), functools.cached_property)  # noqa: E731
+    return {name: each for name, each in state.items() if not isinstance(name, str) or is_lasting(name)}
+
+
+def _files_of(value: Any) -> bytes:
+    """The versions of the files that an object reads, if its attributes say which."""
+    found = []
+    for name in _PATHS:
+        paths = getattr(value, name, None)
+        for path in paths if isinstance(paths, list | tuple) else [paths]:
+            if isinstance(path, str | os.PathLike):
+                path = path if isinstance(path, str) else os.fspath(path)
+                with contextlib.suppress(OSError, ValueError, TypeError):
+                    found.append(repr((identity(path), *files.fingerprint(path))).encode(errors="surrogatepass"))
+    return _hash("files", *found)
 
 
 def _hash(tag: str, *parts: Any) -> bytes:

@@ -4,5 +4,5 @@
 out. A folder appears under its name when it is complete. No code is stored, so none is run when it is read.
 """
 
+from headrace.sources.kept_elements.folder import Folder as Folder
 from headrace.sources.kept_elements.reading import KeptElements as KeptElements
-from headrace.sources.kept_elements.writing import Folder as Folder

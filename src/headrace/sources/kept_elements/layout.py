@@ -73,7 +73,7 @@ class Element:
     def _add_dict(self, value: dict[Any, Any], place: str) -> Layout:
         for key in value:
             if type(key) not in (str, int):
-                raise _cannot_keep(key, f"{place}, as a key")
+                raise _cannot_keep(key, place, "the key ")
         return ("dict", tuple(value), tuple([self._add(item, f"{place}[{key!r}]") for key, item in value.items()]))
 
     def _add_sequence(self, value: Any, kind: type, place: str) -> Layout:
@@ -109,8 +109,8 @@ class Element:
         self.pieces.append(_PADDING[len(content) % 8])
 
 
-def _cannot_keep(value: Any, place: str) -> PipelineError:
-    kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+def _cannot_keep(value: Any, place: str, what: str = "") -> PipelineError:
+    kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"{what}{value!r:.60}"
     return PipelineError(
         f"`cache(path)` cannot keep {kind}{f' at {place}' if place else ''}: it keeps dicts, lists and tuples of NumPy "
         "arrays, numbers, texts and bytes. Map elements to these first, or keep them in memory, with `cache()`."
@@ -164,6 +164,8 @@ def _array(dtype: np.dtype, ndim: int, shapes: struct.Struct, buffer: Any, at: i
     shape = shapes.unpack_from(buffer, at)
     at += 8 * ndim
     count = math.prod(shape)
+    if count < 0:
+        raise ValueError(f"the shape of an array is {shape}")
     if not count or not dtype.itemsize:
         return np.zeros(shape, dtype), at
     found = np.frombuffer(buffer, dtype, count, at).reshape(shape).copy()
@@ -297,7 +299,10 @@ class Column:
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...], begin: int):
         self.dtype, self.shape, self.begin = dtype, shape, begin
 
-    def of(self, buffer: Any, num_records: int, record_bytes: int) -> np.ndarray:
-        """All of them, where they are."""
-        inner = [self.dtype.itemsize * math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
-        return np.ndarray((num_records, *self.shape), self.dtype, buffer, self.begin, (record_bytes, *inner))
+    def rows(self, buffer: Any, num_records: int, record_bytes: int, places: np.ndarray) -> np.ndarray:
+        """Copies of those in some records."""
+        size = self.dtype.itemsize * math.prod(self.shape)
+        if not size:
+            return np.zeros((len(places), *self.shape), self.dtype)
+        every = np.ndarray((num_records,), f"V{size}", buffer, self.begin, (record_bytes,))
+        return every[places].view(self.dtype).reshape(len(places), *self.shape)

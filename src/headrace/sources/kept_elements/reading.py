@@ -108,7 +108,7 @@ class KeptElements(BlockSource[Any]):
 
         def gather(node: Any) -> Any:
             if isinstance(node, Column):
-                return node.of(buffer, self._length, record_bytes)[places]
+                return node.rows(buffer, self._length, record_bytes, places)
             return {k: gather(v) for k, v in node.items()} if isinstance(node, dict) else tuple(map(gather, node))
 
         return gather(tree)

@@ -1,15 +1,11 @@
-"""Fills a folder with elements: one process at a time, and completely or not at all."""
+"""Writes elements to a folder, which appears under its name when it is complete."""
 
 import contextlib
-import fcntl
 import io
 import json
-import logging
 import os
 import secrets
-import shutil
 import struct
-from collections.abc import Iterator
 from typing import Any, Self
 
 from headrace.sources.kept_elements.layout import Element, Layout, columns
@@ -23,58 +19,12 @@ WRITE_BYTES = 1 << 20
 _Q = struct.Struct("<q")
 
 
-class Folder:
-    """A folder for elements: `path/key`, which appears when it is complete.
-
-    Whoever fills it holds a lock, which ends with the process. What a killed process has left is removed by the next
-    one that fills it.
-    """
+class Filling:
+    """Writes elements; the folder `path/key` appears at the end of the context, unless that is an error."""
 
     def __init__(self, path: str, key: str):
-        self.path, self.key = path, key
-
-    @property
-    def name(self) -> str:
-        return os.path.join(self.path, self.key)
-
-    def is_complete(self) -> bool:
-        """Whether its elements can be read."""
-        return os.path.exists(os.path.join(self.name, MANIFEST))
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Waits until no other process fills the folder."""
-        os.makedirs(self.path, exist_ok=True)
-        fd = os.open(os.path.join(self.path, f".{self.key}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            self._lock(fd)
-            yield
-        finally:
-            os.close(fd)
-
-    def _lock(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logging.getLogger("headrace").info("Another process fills %s; waiting for it.", self.name)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: whoever is done first wins, and the others drop what they have
-            return
-        for name in os.listdir(self.path):
-            if name.startswith(f".{self.key}.") and name.endswith(UNFINISHED):
-                shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
-
-    def filling(self) -> "Filling":
-        """Opens it to be filled."""
-        return Filling(self)
-
-
-class Filling:
-    """Writes elements; the folder appears at the end of the context, unless that is an error."""
-
-    def __init__(self, folder: Folder):
-        self._folder = folder
-        self._partial = os.path.join(folder.path, f".{folder.key}.{secrets.token_hex(8)}{UNFINISHED}")
+        self._path, self._folder = path, os.path.join(path, key)
+        self._partial = os.path.join(path, f".{key}.{secrets.token_hex(8)}{UNFINISHED}")
         self.num_elements, self._at = 0, 0
         self._layouts: dict[Layout, int] = {}
         self._first: tuple[Layout, list[tuple[int, ...]]] | None = None
@@ -120,7 +70,7 @@ class Filling:
             with contextlib.suppress(OSError, ValueError):  # a full disk; the first error is the one to raise
                 self._records.close()
                 self._offsets.close()
-            shutil.rmtree(self._partial, ignore_errors=True)
+            remove(self._partial)
 
     def _finish(self) -> None:
         manifest = {
@@ -137,15 +87,25 @@ class Filling:
             _sync(file)
             file.close()
         _sync_folder(self._partial)
-        with contextlib.suppress(FileExistsError, OSError) if self._folder.is_complete() else contextlib.nullcontext():
-            os.rename(self._partial, self._folder.name)
-        _sync_folder(self._folder.path)
+        try:
+            os.rename(self._partial, self._folder)
+        except OSError:
+            if not os.path.exists(os.path.join(self._folder, MANIFEST)):  # else another process was done before
+                raise
+        _sync_folder(self._path)
 
     def _shapes(self) -> list[tuple[int, ...]] | None:
         """The shapes of arrays, if each element has the same, and nothing but arrays."""
         if self._first is None or not self._are_alike or columns(*self._first) is None:
             return None
         return self._first[1]
+
+
+def remove(folder: str) -> None:
+    """Removes a folder as far as possible."""
+    import shutil  # slow to import, and hardly ever needed
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(file: Any) -> None:
