@@ -1,4 +1,4 @@
-"""The code of the README and of the documents on text, images and sources runs as it stands."""
+"""The code of the README and of the documents on text, images, audio, video and sources runs as it stands."""
 
 import re
 import tempfile
@@ -45,3 +45,11 @@ def test_images_become_batches(capsys, monkeypatch, tmp_path):
 def test_sources_are_read_as_the_document_says(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     run_blocks("docs/sources.md")
+
+
+def test_audio_and_video_are_decoded_as_the_document_says(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("av")
+    pytest.importorskip("soundfile")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_blocks("docs/media.md")
+    assert capsys.readouterr().out == "(8000,) float32 16000 1\n(8, 24, 32, 3) uint8\n"

@@ -27,6 +27,7 @@ __getattr__, __dir__, _MODULE_OF = later(
             "TextLinesDataSource",
             "TextLinesIterDataset",
         ),
+        "sources.media": ("AudioDataSource", "VideoDataSource"),
         "sources.opening": ("open",),
         "sources.parquet": ("ParquetIterDataset",),
         "sources.remote": ("Address",),
