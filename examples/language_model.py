@@ -69,7 +69,7 @@ def write_corpora(folder: Path) -> None:
 def make_documents(folder: Path, num_steps: int) -> IterDataset:
     """The documents of both corpora as tokens, without an end: at first few of the reference, then more and more."""
     corpora = {
-        path.stem: MapDataset.source(headrace.sources.open(path))
+        path.stem: MapDataset.source(path)
         .shuffle(SEED)
         .repeat()
         .to_iter_dataset()

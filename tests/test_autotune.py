@@ -224,7 +224,7 @@ def outputs_and_states(ds):
         for x in iterator:
             outputs.append(x)
             states.append(iterator.get_state())
-        stages = iterator.stats()["stages"]
+        stages = iterator.stats().as_dict()["stages"]
     return [repr(x) for x in outputs], states, {stage["where"] for stage in stages}
 
 

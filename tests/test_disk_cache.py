@@ -314,7 +314,8 @@ PROGRAM = """
 
 def start(tmp_path, kind="map", wait_s=0.0, seed=0):
     path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM))
+    if not path.exists():  # others may be reading it
+        path.write_text(textwrap.dedent(PROGRAM))
     command = [sys.executable, str(path), str(tmp_path / "log"), str(tmp_path / "cache"), kind]
     environment = os.environ | {"PYTHONHASHSEED": str(seed), "WAIT_S": str(wait_s)}
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
@@ -329,6 +330,7 @@ def test_one_of_several_processes_fills_it_and_the_others_wait(tmp_path, kind):
     processes = [start(tmp_path, kind, 0.02, seed) for seed in range(4)]
     said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     assert said == ["True\n"] * 4
+    assert [process.returncode for process in processes] == [0] * 4
     assert sorted(int(x) for _, x in logged(tmp_path)) == list(range(20))  # in threads, in any order
     assert len({pid for pid, _ in logged(tmp_path)}) == 1
     assert len(folders(tmp_path / "cache")) == 1

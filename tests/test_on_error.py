@@ -58,7 +58,7 @@ def skipping(ds, **kwargs):
 def bad_records(ds):
     """The elements, and the bad records as the iterator counts them."""
     with iter(ds) as iterator:
-        return list(iterator), iterator.stats()["bad_records"]
+        return list(iterator), iterator.stats().bad_records
 
 
 class FailingColumns(Map):
@@ -308,7 +308,7 @@ def test_exceptions_of_signal_handlers_are_not_errors_of_a_record():
         with pytest.raises(Preempted):
             found += iterator
         assert found + list(iterator) == list(range(10))
-        assert iterator.stats()["bad_records"]["count"] == 0
+        assert iterator.stats().bad_records["count"] == 0
     finally:
         signal.signal(signal.SIGUSR2, before)
 

@@ -218,7 +218,9 @@ def test_empty_sequences_are_logged_once_and_counted(caplog):
     packed = documents(with_empty_ones([3, 2])).map(only_x).pack({"x": 4}).repeat(3)
     with caplog.at_level("WARNING", "headrace"), iter(packed) as iterator:
         list(iterator)
-        (stage,) = (stage for stage in iterator.stats()["stages"] if stage["stage"].startswith("first_fit_pack"))
+        (stage,) = (
+            stage for stage in iterator.stats().as_dict()["stages"] if stage["stage"].startswith("first_fit_pack")
+        )
     assert stage["left_out"] == 3 * 15
     (record,) = caplog.records
     assert "leaves out empty sequences. A sequence is empty: it has no tokens in 'x'" in record.getMessage()

@@ -174,7 +174,7 @@ def test_an_element_that_takes_too_long_is_a_bad_record(name):
     ds = with_seconds(PIPELINES[name](), timeout_s=5.0).on_error("skip").mp_prefetch(TWO)
     with nothing_left(), iter(ds) as iterator:
         elements = list(map(int, iterator))
-        bad = iterator.stats()["bad_records"]
+        bad = iterator.stats().bad_records
         iterator.close()
     assert elements == [x for x in range(40) if x != 17]
     assert bad["count"] == 1
@@ -214,7 +214,7 @@ def test_a_batch_that_takes_too_long_is_an_error_and_no_record_is_lost_for_it(ki
     with nothing_left(), iter(ds) as iterator:
         with pytest.raises(ElementTimeout, match=r"batch\(4, batch_fn=collate"):
             found += iterator
-        assert iterator.stats()["bad_records"]["count"] == 0
+        assert iterator.stats().bad_records["count"] == 0
         iterator.close()
     assert found == [list(range(i, i + 4)) for i in range(0, 16, 4)]
 

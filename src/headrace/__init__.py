@@ -43,6 +43,7 @@ if _TYPE_CHECKING:
     from headrace.device.in_step import in_step as in_step
     from headrace.device.jax import device_put as device_put
     from headrace.performance import pick_performance_config as pick_performance_config
+    from headrace.sources.opening import open as open
     from headrace.sources.verification import verify as verify
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ _getattr, _dir, _ = _later(
         "device.in_step": ("in_step",),
         "device.jax": ("device_put",),
         "performance": ("pick_performance_config",),
+        "sources.opening": ("open",),
         "sources.verification": ("verify",),
     },
 )

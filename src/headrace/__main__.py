@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from headrace._utils.addresses import identity, redacted
-from headrace.dataset import IterDataset, MapDataset
+from headrace.dataset import IterDataset
 from headrace.errors import HeadraceError
 from headrace.sources import files, opening
-from headrace.sources.tf_example import parse_example
+from headrace.sources.tf_example import is_example
 from headrace.sources.verification import verify
-from headrace.sources.writers import WRITERS, Progress, writer_of
+from headrace.sources.writers import HOLD_RECORDS, WRITERS, Progress, writer_of
 
 BAR_EVERY_S, LINE_EVERY_S = 0.1, 5.0
 BAR_WIDTH = 30
@@ -49,8 +49,20 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--from", dest="format", metavar="FORMAT", help="the source's format, if it is not recognized")
     convert.add_argument("--split", help="which split of a TFDS or Hugging Face folder (train)")
     convert.add_argument("--columns", nargs="+", metavar="NAME", help="which columns of a table (all)")
+    records = convert.add_mutually_exclusive_group()
+    records.add_argument(
+        "--parse-examples",
+        action="store_true",
+        help="records are tf.train.Example: write their features (the default, if the first record is one, unless the "
+        "target holds such records itself)",
+    )
+    records.add_argument("--raw-records", action="store_true", help="write records as bytes, even tf.train.Example")
+    convert.add_argument("--decode", action="store_true", help="write images as arrays; by default, as their files are")
     convert.add_argument(
-        "--parse-examples", action="store_true", help="records are tf.train.Example: write their features"
+        "--plain",
+        action="store_true",
+        help="write plain values without notes, and lose what the target's format does not have, such as dtypes and "
+        "shapes; by default, elements come back equal, and what cannot is an error",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace existing files")
     convert.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -93,21 +105,35 @@ def _positive(text: str) -> int:
 def _convert(given: argparse.Namespace) -> int:
     write = writer_of(given.target)
     options = {name: value for name in ("split", "columns") if (value := getattr(given, name)) is not None}
+    form, _, _ = opening.parts_of(given.source, format=given.format)
+    if form.decodes:
+        options["decode"] = given.decode
     records: Any = opening.open(given.source, format=given.format, **options)
-    if given.parse_examples:
-        dataset = records if isinstance(records, IterDataset) else MapDataset.source(records)
-        records = dataset.map(parse_example)
+    parses = given.parse_examples
+    if form.has_records and write not in HOLD_RECORDS and not given.raw_records:
+        parses = parses or is_example(_first(records))
+    if parses:
+        records = opening.examples_in(records)
     with contextlib.nullcontext() if given.quiet else _progress(os.path.basename(given.target), sys.stderr) as progress:
         paths = write(
             records,
             given.target,
+            plain=given.plain,
             num_shards=given.shards,
             overwrite=given.overwrite,
-            job=_identity(given, options),
+            job=_identity(given, options | {"parse_examples": parses}),
             progress=progress,
         )
     print(*paths, sep="\n")
     return 0
+
+
+def _first(records: Any) -> bytes:
+    """The first record; no bytes if there is none."""
+    if isinstance(records, IterDataset):
+        with iter(records) as iterator:
+            return next(iterator, b"")
+    return records[0] if len(records) else b""
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -122,7 +148,7 @@ def _doctor(given: argparse.Namespace) -> int:
 def _identity(given: argparse.Namespace, options: dict[str, Any]) -> str:
     """What identifies this conversion: the versions of the files that it reads, and how it reads them."""
     versions = [(identity(path), *files.fingerprint(path)) for path in opening.paths_of(given.source)]
-    return json.dumps([identity(given.source), versions, given.format, options, given.parse_examples])
+    return json.dumps([identity(given.source), versions, given.format, options])
 
 
 @contextlib.contextmanager

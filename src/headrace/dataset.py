@@ -34,8 +34,8 @@ from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOpti
 from headrace.packing.operations import PackOptions, packer
 from headrace.protocols import RandomAccessDataSource
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
-from headrace.sources import ArrayDataSource, RangeDataSource
-from headrace.sources.arrays import is_array_like
+from headrace.sources import RangeDataSource
+from headrace.sources.given import as_source
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -77,27 +77,15 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     def source(source: Any) -> "MapDataset[Any]": ...
     @staticmethod
     def source(source: Any) -> "MapDataset[Any]":
-        """The elements of a source: anything with `__len__` and `__getitem__`.
+        """The elements of a source: anything with `__len__` and `__getitem__`, or a path, for `headrace.open`.
 
-        A NumPy array, or a dict of arrays of one length, is read by rows; a source with `__getitems__` is asked for
-        many elements at once.
+        A NumPy array, a dict of arrays of one length, and a table of pandas, polars or pyarrow are read by rows; a
+        source with `__getitems__` is asked for many elements at once.
 
         >>> MapDataset.source({"x": np.arange(4), "y": np.eye(4)})[1]
         {'x': np.int64(1), 'y': array([0., 1., 0., 0.])}
         """
-        if is_array_like(source):
-            source = ArrayDataSource(source)
-        if not hasattr(source, "__len__") or not (hasattr(source, "__getitem__") or hasattr(source, "__getitems__")):
-            raise PipelineError(
-                f"A source needs `__len__` and `__getitem__`; {type(source).__name__} lacks "
-                f"{'`__len__`' if not hasattr(source, '__len__') else '`__getitem__`'}."
-            )
-        if isinstance(source, Mapping):
-            raise PipelineError(
-                "A dict is a source only if its values are NumPy arrays of one length: element i is row i of each. "
-                f"Got values of {sorted({type(value).__name__ for value in source.values()})}."
-            )
-        return MapDataset._of(Source(source))
+        return MapDataset._of(Source(as_source(source)))
 
     @staticmethod
     def range(start: int, stop: int | None = None, step: int = 1) -> "MapDataset[int]":

@@ -169,12 +169,27 @@ class BadRecord:
         return BadRecord, tuple(self.without_exception().__dict__.values())
 
 
+_PACKAGES = {"cv2": "opencv-python-headless", "orbax": "orbax-checkpoint"}  # where the module has another name
+
+
 def optional(module: str, *, extra: str) -> ModuleType:
     """Imports an optional dependency, or says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise MissingDependency(f"`{module}` is not installed. Install it with: pip install 'headrace[{extra}]'") from e
+        package = module.partition(".")[0]
+        if not isinstance(e, ModuleNotFoundError) or (e.name or "").partition(".")[0] != package:
+            raise MissingDependency(f"`{module}` is installed, but cannot be imported: {e}") from e
+        name = f"`{module}` ({_PACKAGES[package]})" if package in _PACKAGES else f"`{module}`"
+        raise MissingDependency(f"{name} is not installed. Install it with: pip install 'headrace[{extra}]'") from e
+
+
+def available(module: str) -> Any:
+    """An optional dependency that something else can stand in for; None if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
 
 
 def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseException:

@@ -8,6 +8,7 @@ import abc
 import itertools
 import json
 import sys
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -21,6 +22,7 @@ from headrace._plan.next_index import index_at, position_at
 from headrace._states import arrays, files, positions
 from headrace.compat.grain.stats import NoStats
 from headrace.errors import ClosedError, StateError
+from headrace.stats import Stats
 
 T = TypeVar("T")
 
@@ -163,13 +165,9 @@ class PipelineIterator(_Checkpointable[T]):
     def set_next_index(self, index: int) -> None:
         self._walk.go_to(position_at(self._walk.op, index))
 
-    def stats(self) -> dict[str, Any]:
-        """Statistics so far, for each stage: elements, bytes, and seconds spent working and waiting.
-
-        `seconds` is the time that the consumer waited for elements, including the time of the stages that it computes
-        itself.
-        """
-        return self._walk.stats()
+    def stats(self) -> Stats:
+        """What it has done so far and where the time went; `print` it, or log `stats().as_dict()`."""
+        return Stats.of(self._walk, time.perf_counter())
 
     def start_prefetch(self) -> None:
         self._walk.start()

@@ -1,7 +1,7 @@
 """`DataLoader`: a source, a sampler and operations, in one object."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from headrace.iterator import PipelineIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.samplers import IndexSampler
 from headrace.sharding import NoSharding, ShardOptions
+from headrace.sources.given import opened
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class DataLoader(marks.DataLoader):
     [array([0, 1, 2, 3]), array([4, 5])]
 
     Args:
-        data_source: Anything with `__len__` and `__getitem__`, or NumPy arrays. The source may be a stream, whose
+        data_source: Anything that `MapDataset.source` takes: arrays, a path, a table. The source may be a stream, whose
             `__getitem__` returns the next element whatever the index (if the loader does not notice, set
             `reads_in_order = True`). The loader reads it in order, in this process, and restores a state by reading up
             to its place, which works only before anything was read.
@@ -65,10 +66,11 @@ class DataLoader(marks.DataLoader):
         worker_buffer_size = check_count("worker_buffer_size", worker_buffer_size, least=1)
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise PipelineError(f"read_options must be ReadOptions; got {type(read_options).__name__}.")
+        given, data_source = data_source, opened(data_source)
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
-        self._data_source, self._sampler, self._operations = data_source, sampler, tuple(operations)  # Keras
+        self._data_source, self._sampler, self._operations = given, sampler, tuple(operations)  # Keras
         self._shard_options, self._read_options = shard_options, read_options  # makes another loader of these
         self._multiprocessing_options = MultiprocessingOptions(
             num_workers=(os.cpu_count() or 1) if worker_count is None else worker_count,
@@ -116,7 +118,7 @@ class DataLoader(marks.DataLoader):
 
     def _check_source(self) -> None:
         """Raises if the source has become shorter since the loader was made."""
-        length = self._num_records if isinstance(self.source, dict) else len(self.source)
+        length = self._num_records if isinstance(self.source, Mapping) else len(self.source)
         if length < self._num_records:
             raise PipelineError(
                 f"The data source had {self._num_records} records when the loader was made, and has {length} "
@@ -181,7 +183,7 @@ def load(
     [array([4, 3, 0]), array([1, 2, 5])]
 
     Args:
-        source: Anything with `__len__` and `__getitem__`, or NumPy arrays.
+        source: Anything that `MapDataset.source` takes.
         num_epochs: How often all records come; endless by default.
         shuffle: Whether each epoch has a new random order.
         seed: The seed to shuffle and for random operations, which both need one.
@@ -192,6 +194,7 @@ def load(
         worker_count: Worker processes; 0 computes in this process.
         read_options: Threads that read ahead, in each process.
     """
+    source = opened(source)
     records = source if isinstance(source, MapDataset) else MapDataset.source(source)
     sampler = IndexSampler(len(records), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     operations = [*transformations]

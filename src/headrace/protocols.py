@@ -53,6 +53,15 @@ class Executor(Protocol):
         """Whether submitting gains nothing, so that the caller may as well call the task itself."""
         ...
 
+    @property
+    def num_threads(self) -> int:
+        """How many threads compute tasks."""
+        ...
+
+    def filled(self) -> float:
+        """How full its buffer of results is, from 0 to 1."""
+        ...
+
     def wants(self, n: int) -> int:
         """How many elements the next task should have if about `n` are needed; 0 for no task now."""
         ...

@@ -16,7 +16,8 @@ import pytest
 from headrace import MapDataset
 from headrace.__main__ import main
 from headrace.sources.opening import open
-from headrace.sources.writers import shard_names, write_array_record, write_tfrecord
+from headrace.sources.tfrecord.framing import framed
+from headrace.sources.writers import records, shard_names, write_array_record, write_tfrecord
 from tests.proc import LIMIT_S, WAIT_S, until
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -54,6 +55,17 @@ def test_rows_go_to_examples_and_back(tmp_path):
     source = write_rows(tmp_path / "a.jsonl")
     assert convert(source, tmp_path / "b.tfrecord") == 0
     assert convert(tmp_path / "b.tfrecord", tmp_path / "c.parquet", "--parse-examples") == 0
+    assert convert(tmp_path / "b.tfrecord", tmp_path / "d.jsonl") == 0  # the first record tells that it is one
+    assert convert(tmp_path / "b.tfrecord", tmp_path / "e.parquet", "--raw-records") == 0
+    assert pq.read_table(tmp_path / "c.parquet").to_pylist() == ROWS
+    assert (tmp_path / "d.jsonl").read_text() == source.read_text()
+    assert list(open(tmp_path / "e.parquet")) == list(open(tmp_path / "b.tfrecord"))
+
+
+def test_plain_examples_hold_flat_lists(tmp_path):
+    source = write_rows(tmp_path / "a.jsonl")
+    assert convert(source, tmp_path / "b.tfrecord", "--plain") == 0
+    assert convert(tmp_path / "b.tfrecord", tmp_path / "c.parquet") == 0
     found = pq.read_table(tmp_path / "c.parquet").to_pylist()
     assert found == [{"x": [row["x"]], "y": [row["y"].encode()]} for row in ROWS]
 
@@ -80,8 +92,8 @@ def test_errors_are_one_line_and_a_status(tmp_path, capsys):
     assert convert(write_rows(tmp_path / "a.jsonl"), tmp_path / "b.xyz") == 1
     assert "ends in '.xyz'; the suffixes that can be written are .array_record" in capsys.readouterr().err
     np.save(tmp_path / "a.npy", np.arange(3))
-    assert convert(tmp_path / "a.npy", tmp_path / "b.tfrecord") == 1
-    assert "A record must be bytes, text, or a dict" in capsys.readouterr().err
+    assert convert(tmp_path / "a.npy", tmp_path / "b.csv") == 1
+    assert "A record is no dict" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         convert("a", "b.parquet", "--shards", "0")
     assert "must be a number from 1 on; got '0'" in capsys.readouterr().err
@@ -228,15 +240,25 @@ def test_rows_go_from_any_table_to_any_other(tmp_path, source, target):
 
 def test_lines_of_text_are_records(tmp_path):
     (tmp_path / "a.txt").write_text("one\nzwölf\n")
-    assert convert(tmp_path / "a.txt", tmp_path / "b.array_record") == 0
+    assert convert(tmp_path / "a.txt", tmp_path / "b.array_record", "--plain") == 0
     assert list(open(tmp_path / "b.array_record")) == [b"one", "zwölf".encode()]
+    assert convert(tmp_path / "a.txt", tmp_path / "c.array_record") == 0
+    assert list(open(tmp_path / "c.array_record", parse_examples=True)) == ["one", "zwölf"]
 
 
-def test_other_records_of_the_same_file_are_another_conversion(tmp_path, capsys):
-    (source,) = write_array_record(RECORDS[:60] + [b"last"], tmp_path / "a.array_record")
-    target = tmp_path / "b.jsonl"
-    with_bad = RECORDS[:30] + [b"\xff"] + RECORDS[30:59]
-    write_array_record(with_bad, source, overwrite=True)
-    assert convert(f"{source}[0:60]", target, "--shards", 4) == 1
+def test_other_records_of_the_same_file_are_another_conversion(tmp_path, capsys, monkeypatch):
+    (source,) = write_array_record(RECORDS[:60], tmp_path / "a.array_record")
+    target = tmp_path / "b.tfrecord"
+    written = []
+
+    def framed_or_full(record):
+        written.append(record)
+        if len(written) > 40:
+            raise OSError("no space left on device")
+        return framed(record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "framed", framed_or_full)
+        assert convert(f"{source}[0:60]", target, "--shards", 4) == 1
     assert convert(f"{source}[31:60]", target, "--shards", 4) == 1
     assert "has left 2 shards of something else" in capsys.readouterr().err

@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+from collections import OrderedDict, UserDict
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -78,6 +80,13 @@ def test_dtypes_of_other_libraries_come_back(tmp_path):
     for mine, theirs in zip(keep(tmp_path, elements), elements, strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", [UserDict, OrderedDict, MappingProxyType])
+def test_mappings_come_back_as_dicts(tmp_path, kind):
+    inner = {"x": np.arange(3), "text": "a", "none": None, "pair": (1, [2.5])}
+    (found,) = keep(tmp_path, [kind({"inner": kind(inner), **inner})])
+    assert exactly(found) == exactly({"inner": inner, **inner})
 
 
 def test_large_files_are_not_mapped_and_read_the_same(tmp_path, monkeypatch):

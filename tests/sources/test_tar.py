@@ -126,6 +126,8 @@ def test_samples_without_a_key_get_their_number(tmp_path):
         ({"jpg": np.zeros((2, 2))}, "jpg is to hold a value of the type ndarray, and its extension does not say how"),
         ({"cls": 1.5}, "cls is to hold a value of the type float"),
         ({"json": {1, 2}}, "json cannot hold this value: .*set"),
+        ({"json": {"a": (1, 2)}}, "json cannot hold this value: it would be read back as another one"),
+        ({"jpg": "text"}, "jpg is to hold a value of the type str.*give text the extension `txt`"),
         ({"npy": np.array([None])}, "npy cannot hold this value: .*allow_pickle"),
     ],
 )
@@ -133,6 +135,12 @@ def test_samples_that_cannot_be_written_are_errors(tmp_path, record, said):
     with pytest.raises(PipelineError, match=said):
         write_tar([record], tmp_path / "a.tar")
     assert os.listdir(tmp_path) == []
+
+
+def test_plain_files_lose_what_their_extension_does_not_say(tmp_path):
+    (path,) = write_tar([{"json": {"a": (1, 2)}, "jpg": "text"}], tmp_path / "a.tar", plain=True)
+    (found,) = MapDataset.source(TarDataSource(path)).map(DecodeSample())
+    assert found == {"__key__": "000000000", "json": {"a": [1, 2]}, "jpg": b"text"}
 
 
 def test_two_samples_with_one_key_are_an_error_when_written(tmp_path):

@@ -392,7 +392,8 @@ def test_examples_are_what_tensorflow_makes_of_them():
 
 def test_dicts_are_parsed_as_they_were_encoded():
     named = {"x": [-1, 300, 2**62], "f": [0.5, -2.0], "b": [b"", b"\xff"], "a/b": [7]}
-    encoded = encode_example({"x": np.array(named["x"]), "f": [0.5, -2.0], "b": named["b"], "a": {"b": 7}})
+    values = {"x": np.array(named["x"]), "f": [0.5, -2.0], "b": named["b"], "a": {"b": 7}}
+    encoded = encode_example(values, plain=True)
     assert_equal(parse_example(encoded), {name: as_parsed(named[name]) for name in sorted(named)})
 
 
@@ -418,6 +419,7 @@ found = {}
 for name, feature in tf.train.Example.FromString(record).features.feature.items():
     kind = feature.WhichOneof("kind")
     found[name] = [kind, [v.hex() if isinstance(v, bytes) else v for v in (getattr(feature, kind).value if kind else [])]]
+found.pop("__headrace__")
 print(json.dumps(found))
 """
     pytest.importorskip("tensorflow_datasets")
@@ -439,9 +441,64 @@ print(json.dumps(found))
 
 
 def test_what_an_example_cannot_hold_is_named():
-    with pytest.raises(PipelineError, match="Feature 'x' is complex of complex128"):
-        encode_example({"x": 1j})
-    with pytest.raises(PipelineError, match="Feature 'x' has lists of different lengths"):
-        encode_example({"x": [np.zeros(2), np.zeros(3)]})
-    with pytest.raises(PipelineError, match="Feature 'x' has 18446744073709551615, but an Example holds only int64"):
-        encode_example({"x": np.array([2**64 - 1], np.uint64)})
+    for value, message in (
+        (1j, "Feature 'x' is of the class complex; an Example holds numbers"),
+        (np.zeros(2, np.complex64), "Feature 'x' is an array of complex64"),
+        (np.array([2**64 - 1], np.uint64), "Feature 'x' has 18446744073709551615, but an Example holds only int64"),
+        ([1, 2**64], "Feature 'x' has 18446744073709551616, but an Example holds only int64"),
+        (np.ma.array([1, 2], mask=[True, False]), "Feature 'x' is a masked array"),
+        ({1: 2}, "The keys of a dict must be text; got 1"),
+        ({"__headrace__": 2}, "The name '__headrace__' is kept for notes"),
+        ("\ud800", "cannot be written as UTF-8"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            encode_example({"x": value})
+    with pytest.raises(PipelineError, match="Two values would be the feature 'a/b'"):
+        encode_example({"a": {"b": 1}, "a/b": 2})
+
+
+@given(ints=st.lists(INTS, max_size=60), floats=st.lists(FLOATS, max_size=5), texts=st.lists(st.binary(), min_size=1))
+def test_features_of_one_axis_are_written_as_they_are(ints, floats, texts):
+    """Byte for byte, without a note."""
+    row = {"f": np.array(floats, np.float32), "i": np.array(ints, np.int64), "t": texts}
+    lists = {
+        "f": field(2, field(1, row["f"].tobytes())),
+        "i": field(3, field(1, b"".join(map(varint, ints)))),
+        "t": encode_list(texts),
+    }
+    expected = b"".join(field(1, field(1, name.encode()) + field(2, values)) for name, values in lists.items())
+    assert encode_example(row) == encode_example(row, plain=True) == field(1, expected)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"{",
+        b"[1]",
+        b'{"x":"int","y":"int"}',
+        b'{"x":["uint8",[3]]}',
+        b'{"x":["uint8",[-1]]}',
+        b'{"x":["O"]}',
+        b'{"x":["object",[2],["list","int",1]]}',
+        b'{"x":["list","int",5]}',
+        b'["list",[]]',
+        b"[" * 100_000,
+    ],
+)
+def test_a_note_that_does_not_fit_is_damage(note):
+    with pytest.raises(DataError, match="its feature '__headrace__' does not fit the others"):
+        parse_example(encode({"x": [1], "__headrace__": [note]}))
+
+
+def test_features_that_a_note_does_not_name_are_added():
+    record = encode_example({"x": 1}) + encode({"later": [2]})  # joined as protocol buffers are
+    assert_equal(parse_example(record), {"x": 1, "later": np.array([2])})
+
+
+def test_parsers_read_features_beside_a_note(tmp_path):
+    rows = [{"image": np.full((2, 3), i, np.uint8), "label": i, "x": i / 3} for i in range(20)]
+    (path,) = write_tfrecord(rows, tmp_path / "a.tfrecord")
+    features = {"image": Feature(np.int64, (2, 3)), "label": np.int64, "x": np.float32}
+    batch = next(iter(MapDataset.source(ExampleDataSource(TFRecordDataSource(path), features)).batch(20)))
+    assert_equal(batch["image"], np.stack([row["image"] for row in rows]).astype(np.int64))
+    assert_equal(batch["x"], np.array([row["x"] for row in rows], np.float32))

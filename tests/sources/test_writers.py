@@ -20,6 +20,7 @@ from headrace import IterDataset, MapDataset
 from headrace.errors import PipelineError
 from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.sources.tables import CsvDataSource, ParquetDataSource
+from headrace.sources.tf_example import parse_example
 from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
 from headrace.sources.writers import (
     shard_names,
@@ -121,7 +122,9 @@ def test_gaps_of_a_filter_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([2.5], "A record must be bytes, text, or a dict.*got float"),
+        ([2.5j], "Feature 'record' is of the class complex; an Example holds numbers"),
+        ([b"bytes", {"x": 1}], "A record is not bytes, but those before it are bytes"),
+        ([{"x": 1}, b"bytes"], "A record is bytes, but those before it are not bytes"),
         (b"bytes", "Records are an iterable of bytes or dicts; got bytes"),
         (7, "Records are a dataset, a source or an iterable; got int"),
         (MapDataset.source(RECORDS).repeat(), "These records never end"),
@@ -141,7 +144,10 @@ def test_bad_targets_are_named(tmp_path):
 
 
 def test_text_is_written_as_utf_8(tmp_path):
-    assert read_tfrecord(write_tfrecord(["ünï", ""], tmp_path / "a.tfrecord")) == ["ünï".encode(), b""]
+    paths = write_tfrecord(["ünï", ""], tmp_path / "a.tfrecord", plain=True)
+    assert read_tfrecord(paths) == ["ünï".encode(), b""]
+    paths = write_tfrecord(["ünï", ""], tmp_path / "b.tfrecord")
+    assert list(map(parse_example, read_tfrecord(paths))) == ["ünï", ""]
 
 
 def test_progress_is_told(tmp_path):
@@ -162,6 +168,17 @@ def failing(records, after):
 def test_an_error_leaves_no_file(tmp_path, suffix, write, read):
     with pytest.raises(OSError, match="on fire"):
         write(failing(RECORDS, 20), tmp_path / f"a.{suffix}")
+    with pytest.raises(OSError, match="on fire"):
+        write(Breaking(60), tmp_path / f"a.{suffix}", num_shards=4)
+    assert names_in(tmp_path) == []
+
+
+@every_format
+@pytest.mark.parametrize("job", [None, "j"])
+def test_a_record_that_cannot_be_written_leaves_no_shard(tmp_path, suffix, write, read, job):
+    records = [*range(60), 2j]
+    with pytest.raises(PipelineError, match="complex"):
+        write(records, tmp_path / f"a.{suffix}", num_shards=4, job=job)
     assert names_in(tmp_path) == []
 
 
@@ -391,8 +408,10 @@ def test_csv_files_have_a_header_each_and_hold_no_lists(tmp_path):
     first, second = write_csv([{"x": i, "y": "a,b"} for i in range(3)], tmp_path / "a.csv", num_shards=2)
     assert Path(first).read_text() == '"x","y"\n0,"a,b"\n1,"a,b"\n'
     assert Path(second).read_text() == '"x","y"\n2,"a,b"\n'
-    with pytest.raises(PipelineError, match="This format cannot hold one of the columns x .list"):
+    with pytest.raises(PipelineError, match="Column 'x' is of type list<item: int64>, but CSV holds only int64"):
         write_csv([{"x": [1]}], tmp_path / "b.csv")
+    with pytest.raises(PipelineError, match="This format cannot hold one of the columns x .list"):
+        write_csv([{"x": [1]}], tmp_path / "b.csv", plain=True)
     assert names_in(tmp_path) == [os.path.basename(first), os.path.basename(second)]
 
 
@@ -448,7 +467,7 @@ def test_overwriting_removes_shards_of_another_number(tmp_path):
 
 def test_json_lines_hold_arrays_as_lists_and_bytes_as_text(tmp_path):
     rows = [{"x": np.int16(i), "y": np.eye(2), "z": {"t": b"\xc3\xbc"}, "n": None} for i in range(3)]
-    paths = write_json_lines(rows, tmp_path / "a.jsonl", num_shards=2)
+    paths = write_json_lines(rows, tmp_path / "a.jsonl", num_shards=2, plain=True)
     found = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
     assert found == [{"x": i, "y": [[1.0, 0.0], [0.0, 1.0]], "z": {"t": "ü"}, "n": None} for i in range(3)]
     for value, message in (

@@ -25,6 +25,7 @@ from headrace._plan.recorder import Recorder
 from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
 from headrace._utils.signals import raised_by_signal
+from headrace._utils.spelling import closest, no_attribute
 from headrace.compat.grain.marks import in_pipeline
 from headrace.compat.grain.stats import NoStats
 from headrace.errors import BadRecord, PipelineError
@@ -79,12 +80,8 @@ class Dataset(Generic[T]):
         return {name: value for name, value in self.__dict__.items() if name != "_fetch"}
 
     def __getattr__(self, name: str) -> Any:
-        other = Dataset._kinds.get(not self._is_stream)
-        hint = ""
-        if not name.startswith("_") and hasattr(other, name):
-            where = "before `to_iter_dataset()`" if self._is_stream else "after `to_iter_dataset()`"
-            hint = f": it is a method of {other.__name__}, to call {where}"  # type: ignore[union-attr]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}.")
+        meant, hint = (None, "") if name.startswith("_") else _meant(type(self), name)
+        raise no_attribute(type(self).__name__, name, meant, hint)
 
     def _then(self, op: Op) -> Self:
         """The dataset after one more operation."""
@@ -330,6 +327,17 @@ class Dataset(Generic[T]):
         # A subclass may call this in its `__iter__`: it then means the operation that its base class stands for.
         own: Any = self._operation if self._is_stream else None
         return own.dataset.__iter__() if isinstance(own, UserDataset) else StreamIterator(own or self._stream_op)
+
+
+@functools.lru_cache(128)  # programs may ask for the same attribute again and again
+def _meant(kind: type[Dataset], name: str) -> tuple[str | None, str]:
+    """The method that a wrong name may mean, and where to call it if the other kind of dataset has it."""
+    other, own = Dataset._kinds[not kind._is_stream], dir(kind)
+    meant, hint = closest(name, {*own, *dir(other)}), ""
+    if meant is not None and meant not in own:
+        where = f"{'before' if kind._is_stream else 'after'} `to_iter_dataset()`"
+        hint = f" It is a method of {other.__name__}, to call {where}."
+    return None if meant == name else meant, hint
 
 
 def dataset_of(op: Op) -> Dataset:

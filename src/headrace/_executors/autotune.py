@@ -108,6 +108,13 @@ class AutotunedExecutor:
         """What the trial found; `None` until it has ended."""
         return None if self._on_trial else self._current is not self._inline
 
+    @property
+    def num_threads(self) -> int:
+        return self._current.num_threads
+
+    def filled(self) -> float:
+        return self._current.filled()
+
     def wants(self, n: int) -> int:
         if len(self._phases) > 1 and self._current is self._inline:  # second inline trial: no longer than the first
             n = min(n, max(1, self._phases[0].elements))

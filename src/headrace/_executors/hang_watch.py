@@ -120,7 +120,8 @@ def _element_in(frame: FrameType | None) -> str | None:
 
 def _operation(variables: dict[str, Any]) -> str | None:
     """The operation and the element, from the variables of the function that loops over elements."""
-    op = variables.get("op", getattr(variables.get("self"), "_op", None))
+    this = variables.get("self")
+    op = variables.get("op", getattr(this, "_op", getattr(this, "op", None)))
     if not isinstance(op, Op):
         return None
     numbers = next((variables[name] for name in ("numbers", "indices", "idx") if variables.get(name) is not None), None)

@@ -9,6 +9,10 @@ class InlineExecutor:
     """One task at a time."""
 
     inline = True
+    num_threads = 1
+
+    def filled(self) -> float:
+        return 0.0
 
     def __init__(self):
         self._tasks: deque[Callable[[], Any]] = deque()

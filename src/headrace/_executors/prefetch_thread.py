@@ -16,6 +16,7 @@ from headrace._executors.growth import Growth
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._ops.source import UserDataset
+from headrace._plan.profile import here, waited
 from headrace._plan.recorder import Recorder, StageRecord
 from headrace._plan.streams import Run, Stream, UnaryStream
 from headrace._utils.threads import join_threads, start_thread
@@ -106,9 +107,13 @@ def _work(stream: Stream, buffer: _Buffer, record: StageRecord) -> None:
     n, growth = 1, Growth()
     try:
         while room := buffer.room():
-            begin = time.perf_counter()
-            run = stream.pull(min(n, room))
-            record.add_busy(time.perf_counter() - begin)
+            begin, waited_s, profile = time.perf_counter(), here.waited_s, record.profile()
+            size = min(n, room)
+            run = stream.pull(size) if profile is None else profile.run(stream.pull, size)
+            took_s, waited_s = time.perf_counter() - begin, here.waited_s - waited_s
+            record.add_busy(took_s)
+            record.add_starved(waited_s)
+            record.add_profile(profile, took_s - waited_s, 0 if run is None else len(run.block))
             if run is None:
                 break
             if len(run.block):
@@ -181,10 +186,13 @@ class AheadStream(UnaryStream):
             raise ClosedError("The thread that computes this stream is in the parent process.")
         self.start()
         begin = time.perf_counter()
+        self._record.fill(self.buffer.elements / self.buffer.max_elements)
         run = self.buffer.get()
+        waited_s = time.perf_counter() - begin
+        waited(waited_s)
         if run is None:
             return None
-        self._record.add(run.block, waited_s=time.perf_counter() - begin)
+        self._record.add(run.block, waited_s=waited_s)
         return self._run(*run)
 
     def ready(self) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from headrace._executors.classes import received_classes
 from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read
 from headrace._ops.base import Op, describe, parents_first
-from headrace._utils import trees
+from headrace._utils.nodes import adopt_nodes, jax_nodes
 from headrace.errors import WorkerError
 from headrace.options import DatasetOptions
 
@@ -79,7 +79,7 @@ def opened_plan(
 ) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a plan from memory; its arrays are views of that."""
     pipelines, init, options, nodes = read(memory, extent)
-    trees.adopt_nodes(nodes)
+    adopt_nodes(nodes)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
     return pipelines, init, options
 
@@ -99,7 +99,7 @@ class _PlanPickler(Pickler):
         if isinstance(obj, type):
             self._classes.add(obj)
         if isinstance(obj, _Nodes):
-            return list, (trees.jax_nodes(self._classes),)
+            return list, (jax_nodes(self._classes),)
         if hasattr(type(obj), "reduce_by_value"):  # the name of its memory is enough: this process keeps it alive
             return obj.__reduce__()
         if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:

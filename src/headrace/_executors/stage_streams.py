@@ -5,14 +5,15 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from headrace._executors.tasks import BlockTask, CloseStream, IndexTask, Result, StreamTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
-from headrace._plan.origins import index_in, show_elements, show_source_indices
+from headrace._plan.origins import index_in, last_own, show_elements, show_source_indices
+from headrace._plan.profile import waited
 from headrace._plan.stages import (
     BlockStage,
     IndexStage,
@@ -92,11 +93,7 @@ class StageStream(Stream):
         with self._pool.locked():  # another thread may find that this stream's worker has died
             self._work_ahead()
             while self._tasks:
-                begin = time.perf_counter()
-                while not self._pool.wait(self._tasks[0].pending):
-                    self._learn_size()
-                    self._work_ahead()
-                waited_s = time.perf_counter() - begin
+                waited_s = self._wait()
                 result = self._result(self._tasks[0])
                 if result is None:
                     continue
@@ -105,9 +102,33 @@ class StageStream(Stream):
                 run = self._finish(result)
                 if run is not None:
                     self._record.add(run.block, sent.pending.took_s, waited_s)
+                    self._add_times(result, len(run.block), sent.pending.took_s)
                     self._adapt(sent, run.block)
                     return run
             return None
+
+    def _add_times(self, result: Result, elements: int, took_s: float) -> None:
+        moving_s = max(0.0, took_s - result.took_s)
+        moving = f"moving the results of {self._label}", moving_s, elements
+        self._record.add_times([*result.times, moving], result.cpu_s + moving_s)
+
+    @cached_property
+    def _label(self) -> str:
+        return last_own(self._stage.top).label()
+
+    def _wait(self) -> float:
+        """Waits for the next result; returns how long."""
+        self._record.computed_by = self._pool.num_workers
+        self._record.fill(sum(sent.pending.num_bytes is not None for sent in self._tasks) / len(self._tasks))
+        waited_s, begin = 0.0, time.perf_counter()
+        while not self._pool.wait(self._tasks[0].pending):
+            waited_s += time.perf_counter() - begin
+            self._learn_size()
+            self._work_ahead()
+            begin = time.perf_counter()
+        waited_s += time.perf_counter() - begin
+        waited(waited_s)
+        return waited_s
 
     def _result(self, sent: _Sent) -> Result | None:
         """The result of a task; `None` if it is under way again, without an element that took too long."""

@@ -20,6 +20,8 @@ from headrace._ops.buffer import ToStream
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.guard import Guard
 from headrace._plan.kernels import fetcher
+from headrace._plan.profile import Profile
+from headrace._plan.recorder import Operations, StageRecord, Times
 from headrace._plan.stages import Path, all_operations, find, last_batch, portable
 from headrace._plan.streams import Context, Position, Run, Stream, open_stream
 from headrace._utils.trees import Empty
@@ -43,6 +45,9 @@ class Result:
         ended: Whether a stream has ended.
         bad: The bad records among the inputs, in order.
         read: How many records were read.
+        times: The seconds and outputs of each operation.
+        took_s: How long it took to compute.
+        cpu_s: How much of that was on a core.
     """
 
     encoded: Any = None
@@ -52,6 +57,9 @@ class Result:
     ended: bool = False
     bad: Sequence[BadRecord] = ()
     read: int = 0
+    times: Times = ()
+    took_s: float = 0.0
+    cpu_s: float = 0.0
 
     def block(self) -> Block:
         """The outputs."""
@@ -182,6 +190,7 @@ class TaskRunner:
         self._found: dict[Path, Op] = {}
         self._fetchers: dict[int, tuple[Op, Any]] = {}
         self._threads = Threads()
+        self._operations = Operations()  # those that threads compute
 
     def run(self, task: Task, memory: Memory) -> Result | None:
         """Computes a task."""
@@ -189,12 +198,18 @@ class TaskRunner:
         self._read = 0
         if self.guard is not None:
             self.guard.known = task.late
+        profile = Profile()
         try:
-            result = in_pipeline(task.run, self, self.find(task.path), memory)
+            result = profile.run(in_pipeline, task.run, self, self.find(task.path), memory)
         finally:
             if self.guard is not None:
                 self.guard.now.clear()
-        return result if result is None or self.guard is None else replace(result, bad=list(self._bad), read=self._read)
+        if result is None:
+            return None
+        times = [(self._operations.label(op), time.seconds, time.elements) for op, time in profile.times.items()]
+        times += self._operations.take()
+        took_s, cpu_s = profile.took_s, profile.cpu_s
+        return replace(result, bad=list(self._bad), read=self._read, times=times, took_s=took_s, cpu_s=cpu_s)
 
     def _saw(self, count: int) -> None:
         self._read += count
@@ -223,6 +238,7 @@ class TaskRunner:
             fill=fill_caches,
             guard=self.guard,
             memory=lambda op: empty if op is stacked else None,
+            record=lambda op, where: StageRecord(where, op, self._operations),
             **settings,
         )
 

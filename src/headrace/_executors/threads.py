@@ -90,6 +90,14 @@ class ThreadExecutor:
     def ready(self) -> bool:
         return bool(self._pending) and self._pending[0][0].done()
 
+    @property
+    def num_threads(self) -> int:
+        return self._num_threads
+
+    def filled(self) -> float:
+        """How full the buffer is, from 0 to 1."""
+        return sum(size for future, size in list(self._pending) if future.done()) / self._buffer_size
+
     def next(self) -> Any:
         future, size = self._pending[0]
         done = future.result()

@@ -5,6 +5,7 @@ import operator
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -16,10 +17,11 @@ from headrace._executors.workers import Workers
 from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import Prefetch
 from headrace._ops.global_batch import check_lanes
+from headrace._plan import profile
 from headrace._plan.blocks import Block
-from headrace._plan.origins import last_own
 from headrace._plan.plan import Plan
-from headrace._plan.recorder import Recorder, StageRecord
+from headrace._plan.profile import here
+from headrace._plan.recorder import Recorder
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._utils.signals import raised_by_signal, signal_handlers
@@ -75,7 +77,6 @@ class Walk:
         self._workers = Workers(self.plan)
         self._bad_records: BadRecords | None = None
         self.recorder = Recorder()
-        self._record = StageRecord()
         self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
         self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
@@ -101,17 +102,6 @@ class Walk:
         position = self._run.position()
         return start_of(self.op) if position is None else position
 
-    def stats(self) -> dict[str, Any]:
-        """What has been computed so far, and how long that took."""
-        whole = self._record
-        return {
-            "elements": whole.elements,
-            "bytes": whole.num_bytes,
-            "seconds": whole.busy_s,
-            "stages": self.recorder.stats(lambda op: last_own(op).label()),
-            "bad_records": self.bad_records.stats(),
-        }
-
     @property
     def bad_records(self) -> BadRecords:
         if self._bad_records is None:
@@ -121,6 +111,7 @@ class Walk:
     def go_to(self, position: Any) -> None:
         """Continues from a position."""
         self._discard_stream()
+        self.recorder.pause()
         self._n, self._single_steps_left, self._caution = 1, 0, 0
         self._first_error = self._error = None
         self._ended = False
@@ -167,6 +158,7 @@ class Walk:
         if run is None:
             self._stay_here()
             self._ended = True
+            self.recorder.pause()
             self._unwatch()
             self._workers.rest()
             return None
@@ -191,18 +183,20 @@ class Walk:
         return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:
-        begin = time.perf_counter()
+        begin, waited_s, outputs = time.perf_counter(), here.waited_s, self.recorder.outputs
         self.waiting = begin, get_ident()
+        measured, n = outputs.profile(), 0 if self._single_steps_left else self._n
         try:
-            run = in_pipeline(stream.pull, 0 if self._single_steps_left else self._n)
+            pull = in_pipeline if measured is None else partial(measured.run, in_pipeline)
+            run = pull(stream.pull, n)
         finally:
             self.waiting = None
         if run is not None:
-            took_s = time.perf_counter() - begin
-            self._record.add(run.block, took_s)
+            end = time.perf_counter()
+            self.recorder.handed_over(run.block, measured, begin, end, here.waited_s - waited_s)
             if not self._single_steps_left:
-                self._adapt(run.block, took_s)
-            if not self._watched and self._record.busy_s > WATCHED_S:
+                self._adapt(run.block, end - begin)
+            if not self._watched and outputs.busy_s > WATCHED_S:
                 self._watch()
         return run
 
@@ -243,6 +237,7 @@ class Walk:
         """Prepares to walk to an error in single steps, or to raise it from now on; returns what a signal raised."""
         by_signal = raised_by_signal(error, self._handlers)
         if by_signal:
+            profile.forget()
             self._workers.close(wait=False)  # a message may have been half read
         self._stay_here(wait=not by_signal)
         if by_signal:

@@ -1,6 +1,6 @@
 """Operations that combine several elements into one, or reorder a group of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -199,7 +199,7 @@ class PaddedBatch(Grouped):
         """Elements padded to one shape and stacked."""
         leaves, spec = trees.flatten(elements[0])
         try:
-            columns = zip(*(spec.flatten_up_to(element) for element in elements), strict=True)
+            columns = zip(*(trees.flatten_up_to(spec, element) for element in elements), strict=True)
         except ValueError as e:
             raise StructureError(f"A batch needs elements of the same structure: {e}") from e
         values = trees.broadcast(self._pad_values(elements[0]), elements[0]) if leaves else []
@@ -208,10 +208,11 @@ class PaddedBatch(Grouped):
     def _pad_values(self, element: Any) -> Any:
         """The padding as a prefix of the element's tree; features without a value get 0."""
         values = self.pad_value
-        if not isinstance(values, dict):
+        if not isinstance(values, Mapping):
             return values
-        if not isinstance(element, dict) or not values.keys() <= element.keys():
-            found = f"the features {sorted(map(str, element))}" if isinstance(element, dict) else type(element).__name__
+        if not isinstance(element, Mapping) or not values.keys() <= element.keys():
+            is_mapping = isinstance(element, Mapping)
+            found = f"the features {sorted(map(str, element))}" if is_mapping else type(element).__name__
             raise PipelineError(
                 f"pad_value has values for {sorted(map(str, values))}, but elements have {found}. "
                 "Name features that elements have, or give one value for all."

@@ -27,12 +27,12 @@ class Source(Op):
 
     @property
     def gathers_columns(self) -> bool:
-        return hasattr(self.source, "__getcolumns__")
+        return hasattr(self.source, "__getcolumns__") or hasattr(self.source, "__getbatch__")
 
     def how(self) -> str:
         if isinstance(getattr(self.source, "range", None), range):
             return "ints"
-        if self.gathers_columns:
+        if hasattr(self.source, "__getcolumns__"):
             return "columns, gathered by index"
         return "rows, read in blocks" if hasattr(self.source, "__getitems__") else "rows, one call per element"
 
@@ -42,10 +42,13 @@ class Source(Op):
     def spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)
         if spec is None:
-            raise SpecError(
-                f"The element spec of {self.label()} cannot be known without reading data. "
-                f"Give {type(self.source).__name__} an attribute `element_spec`."
-            )
+            kind = type(self.source)
+            hint = f"Give {kind.__name__} an attribute `element_spec`."
+            if hasattr(kind, "element_spec"):
+                hint = (
+                    "Not all of its values are numbers, or arrays of one rank: give a `map` after it an `output_spec`."
+                )
+            raise SpecError(f"The element spec of {self.label()} cannot be known without reading data. {hint}")
         return spec
 
 

@@ -15,9 +15,12 @@ from headrace._ops.element import Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._plan.blocks import Block, Columns, Rows
 from headrace._utils import trees
 from headrace._utils.rng import CounterRng
-from headrace.errors import PipelineError
+from headrace._utils.signals import raised_by_signal
+from headrace.errors import DataError, HeadraceError, PipelineError
 
 Kernel = Callable[[Block, Any], Block]
+_NOTED = "__headrace_noted__"  # an attribute of errors that say where they come from
+_OF_MANY = "__headrace_of_many__"  # and of those that name many elements, one of which failed
 
 
 def element_kernel(op: Op) -> Kernel:
@@ -74,7 +77,7 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
         columns = block.whole() if isinstance(block, Columns) else block.stack()
         tree = trees.tree_map(np.asarray, fn(columns))
     except Exception as e:
-        blame(e, op, iter(range(len(block) - 1)), idx)
+        blame_block(e, op, idx)
         raise
     lengths = {name: leaf.shape[:1] for name, leaf in trees.named_leaves(tree)}
     if not lengths and not trees.leaves(columns):  # elements such as (None, None) have no columns
@@ -96,8 +99,8 @@ def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: 
         return Rows(rows, owned=True)
     try:
         made = fn(given)
-    except Exception as e:  # only calls with a single element can tell which one failed
-        blame(e, op, iter(()), ints(idx) if len(rows) == 1 else None)
+    except Exception as e:
+        blame_block(e, op, ints(idx))
         raise
     if not isinstance(made, list) or len(made) != count:
         found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
@@ -155,25 +158,49 @@ def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
     `indices` has the index of each element; only that of the failed one is looked up. Without `indices`, the note
     names no element.
     """
-    element = "" if indices is None else f", element {indices[len(indices) - operator.length_hint(feed) - 1]}"
+    _blame(error, op, "" if indices is None else f", element {indices[len(indices) - operator.length_hint(feed) - 1]}")
+
+
+def blame_block(error: Exception, op: Op, indices: Any) -> None:
+    """Adds a note to the error of a call with many elements, of which only a call with one can tell which failed."""
+    if indices is None or len(indices) == 1:
+        _blame(error, op, "" if indices is None else f", element {indices[0]}")
+        return
+    is_run = isinstance(indices, range | list) and list(indices) == list(range(indices[0], indices[-1] + 1))
+    rest = f"to {indices[-1]}" if is_run else "and others"
+    _blame(error, op, f", one of {len(indices)} elements: {indices[0]} {rest}", _OF_MANY)
+
+
+def _blame(error: Exception, op: Op, element: str, kind: str = _NOTED) -> None:
     note = f"in {op.label()}{element} (pipeline at {op.site})"
     if isinstance(error, StopIteration):  # it would silently end the caller's loop
         wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
-        add_note(wrapped, note)
+        add_note(wrapped, note, kind)
         raise wrapped from error
-    add_note(error, note)
+    add_note(error, note, kind)
 
 
-_NOTED = "__headrace_noted__"
 OF_GROUP = "__headrace_of_group__"  # an attribute of errors that concern a group of elements
 
 
-def add_note(error: BaseException, note: str) -> None:
+def concerns_one(error: Exception) -> bool:
+    """Whether an error may be that of one element, so that others can be computed."""
+    is_ours = isinstance(error, HeadraceError) and not isinstance(error, DataError)
+    return not (is_ours or hasattr(error, OF_GROUP) or isinstance(error, MemoryError) or raised_by_signal(error))
+
+
+def may_be_found(error: Exception) -> bool:
+    """Whether the element that an error comes from is not named yet, and computing fewer elements may tell."""
+    return concerns_one(error) and (hasattr(error, _OF_MANY) or not hasattr(error, _NOTED))
+
+
+def add_note(error: BaseException, note: str, kind: str = _NOTED) -> None:
     """Adds a note once: the innermost operation is the one to blame."""
     if not hasattr(error, _NOTED):
         error.add_note(note)
         with contextlib.suppress(AttributeError):
             setattr(error, _NOTED, True)
+            setattr(error, kind, True)
 
 
 def ints(indices: Any) -> Sequence[int]:

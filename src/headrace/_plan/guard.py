@@ -20,20 +20,12 @@ from headrace._ops.combine import Zip
 from headrace._ops.element import Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._ops.source import Source
 from headrace._plan.blocks import Block, Columns, Indices, Rows
-from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, element_kernel, ints
+from headrace._plan.elements import Kernel, add_note, blame, concerns_one, element_kernel, ints
 from headrace._plan.origins import origin
 from headrace._utils import trees
 from headrace._utils.addresses import redacted
 from headrace._utils.rng import CounterRng
-from headrace._utils.signals import raised_by_signal
-from headrace.errors import (
-    BadRecord,
-    DataError,
-    HeadraceError,
-    PipelineError,
-    in_words,
-    without_memory_addresses,
-)
+from headrace.errors import BadRecord, PipelineError, in_words, without_memory_addresses
 from headrace.options import ErrorPolicy
 from headrace.sources import ArrayDataSource, RangeDataSource
 
@@ -102,10 +94,7 @@ class Guard:
 
     def check(self, error: Exception) -> None:
         """Raises an error that is not that of a single record."""
-        is_ours = isinstance(error, HeadraceError) and not isinstance(error, DataError)
-        is_of_group = hasattr(error, OF_GROUP)
-        ends_run = self._policy.raises or is_ours or is_of_group or isinstance(error, MemoryError)
-        if ends_run or self._is_lost(error) or raised_by_signal(error):
+        if self._policy.raises or not concerns_one(error) or self._is_lost(error):
             raise error
 
     def judge(self, error: Exception, op: Op, where: dict[str, Any]) -> Any:

@@ -22,13 +22,14 @@ from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Columns, Indices, Rows, as_array, by_part, interleave
-from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, element_kernel, ints
+from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
+from headrace._plan.profile import measuring, timed
 from headrace._plan.program import Program, split_index_program
-from headrace._plan.reading import Fetch, reader, user_reader
+from headrace._plan.reading import Fetch, fetch_together, first_error, naming, reader, user_reader
 from headrace._utils import trees
 from headrace._utils.batch_rows import making_batch
-from headrace.errors import PipelineError
+from headrace.errors import PipelineError, StructureError
 from headrace.sources import ArrayDataSource
 
 STACK_AT_ONCE = 32  # batches of this size or more are stacked one by one, while their rows are in the CPU's cache
@@ -46,21 +47,24 @@ def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
 class Gather:
     """A source behind an index program; `read` gets indices of the source's first epoch."""
 
-    def __init__(self, program: Program, source: Source):
-        self.program, self.read, self.source = program, reader(source), source.source
+    def __init__(self, program: Program, source: Source, guard: Guard | None):
+        finds = guard is None or not guard.skips  # a guard that skips reads one by one itself
+        self.program, self.read, self.op, self.source = program, reader(source, finds=finds), source, source.source
 
     def __call__(self, idx: Indices) -> Block:
-        return self.read(self.program(idx))
+        rows = self.program(idx)
+        return timed(self.op, self.read, rows) if measuring.threads else self.read(rows)
 
 
 @fetcher.register
 def _(op: Source, guard: Guard | None = None) -> Fetch:
-    return guarded_read(Gather(*split_index_program(op)), op, op, guard)  # type: ignore[arg-type]
+    program, source = split_index_program(op)
+    return guarded_read(Gather(program, source, guard), op, op, guard)  # type: ignore[arg-type]
 
 
 @fetcher.register
 def _(op: UserDataset, guard: Guard | None = None) -> Fetch:
-    read = user_reader(op)
+    read = partial(timed, op, user_reader(op, finds=guard is None or not guard.skips))
     if not op.parents:  # it is a source: its own indices need not go past the first epoch
         program, read_source = Program([], modulo=op.length()), read
         read = lambda idx: read_source(program(idx))  # noqa: E731
@@ -99,7 +103,8 @@ def _(op: DiskCache, guard: Guard | None = None) -> Fetch:
         )
 
     compute = cache(lambda: fetcher(op.parent, guard))  # an element asked for before the folder is complete
-    return guarded_read(fetch, op, op, guard)
+    read = naming(op, partial(timed, op, fetch), finds=guard is None or not guard.skips)
+    return guarded_read(read, op, op, guard)
 
 
 @fetcher.register
@@ -143,9 +148,9 @@ def _same_epoch(idx: Indices, length: int, part_length: int) -> Indices:
 
 
 class Layer(NamedTuple):
-    """Kernels, and the function from the indices of their outputs to the indices of their inputs."""
+    """Operations with their kernels, and the function from the indices of their outputs to those of their inputs."""
 
-    kernels: list[Kernel]
+    kernels: list[tuple[Op, Kernel]]
     below: Callable[[Indices], Indices]
 
 
@@ -162,8 +167,7 @@ class Chain:
         block = self._base(wanted.pop())
         for layer in reversed(self._layers):
             idx = wanted.pop()
-            for kernel in layer.kernels:
-                block = kernel(block, idx)
+            block = _apply_all(layer.kernels, block, idx)
         return block
 
 
@@ -178,18 +182,18 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
             top = op
             program, op = split_index_program(op)
             if isinstance(op, Source):
-                base = guarded_read(Gather(program, op), top, op, guard)
+                base = guarded_read(Gather(program, op, guard), top, op, guard)
                 break
             if program.steps:
                 layers += [Layer([], program), Layer([], _same)]
             continue
         if isinstance(op, FlatMap):
-            layers += [Layer([_flat_map_kernel(op, guard)], partial(_families, op)), Layer([], _same)]
+            layers += [Layer([(op, _flat_map_kernel(op, guard))], partial(_families, op)), Layer([], _same)]
         elif isinstance(op, Filter):
-            layers[-1].kernels.append(_filter_kernel(op, guard))
+            layers[-1].kernels.append((op, _filter_kernel(op, guard)))
         elif isinstance(op, Transformed):
-            layers[-1].kernels.append(_kernel(op, guard))
-            together = together or (isinstance(op, Map) and op.rows_fn is not None)
+            layers[-1].kernels.append((op, _kernel(op, guard)))
+            together = together or (isinstance(op, Map) and (op.rows_fn or op.batch_fn) is not None)
         else:
             break
         op = op.parent
@@ -208,27 +212,24 @@ def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
         return base
     fetch: Fetch = Chain(base, layers)
     if len(layers) == 1 and layers[0].below is _same:
-        kernel, *others = layers[0].kernels
-        fetch = partial(_apply_all, base, layers[0].kernels) if others else (lambda idx: kernel(base(idx), idx))
-    return partial(_fetch_together, fetch) if together else fetch
+        (op, kernel), *others = layers[0].kernels
+        fetch = partial(_fetch_all, base, layers[0].kernels) if others else partial(_fetch_one, base, op, kernel)
+    return partial(fetch_together, fetch) if together else fetch
 
 
-def _apply_all(base: Fetch, kernels: list[Kernel], idx: Indices) -> Block:
+def _fetch_one(base: Fetch, op: Op, kernel: Kernel, idx: Indices) -> Block:
     block = base(idx)
-    for kernel in kernels:
-        block = kernel(block, idx)
+    return timed(op, kernel, block, idx) if measuring.threads else kernel(block, idx)
+
+
+def _fetch_all(base: Fetch, kernels: list[tuple[Op, Kernel]], idx: Indices) -> Block:
+    return _apply_all(kernels, base(idx), idx)
+
+
+def _apply_all(kernels: list[tuple[Op, Kernel]], block: Block, idx: Indices) -> Block:
+    for op, kernel in kernels:
+        block = timed(op, kernel, block, idx) if measuring.threads else kernel(block, idx)
     return block
-
-
-def _fetch_together(fetch: Fetch, idx: Indices) -> Block:
-    """Fetches all elements in one call; after an error, one by one to find the element that fails."""
-    try:
-        return fetch(idx)
-    except Exception:
-        if len(idx) > 1:
-            for i in range(len(idx)):
-                fetch(idx[i : i + 1])
-        raise
 
 
 def _kernel(op: Transformed, guard: Guard | None) -> Kernel:
@@ -304,7 +305,7 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
     """The function also takes `empty`, which makes the arrays to stack elements in."""
     parent, layout = fetcher(op.parent, guard), _BatchLayout(op)
     make = make_batch if guard is None else partial(_batch_of_good, guard)
-    if isinstance(parent, Gather) and hasattr(parent.source, "__getcolumns__") and op.batch_fn is None:
+    if isinstance(parent, Gather) and parent.op.gathers_columns and op.batch_fn is None:
         return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
 
     def fetch(idx: Indices, empty: trees.Empty | None = None) -> Block:
@@ -321,7 +322,7 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
         with making_batch(len(inputs), empty):
             return make(op, parent(inputs), index, empty)
 
-    return fetch
+    return partial(timed, op, fetch)
 
 
 def make_batch(
@@ -366,19 +367,19 @@ class _BatchLayout:
     """The concatenated parent indices of batches, and where each batch begins and ends in them."""
 
     def __init__(self, op: Batch):
-        self._op, self._length, self._parent_length = op, op.length(), op.parent.length()
+        self.op, self._length, self._parent_length = op, op.length(), op.parent.length()
 
     def __call__(self, idx: Indices) -> tuple[Indices, list[tuple[int, int]]]:
         if isinstance(idx, range) and idx.step == 1 and idx.start // self._length == idx[-1] // self._length:
             return self._consecutive(idx)
-        starts, stops = self._op.bounds(as_array(idx))
+        starts, stops = self.op.bounds(as_array(idx))
         ends = np.cumsum(stops - starts).tolist()
         pieces = [range(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
         return np.fromiter(chain.from_iterable(pieces), np.int64), list(zip([0, *ends[:-1]], ends, strict=True))
 
     def _consecutive(self, idx: range) -> tuple[Indices, list[tuple[int, int]]]:
         """Consecutive batches of one epoch: their elements are consecutive too."""
-        size, n = self._op.batch_size, self._parent_length
+        size, n = self.op.batch_size, self._parent_length
         epoch, first = divmod(idx.start, self._length)
         start = epoch * n + first * size
         flat = range(start, min(start + len(idx) * size, (epoch + 1) * n))
@@ -387,6 +388,8 @@ class _BatchLayout:
 
 def _batch_columns(source: Any) -> Callable[[np.ndarray, trees.Empty | None], Any]:
     """The function from rows of an array source to a batch of them, in arrays that `empty` makes."""
+    if hasattr(source, "__getbatch__"):
+        return lambda rows, _: source.__getbatch__(rows)
     columns = source.__getcolumns__
     if type(source) is ArrayDataSource and all(leaf.dtype.isbuiltin == 1 for leaf in trees.leaves(source.element_spec)):
         # Stacking would give the same arrays.
@@ -404,4 +407,14 @@ def _gather_batches(
     """Batches of a source with columns: one run of the index program for all of them, one gather for each."""
     flat, cuts = layout(idx)
     rows = as_array(parent.program(flat))
-    return Rows([batch(rows[a:b], empty) for a, b in cuts], owned=True)
+    made: list[Any] = []
+    try:
+        timed(parent.op, lambda: made.extend(batch(rows[a:b], empty) for a, b in cuts))
+        return Rows(made, owned=True)
+    except StructureError as e:
+        add_note(e, f"in {layout.op.label()} (pipeline at {layout.op.site})")
+        raise
+    except Exception as e:
+        errors, (a, b) = [e], cuts[len(made)]
+        blame_block(e, parent.op, ints(rows[a:b]))
+    raise first_error(errors, parent.read, rows[a:b])

@@ -2,27 +2,31 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from headrace._ops.base import Op
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array
-from headrace._plan.elements import blame, ints
+from headrace._plan.elements import blame, blame_block, ints, may_be_found
 from headrace.errors import PipelineError, in_words
 from headrace.sources import RangeDataSource
 
 Fetch = Callable[[Indices], Block]
 
 
-def reader(op: Source) -> Fetch:
-    """The function from indices of a source's first epoch to its items."""
+def reader(op: Source, *, finds: bool = True) -> Fetch:
+    """The function from indices of a source's first epoch to its items.
+
+    If a block cannot be read, it finds the first item that fails, unless `finds` is false.
+    """
     source = op.source
     if isinstance(source, RangeDataSource):
         return lambda idx: Ints(_nth(source.range, idx))
     if hasattr(source, "__getcolumns__"):
-        return lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx))
+        return naming(op, lambda idx: Columns(source.__getcolumns__(as_array(idx)), len(idx)), finds=finds)
     if hasattr(source, "__getitems__"):
-        return _ManyReader(op, source)
+        return naming(op, _ManyReader(op, source), finds=finds)
     if type(source) in (list, tuple):
         return lambda idx: Rows(_items(source, idx), owned=False)
     return lambda idx: _read_each(op, source.__getitem__, ints(idx))
@@ -57,6 +61,52 @@ def _read_each(op: Op, getitem: Callable[[int], Any], indices: Sequence[int]) ->
         raise
 
 
+def naming(op: Op, read: Fetch, *, finds: bool) -> Fetch:
+    """The same function, with errors that name the item, or all items that one call was to read."""
+
+    def fetch(idx: Indices) -> Block:
+        try:
+            return read(idx)
+        except Exception as e:
+            blame_block(e, op, ints(idx))
+            raise
+
+    return partial(fetch_together, fetch) if finds else fetch
+
+
+def fetch_together(fetch: Fetch, idx: Indices) -> Block:
+    """Fetches all elements in one call; after an error, finds the first element that fails, and raises its error."""
+    try:
+        return fetch(idx)
+    except Exception as e:
+        errors = [e]
+    raise first_error(errors, fetch, idx)
+
+
+def first_error(errors: list[Exception], fetch: Fetch, idx: Indices) -> Exception:
+    """The error of the first element that fails; if none fails alone, that of all, which the list has.
+
+    The list is emptied, so that no frame in the error's traceback keeps the error.
+    """
+    error = errors.pop()
+    return (_find_first(fetch, idx) if len(idx) > 1 and may_be_found(error) else None) or error
+
+
+def _find_first(fetch: Fetch, idx: Indices) -> Exception | None:
+    """Fetches elements again, each time half of those among which the first one that fails must be."""
+    start, stop = 0, len(idx)
+    while start < stop:
+        middle = max((start + stop) // 2, start + 1)
+        try:
+            fetch(idx[start:middle])
+            start = middle
+        except Exception as e:
+            if middle - start == 1 or not may_be_found(e):
+                return e
+            stop = middle
+    return None
+
+
 class GetItems:
     """Whether a source's `__getitems__` works; true until it fails."""
 
@@ -77,7 +127,6 @@ class _ManyReader:
             return Rows(_items_together(source, indices), owned=False)
         except (TypeError, NotImplementedError, PipelineError) as e:
             if not hasattr(source, "__getitem__"):
-                blame(e, op, iter(indices[1:]), indices)
                 raise
             rows = _read_each(op, source.__getitem__, indices)
             self._getitems.works = False
@@ -87,9 +136,6 @@ class _ManyReader:
                 "%s: `__getitems__` does not work, so its items are read one by one: %s", op.label(), in_words(e)
             )
             return rows
-        except Exception as e:
-            blame(e, op, iter(indices[1:]), indices)
-            raise
 
 
 def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
@@ -103,9 +149,9 @@ def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
     return items
 
 
-def user_reader(op: UserDataset) -> Fetch:
-    """The function from indices to the elements of a user-defined dataset."""
+def user_reader(op: UserDataset, *, finds: bool = True) -> Fetch:
+    """The function from indices to the elements of a user-defined dataset; see `reader`."""
     dataset = op.dataset
     if hasattr(dataset, "__getitems__"):
-        return _ManyReader(op, dataset)
+        return naming(op, _ManyReader(op, dataset), finds=finds)
     return lambda idx: _read_each(op, dataset.__getitem__, ints(idx))

@@ -1,12 +1,34 @@
-"""Statistics of stages, updated once per run of outputs and never once per element."""
+"""Statistics of an iterator, updated once per run of outputs and never once per element."""
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from headrace._ops.base import Op
 from headrace._plan.blocks import Block
+from headrace._plan.profile import Profile
+
+CALL_S = 2e-6  # what measuring costs, for each call of an operation
+MOST_COST = 0.005  # of all time, for measuring
+SNAPSHOT_S = 1.0
+MOST_SNAPSHOTS = 6
+
+Times = Iterable[tuple[str, float, float]]
+"""For each operation its name, seconds, and the number of its outputs."""
+
+
+class StageNumbers(NamedTuple):
+    """The numbers of a stage that only grow."""
+
+    elements: int = 0
+    num_bytes: int = 0
+    left_out: int = 0
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+    starved_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 class StageRecord:
@@ -17,10 +39,14 @@ class StageRecord:
 
     Attributes:
         where: Who computes it: "consumer", "threads", "thread" or "workers".
+        computed_by: How many threads or workers compute it.
+        buffered: How full its buffer was lately, from 0 to 1; `None` if it has none.
         elements: The number of outputs.
         left_out: The number of inputs that it left out by itself, such as empty sequences.
         busy_s: How long they took to make, in all threads and processes together.
         waited_s: How long the reader waited for them.
+        starved_s: How much of `busy_s` was spent waiting for earlier stages.
+        cpu_s: How much of it was spent on a core.
     """
 
     __slots__ = (
@@ -29,20 +55,28 @@ class StageRecord:
         "_measured",
         "_measured_bytes",
         "_runs",
+        "_sampling",
+        "buffered",
         "busy_s",
+        "computed_by",
+        "cpu_s",
         "elements",
         "left_out",
         "op",
+        "operations",
+        "starved_s",
         "waited_s",
         "where",
     )
 
-    def __init__(self, where: str = "consumer", op: Op | None = None):
+    def __init__(self, where: str = "consumer", op: Op | None = None, operations: "Operations | None" = None):
         self.where, self.op = where, None if op is None else weakref.ref(op)
+        self.computed_by, self.buffered = 1, None
+        self.operations = operations or Operations()
         self._lock = threading.RLock()  # a signal handler may come back here
         self.elements = self.left_out = self._runs = self._measured = self._measured_bytes = 0
-        self.busy_s = self.waited_s = 0.0
-        self._measure_at = 1
+        self.busy_s = self.waited_s = self.starved_s = self.cpu_s = 0.0
+        self._measure_at, self._sampling = 1, _Sampling()
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0) -> None:
         """Counts a run."""
@@ -61,6 +95,37 @@ class StageRecord:
         with self._lock:
             self.busy_s += seconds
 
+    def profile(self) -> Profile | None:
+        """What measures the next run by operation; `None` if it is not measured."""
+        return Profile() if self._sampling.is_due else None
+
+    def add_profile(self, profile: Profile | None, work_s: float, elements: int) -> None:
+        """Counts the operations of a run and its work, also for the runs before it that were not measured."""
+        scales = self._sampling.scales(work_s, elements, profile)
+        if profile is not None:
+            of_time, of_elements = scales
+            with self._lock:
+                self.cpu_s += of_time * profile.cpu_s
+            label, times = self.operations.label, profile.times.items()
+            self.operations.add(
+                self.where, [(label(op), of_time * t.seconds, of_elements * t.elements) for op, t in times]
+            )
+
+    def add_starved(self, seconds: float) -> None:
+        """Counts time in which it waited for earlier stages."""
+        with self._lock:
+            self.starved_s += seconds
+
+    def add_times(self, times: Times, cpu_s: float) -> None:
+        """Counts the operations of a task that a worker has computed."""
+        with self._lock:
+            self.cpu_s += cpu_s
+        self.operations.add(self.where, times)
+
+    def fill(self, share: float) -> None:
+        """Notes how full the buffer is."""
+        self.buffered = share if self.buffered is None else 0.9 * self.buffered + 0.1 * share
+
     def leave_out(self, count: int) -> None:
         """Counts inputs that are left out."""
         with self._lock:
@@ -71,37 +136,133 @@ class StageRecord:
         """Roughly how many bytes the outputs had."""
         return self._measured_bytes * self.elements // max(1, self._measured)
 
+    def numbers(self) -> StageNumbers:
+        """What it has counted so far."""
+        return StageNumbers(*(getattr(self, name) for name in StageNumbers._fields))
 
-class Recorder:
-    """The records of the stages of one iterator.
 
-    They are kept by line of the user's code, not by operation: an interleave may make any number of datasets there.
+class _Sampling:
+    """Which runs are measured by operation: as many as keep the cost of measuring small."""
+
+    __slots__ = ("_elements", "_owed_s", "_work_s")
+
+    def __init__(self) -> None:
+        self._owed_s, self._work_s, self._elements = 0.0, 0.0, 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._owed_s <= 0.0
+
+    def scales(self, work_s: float, elements: int, profile: Profile | None) -> tuple[float, float]:
+        """Counts a run; how many times its own work and its own elements a measured one stands for."""
+        self._work_s += work_s
+        self._elements += elements
+        self._owed_s -= work_s
+        if profile is None:
+            return 0.0, 0.0
+        scales = self._work_s / work_s if work_s > 0 else 1.0, self._elements / elements if elements else 1.0
+        self._work_s, self._elements = 0.0, 0
+        self._owed_s = max(0.0, self._owed_s) + (profile.calls + 1) * CALL_S / MOST_COST - work_s
+        return scales
+
+
+class Operations:
+    """The seconds and outputs of operations, by who computes them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._times: dict[tuple[str, str], tuple[float, float]] = {}
+        self._labels: dict[Any, str] = {}
+
+    def label(self, op: Op) -> str:
+        """The operation with its arguments; operations that a function makes on one line have the same."""
+        key = key_of(op)
+        found = self._labels.get(key)
+        return found or self._labels.setdefault(key, op.label())
+
+    def add(self, where: str, times: Times) -> None:
+        """Adds to the times of operations."""
+        with self._lock:
+            for label, seconds, elements in times:
+                before = self._times.get((where, label), (0.0, 0.0))
+                self._times[where, label] = before[0] + seconds, before[1] + elements
+
+    def take(self) -> list[tuple[str, float, float]]:
+        """The times since the last call."""
+        with self._lock:
+            taken, self._times = self._times, {}
+        return [(label, *numbers) for (_, label), numbers in taken.items()]
+
+    def numbers(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Seconds and outputs so far, by who computes an operation and its name."""
+        with self._lock:
+            return dict(self._times)
+
+
+def key_of(op: Op) -> Any:
+    """What operations have in common that the same line makes: an interleave may make any number of them."""
+    function = getattr(op, "transform", None)
+    return type(op), op.site, getattr(function, "__code__", None) or type(function)
+
+
+class Totals(NamedTuple):
+    """All numbers of an iterator at one moment.
+
+    Attributes:
+        at_s: The time of the moment.
+        outputs: What was handed to the consumer: `busy_s` is the time in `next()`, and `starved_s` how much of it was
+            spent waiting for threads and workers.
+        consumer_s: The time that the consumer spent outside `next()`.
+        stages: The numbers of each stage.
+        operations: Seconds and outputs of each operation.
     """
 
-    def __init__(self):
-        self._records: dict[Any, StageRecord] = {}
+    at_s: float
+    outputs: StageNumbers
+    consumer_s: float
+    stages: dict[Any, StageNumbers]
+    operations: dict[tuple[str, str], tuple[float, float]]
+
+
+class Recorder:
+    """The records of the stages of one iterator, and what they were in the last seconds."""
+
+    def __init__(self) -> None:
+        self.records: dict[Any, StageRecord] = {}
+        self.operations = Operations()
+        self.outputs = StageRecord(operations=self.operations)
+        self.consumer_s = 0.0
+        self._last_end_s: float | None = None
+        self.snapshots: deque[Totals] = deque(maxlen=MOST_SNAPSHOTS)
+        self.on_snapshot: list[Callable[[], None]] = []
 
     def of(self, op: Op, where: str = "consumer") -> StageRecord:
         """The record of the stage that ends with an operation."""
-        function = getattr(op, "transform", None)
-        key = type(op), op.site, getattr(function, "__code__", None) or type(function)
-        record = self._records.get(key)
+        key = key_of(op)
+        record = self.records.get(key)
         if record is None:
-            record = self._records.setdefault(key, StageRecord(where, op))
+            record = self.records.setdefault(key, StageRecord(where, op, self.operations))
         record.where = where
         return record
 
-    def stats(self, label: Callable[[Op], str]) -> list[dict[str, Any]]:
-        """All records as plain numbers, each with the name of its stage."""
-        return [
-            {
-                "stage": name[0].name if record.op is None or (op := record.op()) is None else label(op),
-                "where": record.where,
-                "elements": record.elements,
-                "left_out": record.left_out,
-                "bytes": record.num_bytes,
-                "busy_s": record.busy_s,
-                "waited_s": record.waited_s,
-            }
-            for name, record in list(self._records.items())
-        ]
+    def handed_over(self, block: Block, profile: Profile | None, begin_s: float, end_s: float, waited_s: float) -> None:
+        """Counts a run that the consumer gets."""
+        if self._last_end_s is not None:
+            self.consumer_s += begin_s - self._last_end_s
+        self._last_end_s, took_s = end_s, end_s - begin_s
+        self.outputs.add(block, took_s)
+        self.outputs.add_starved(waited_s)
+        self.outputs.add_profile(profile, took_s - waited_s, len(block))
+        if not self.snapshots or end_s - self.snapshots[-1].at_s > SNAPSHOT_S:
+            self.snapshots.append(self.totals(end_s))
+            for call in self.on_snapshot:
+                call()
+
+    def pause(self) -> None:
+        """The time until the next run is not the consumer's: the stream has ended, or goes on elsewhere."""
+        self._last_end_s = None
+
+    def totals(self, at_s: float) -> Totals:
+        """All numbers so far."""
+        stages = {key: record.numbers() for key, record in list(self.records.items())}
+        return Totals(at_s, self.outputs.numbers(), self.consumer_s, stages, self.operations.numbers())

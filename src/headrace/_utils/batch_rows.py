@@ -7,7 +7,7 @@ together, that is a row of the batch itself.
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class BatchRows:
 def _is_flat(element: Any) -> bool:
     kind = type(element)
     children = element.values() if kind is dict else element if kind in (tuple, list) else [()]
-    return not any(isinstance(child, dict | list | tuple) for child in children)
+    return not any(isinstance(child, list | tuple | Mapping) for child in children)
 
 
 def _most_references(rows: Sequence[Any]) -> int:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headrace._utils.spelling import closest, no_attribute
+
 
 def later(
     module: str, names: Mapping[str, Sequence[str]]
@@ -15,7 +17,7 @@ def later(
     def getattr_(name: str) -> Any:
         if name in module_of:
             return getattr(importlib.import_module(f"headrace.{module_of[name]}"), name)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise no_attribute(f"module {module!r}", name, closest(name, dir_()))
 
     def dir_() -> list[str]:
         return sorted({*vars(sys.modules[module]), *module_of})

@@ -1,57 +1,77 @@
 """Elements as trees: stacking them, taking them apart, and copying what others can see.
 
-Dicts, lists, tuples, named tuples and every node type that optree or JAX knows are containers; `None` is an
-empty one; everything else is a leaf. Dict keys are sorted, as in JAX.
+Dicts and other mappings, lists, tuples, named tuples and every node type that optree or JAX knows are containers;
+`None` is an empty one; everything else is a leaf. Dict keys are sorted, as in JAX. A tree that is made from one with
+mappings has plain dicts in their place, unless their class is a node type, such as `OrderedDict`.
 """
 
-import contextlib
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optree
 
 from headrace._utils import batch_rows
+from headrace._utils.nodes import NAMESPACE, acts_as_dict, are_leaves, with_nodes
 from headrace._utils.signals import raised_by_signal
 from headrace.errors import StructureError
 
-NAMESPACE = "headrace"
 _SCALARS = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128, str: None, bytes: None}
 _NUMPY_NUMBERS = {dtype.type for dtype in map(np.dtype, "?bhilqBHILQefdgFDG")}
-_KNOWN_LEAVES: set[type] = {np.ndarray, *_SCALARS}
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Applies `fn` to every leaf."""
-    _adopt_jax_nodes(tree)
-    return optree.tree_map(fn, tree, *rest, namespace=NAMESPACE)
+    found, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
+    if not are_leaves(found):
+        found, spec = flatten(tree)
+    if rest:
+        return spec.unflatten(map(fn, found, *(flatten_up_to(spec, other) for other in rest)))
+    return spec.unflatten(map(fn, found))
 
 
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in order."""
-    _adopt_jax_nodes(tree)
-    return optree.tree_leaves(tree, namespace=NAMESPACE)
+    found = optree.tree_leaves(tree, namespace=NAMESPACE)
+    return found if are_leaves(found) else optree.tree_leaves(with_nodes(tree), namespace=NAMESPACE)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of a tree and its structure."""
-    _adopt_jax_nodes(tree)
-    return optree.tree_flatten(tree, namespace=NAMESPACE)
+    found, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
+    return (found, spec) if are_leaves(found) else optree.tree_flatten(with_nodes(tree), namespace=NAMESPACE)
+
+
+def flatten_up_to(spec: Any, tree: Any) -> list[Any]:
+    """What a tree has at the leaves of a structure."""
+    try:
+        return spec.flatten_up_to(tree)
+    except ValueError:
+        return spec.flatten_up_to(mappings_as_dicts(tree))
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """The leaves of a tree with a readable path to each, such as `['image'][0]`."""
-    _adopt_jax_nodes(tree)
-    paths, found, _ = optree.tree_flatten_with_path(tree, namespace=NAMESPACE)
+    paths, found, _ = optree.tree_flatten_with_path(mappings_as_dicts(tree), namespace=NAMESPACE)
     return [("".join(f"[{key!r}]" for key in path), leaf) for path, leaf in zip(paths, found, strict=True)]
 
 
 def broadcast(prefix: Any, tree: Any) -> list[Any]:
     """For each leaf of a tree, the leaf of `prefix` at the same place or above."""
-    return optree.broadcast_prefix(prefix, tree, namespace=NAMESPACE)
+    return optree.broadcast_prefix(mappings_as_dicts(prefix), mappings_as_dicts(tree), namespace=NAMESPACE)
+
+
+def mappings_as_dicts(tree: Any) -> Any:
+    """A tree with dicts in place of mappings that are no node types.
+
+    >>> from collections import UserDict
+    >>> mappings_as_dicts([UserDict(x=UserDict(y=1))])
+    [{'x': {'y': 1}}]
+    """
+    return tree if are_leaves(optree.tree_leaves(tree, namespace=NAMESPACE)) else with_nodes(tree)
 
 
 def num_bytes(tree: Any) -> int:
@@ -61,47 +81,6 @@ def num_bytes(tree: Any) -> int:
     if type(tree) is dict:
         return sum(map(num_bytes, tree.values()))
     return sum(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf, 64) for leaf in leaves(tree))
-
-
-def _adopt_jax_nodes(tree: Any) -> None:
-    """Registers with optree the node types of `tree` that only JAX knows."""
-    if "jax" not in sys.modules:
-        return
-    for leaf in optree.tree_leaves(tree, namespace=NAMESPACE):
-        if type(leaf) not in _KNOWN_LEAVES:
-            _adopt(leaf, tree)
-
-
-def _adopt(leaf: Any, tree: Any) -> None:
-    from jax import tree_util
-
-    kind = type(leaf)
-    if isinstance(leaf, type | np.generic) or tree_util.all_leaves([leaf]):
-        _KNOWN_LEAVES.add(kind)
-        return
-
-    def one_level(node: Any) -> tuple[list[Any], Any]:
-        return tree_util.tree_flatten(node, is_leaf=lambda child: child is not node)
-
-    adopt_nodes([(kind, one_level, lambda spec, children: spec.unflatten(children))])
-    _adopt_jax_nodes(tree)
-
-
-Node = tuple[type, Callable[[Any], Any], Callable[[Any, Any], Any]]
-"""A node type, with the functions that take a node apart and put it together."""
-
-
-def jax_nodes(kinds: Iterable[type]) -> list[Node]:
-    """The types that JAX knows as nodes, for a process that has not imported JAX."""
-    registry: Any = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
-    return [(kind, registry[kind].to_iter, registry[kind].from_iter) for kind in kinds if kind in registry]
-
-
-def adopt_nodes(nodes: Iterable[Node]) -> None:
-    """Registers node types."""
-    for kind, take_apart, put_together in nodes:
-        with contextlib.suppress(ValueError):  # already registered
-            optree.register_pytree_node(kind, take_apart, put_together, namespace=NAMESPACE)
 
 
 # ---------------------------------------------------------------------------------------------- stacking
@@ -121,7 +100,7 @@ def stack(rows: Sequence[Any], where: str = "", empty: Empty | None = None) -> A
     """
     kinds = set(map(type, rows))
     if len(kinds) > 1:
-        return _stack_mixed(rows, kinds, where)
+        return _stack_mixed(rows, kinds, where, empty)
     (kind,) = kinds
     if kind is np.ndarray:
         return _stack_arrays(rows, where, empty)
@@ -160,7 +139,7 @@ def stack_columns(columns: Any) -> Any:
     if type(columns) is np.ndarray:
         return columns if columns.dtype.isbuiltin == 1 else _stack_column(columns)
     if type(columns) is dict:
-        return {key: stack_columns(columns[key]) for key in _sorted(columns)}
+        return {key: stack_columns(columns[key]) for key in sorted_keys(columns)}
     return tree_map(lambda column: _stack_column(np.asarray(column)), columns)
 
 
@@ -202,6 +181,8 @@ def uniform(rows: Sequence[Any]) -> bool:
         return len(set(map(len, rows))) == 1
     if issubclass(kind, np.generic):
         return is_plain_number(kind) or len({row.dtype for row in rows}) == 1
+    if issubclass(kind, Mapping):
+        return uniform(list(map(dict, rows)))
     return kind in (int, float, bool, complex, type(None))
 
 
@@ -238,10 +219,11 @@ def _stack_scalars(rows: Sequence[Any], dtype: Any) -> np.ndarray:
         return np.stack(rows)
 
 
-def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str) -> Any:
+def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str, empty: Empty | None) -> Any:
     """Promotes leaves of several types as NumPy does; a leaf next to a container is an error."""
-    containers = [kind for kind in kinds if kind is type(None) or issubclass(kind, dict | list | tuple)]
-    if containers:
+    if all(map(acts_as_dict, rows)):
+        return stack(list(map(dict, rows)), where, empty)
+    if any(kind is type(None) or issubclass(kind, list | tuple | Mapping) for kind in kinds):
         a, b = _first_difference(rows, type)
         raise StructureError(
             f"A batch needs elements of the same structure{_at(where)}: element {a} has {type(rows[a]).__name__}, "
@@ -255,8 +237,10 @@ def _stack_nodes(rows: Sequence[Any], where: str, empty: Empty | None) -> Any:
     first, spec = flatten(rows[0])
     if spec.is_leaf():
         return _stack_leaves(rows, where)
+    if acts_as_dict(rows[0]):
+        return stack(list(map(dict, rows)), where, empty)
     try:
-        columns = zip(*(spec.flatten_up_to(row) for row in rows), strict=True)
+        columns = zip(*(flatten_up_to(spec, row) for row in rows), strict=True)
     except ValueError as e:
         raise StructureError(f"A batch needs elements of the same structure{_at(where)}: {e}") from e
     names = [f"{where}{path}" for path, _ in named_leaves(rows[0])]
@@ -293,10 +277,10 @@ def _same_keys(rows: Sequence[dict], where: str) -> list:
                 f"{sorted(map(str, first))}, element {i} {' and '.join(parts)}. "
                 "Give all elements the same keys in a `map` before the batch."
             )
-    return _sorted(first)
+    return sorted_keys(first)
 
 
-def _sorted(keys: Iterable[Any]) -> list[Any]:
+def sorted_keys(keys: Iterable[Any]) -> list[Any]:
     """Keys in order, if they can be compared."""
     try:
         return sorted(keys)
@@ -387,7 +371,8 @@ def copy_tree(node: Any) -> Any:
     except Exception as e:
         if raised_by_signal(e):
             raise
-        return node  # an open file, a lock
+        # Others are open files, locks and the like.
+        return copy_tree(dict(node)) if acts_as_dict(node) else node
 
 
 def _is_opaque(node: Any) -> bool:

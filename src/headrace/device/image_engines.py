@@ -1,13 +1,12 @@
 """What decodes a batch of images: the CPU, or the JPEG engines of a GPU, for PyTorch or for JAX."""
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.errors import MissingDependency, PipelineError, optional
+from headrace.errors import MissingDependency, available, optional
 from headrace.images.geometry import Crop
 from headrace.images.picture import Picture
 
@@ -133,11 +132,8 @@ class Engine(Protocol):
 
 
 def _engine(device: int) -> Engine:
-    try:
-        codec = importlib.import_module("nvidia.nvimgcodec")
-    except ImportError:
-        return functools.partial(_torchvision, device)
-    return NvImageCodec(codec, device)
+    codec = available("nvidia.nvimgcodec")
+    return functools.partial(_torchvision, device) if codec is None else NvImageCodec(codec, device)
 
 
 class NvImageCodec:
@@ -153,12 +149,9 @@ class NvImageCodec:
 
 def _torchvision(device: int, contents: Sequence[np.ndarray], stream: Any) -> list[Any]:
     """What torchvision decodes on a GPU: JPEGs of three channels."""
-    try:
-        io = optional("torchvision", extra="torch").io
-    except MissingDependency as e:
-        raise PipelineError(
-            "To decode images on a GPU, install nvidia-nvimgcodec-cu13 (or -cu12), or torchvision."
-        ) from e
+    io = available("torchvision.io")
+    if io is None:
+        raise MissingDependency("To decode images on a GPU, install nvidia-nvimgcodec-cu13 (or -cu12), or torchvision.")
     from headrace.device.torch import torch
 
     jpegs = [i for i, content in enumerate(contents) if content[:2].tobytes() == b"\xff\xd8"]

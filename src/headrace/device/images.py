@@ -9,7 +9,7 @@ Crops are those that `ds.random_map(crops)` makes, and so are states. The pixels
 interpolates in other steps. On a CPU they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ class DrawCrop(transforms.RandomMap):
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         key = self.operations.key
-        if not isinstance(element, dict) or key not in element:
+        if not isinstance(element, Mapping) or key not in element:
             raise PipelineError(f"DrawCrop takes dicts with an encoded image under {key!r}; got {element!r:.60}.")
         content = np.frombuffer(element[key], np.uint8)
         header = read_header(content.tobytes())
@@ -109,9 +109,8 @@ def _(op: DecodeImages, position: Position, context: Context) -> Stream:
 
 
 def _decoded(decoder: Decoder, batch: Any) -> Any:
-    name = (
-        next((key.removesuffix(CROPS) for key in batch if key.endswith(CROPS)), None) if type(batch) is dict else None
-    )
+    keys = batch if isinstance(batch, Mapping) else ()
+    name = next((key.removesuffix(CROPS) for key in keys if key.endswith(CROPS)), None)
     if name is None:
         raise PipelineError(
             "`decode` takes batches of encoded images: `ds.random_map(DrawCrop(...)).batch(n, batch_fn=stack_encoded)`."

@@ -13,6 +13,7 @@ from typing import Any
 from headrace._ops.base import Kept, Unary
 from headrace._ops.buffer import Prefetch
 from headrace._plan.streams import Context, Position, Stream, open_stream, stream_of
+from headrace._utils import trees
 from headrace.dataset import IterDataset
 from headrace.device.global_arrays import GlobalArrays, check_placement, is_addressable
 from headrace.device.hosts import session
@@ -136,6 +137,7 @@ def _move_all(device: Any, element: Any) -> Any:
 
 
 def _move(mover: Callable[[Any], Any], device: Any, element: Any) -> Any:
+    element = trees.mappings_as_dicts(element)  # JAX takes them for leaves
     try:
         return mover(element)
     except PipelineError:

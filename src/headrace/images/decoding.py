@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.errors import DataError, MissingDependency, optional
+from headrace.errors import DataError, available
 from headrace.images.headers import END_OF_JPEG, Header
 from headrace.sources.images.decoding import decode_image
 
@@ -84,7 +84,4 @@ def _memory(shape: tuple[int, int, int]) -> np.ndarray:
 
 @functools.cache
 def _simplejpeg() -> Any:
-    try:
-        return optional("simplejpeg", extra="image")
-    except MissingDependency:
-        return None
+    return available("simplejpeg")

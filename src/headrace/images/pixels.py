@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import optional
-from headrace.images.sampling import Sampling, opencv
+from headrace.images.sampling import Sampling, opencv, pillow
 
 LUMA = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue, as in torchvision
 LEVELS = np.arange(256, dtype=np.float32)
@@ -63,10 +62,10 @@ def adjust_hue(image: np.ndarray, shift: float) -> None:
         hsv[..., 0] += np.uint8(round(shift * 256) % 256)
         cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL, image)
         return
-    pillow = optional("PIL.Image", extra="image")
-    hsv = np.array(pillow.fromarray(image).convert("HSV"))
+    images = pillow()
+    hsv = np.array(images.fromarray(image).convert("HSV"))
     hsv[..., 0] += np.uint8(round(shift * 255) % 256)
-    image[...] = np.asarray(pillow.fromarray(hsv, "HSV").convert("RGB"))
+    image[...] = np.asarray(images.fromarray(hsv, "HSV").convert("RGB"))
 
 
 def adjust_sharpness(image: np.ndarray, factor: float) -> None:
@@ -128,14 +127,14 @@ def warp(image: np.ndarray, matrix: list[list[float]], how: Sampling, fill: Any)
             _flat(old), np.array(matrix, float), (width, height), _flat(image), by, cv2.BORDER_CONSTANT, fill
         )
         return
-    pillow = optional("PIL.Image", extra="image")
-    by = pillow.Resampling.NEAREST if how.interpolation == "nearest" else pillow.Resampling.BILINEAR
+    images = pillow()
+    by = images.Resampling.NEAREST if how.interpolation == "nearest" else images.Resampling.BILINEAR
     # Pillow's coordinates are those of the corners of pixels, OpenCV's those of their middles.
     rows = [(a, b, c + 0.5 - (a + b) / 2) for a, b, c in matrix]
     planes = image if image.ndim == 3 else image[..., None]
     for i in range(channels):
-        plane = pillow.fromarray(np.ascontiguousarray(planes[..., i]))
-        plane = plane.transform((width, height), pillow.Transform.AFFINE, [*rows[0], *rows[1]], by, fillcolor=fill[i])
+        plane = images.fromarray(np.ascontiguousarray(planes[..., i]))
+        plane = plane.transform((width, height), images.Transform.AFFINE, [*rows[0], *rows[1]], by, fillcolor=fill[i])
         planes[..., i] = np.asarray(plane)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace._executors.messages import is_worker_process
 from headrace._utils.batch_rows import new_row
-from headrace.errors import MissingDependency, PipelineError, optional
+from headrace.errors import PipelineError, available, optional
 from headrace.images.geometry import Crop
 
 SMOOTH_FROM = 1.15  # an image that shrinks by less is near enough without
@@ -76,26 +76,22 @@ Resizer = Callable[[np.ndarray, Crop, Sampling, np.ndarray], None]
 @functools.cache
 def opencv() -> Any:
     """OpenCV, or None; in worker processes, of which there is one for each core, it has one thread."""
-    try:
-        cv2 = optional("cv2", extra="image")
-    except MissingDependency:
-        return None
-    if is_worker_process():
+    cv2 = available("cv2")
+    if cv2 is not None and is_worker_process():
         cv2.setNumThreads(1)
     return cv2
+
+
+def pillow() -> Any:
+    """Pillow, where OpenCV is missing; without both, OpenCV is the one to install."""
+    return available("PIL.Image") or optional("cv2", extra="image")
 
 
 @functools.cache
 def resize() -> Resizer:
     """What resizes: OpenCV or, without it, Pillow."""
     cv2 = opencv()
-    if cv2 is not None:
-        return functools.partial(_with_opencv, cv2)
-    try:
-        return functools.partial(_with_pillow, optional("PIL.Image", extra="image"))
-    except MissingDependency:
-        optional("cv2", extra="image")  # which is the better one to install
-        raise
+    return functools.partial(_with_pillow, pillow()) if cv2 is None else functools.partial(_with_opencv, cv2)
 
 
 # ---------------------------------------------------------------------------------------------------- OpenCV

@@ -76,7 +76,7 @@ class Layout:
         for key in self.keys:
             try:
                 value = element[key]
-                found += self._trees[key].flatten_up_to(value) if key in self._trees else [value]
+                found += trees.flatten_up_to(self._trees[key], value) if key in self._trees else [value]
             except (KeyError, TypeError, IndexError, ValueError) as e:
                 has = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
                 raise StructureError(
@@ -112,7 +112,7 @@ def _leaves_like(length_struct: Any, values: Any, name: str, is_one: bool) -> li
     if is_one:
         return [values] * max(1, tree.num_leaves)
     try:
-        return tree.flatten_up_to(values)
+        return trees.flatten_up_to(tree, values)
     except ValueError as e:
         raise PipelineError(
             f"{name} must have the structure of length_struct, {length_struct!r}; got {values!r}."

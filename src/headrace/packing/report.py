@@ -103,6 +103,6 @@ def padding_report(
         iterator: Any
         with iter(rows) as iterator:
             found[strategy] = Padding.of(iterator)
-            stages = {stage["stage"]: stage for stage in iterator.stats()["stages"]}
-        num_empty = stages[rows._op.label()]["left_out"]
+            stages = {stage.stage: stage for stage in iterator.stats().stages}
+        num_empty = stages[rows._op.label()].left_out
     return PaddingReport(found, num_empty)

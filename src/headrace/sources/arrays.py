@@ -1,5 +1,6 @@
 """Arrays in memory as a source: element `i` is row `i` of every array."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def _take(arrays: Any, indices: np.ndarray) -> Any:
 
 
 def is_array_like(value: Any) -> bool:
-    """Whether `MapDataset.source` reads `value` as arrays: an array, or a dict with only arrays as leaves."""
-    if isinstance(value, np.ndarray):
-        return True
-    return type(value) is dict and bool(value) and all(isinstance(leaf, np.ndarray) for leaf in trees.leaves(value))
+    """Whether `MapDataset.source` reads `value` as arrays: an array, or a mapping with only arrays as leaves."""
+    if not isinstance(value, Mapping):
+        return isinstance(value, np.ndarray)
+    return bool(value) and all(isinstance(leaf, np.ndarray) for leaf in trees.leaves(value))

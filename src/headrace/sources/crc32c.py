@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import MissingDependency, optional
+from headrace.errors import available
 
 POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 ROW_BYTES = 512
@@ -22,11 +22,8 @@ def masked(crc: Any) -> Any:
 @functools.cache
 def checksum() -> Callable[[bytes], int]:
     """The fastest function for the CRC-32C of bytes: google-crc32c if it is installed, otherwise `crc32c` below."""
-    try:
-        module = optional("google_crc32c", extra="tfrecord")
-    except MissingDependency:
-        return crc32c
-    return module.value if module.implementation == "c" else crc32c
+    module = available("google_crc32c")
+    return module.value if module is not None and module.implementation == "c" else crc32c
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -20,13 +20,22 @@ from headrace.errors import PipelineError, StateError
 from headrace.sources import files
 from headrace.sources.base import numbers_in
 from headrace.sources.mapped import MappedFiles
+from headrace.sources.notes import RECORD
 from headrace.sources.tables.batches import GroupIterator
 from headrace.sources.tables.batches import TableBatches as TableBatches
 from headrace.sources.tables.batches import shuffled_groups as shuffled_groups
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.lru_cache import blaming, open_input
+from headrace.sources.tables.notes import Restored, noted_spec, notes_in
 from headrace.sources.tables.parquet import open_parquet, with_nulls
-from headrace.sources.tables.values import arrow, columns_of, schema_without_views, spec_of, table_without_views
+from headrace.sources.tables.values import (
+    arrow,
+    columns_of,
+    is_columnar,
+    schema_without_views,
+    spec_of,
+    table_without_views,
+)
 
 Row = dict[str, Any]
 WHAT = "Parquet files"
@@ -119,6 +128,13 @@ class _File:
         self._path, self._reader, self._choice, self._mapped = path, reader, choice, mapped
         with _closed_after_errors(self):
             self.schema = one_schema([path], [schema_without_views(reader.schema_arrow)], choice)
+            self._notes = notes_in(path, reader.schema_arrow)
+            self.is_bare = (
+                self._notes is not None
+                and self._notes.is_bare
+                and choice.columns is None
+                and self.schema.names == [RECORD]
+            )
             footers = map(reader.metadata.row_group, range(reader.num_row_groups))
             self.lengths = [footer.num_rows if len(self.schema) else 0 for footer in footers]
 
@@ -127,14 +143,21 @@ class _File:
         """Shapes and dtypes of columns; None for objects. Numbers in structs are Python's, as in Grain."""
         flat = [field for field in self.schema if not isinstance(spec_of(field.type, nulls=False), dict)]
         with blaming(self._path, WHAT):
-            nulls = set(with_nulls(self._reader, flat, self._choice.columns))
+            nulls = set(with_nulls(self._reader, flat, self._choice.columns, noted=self._notes is not None))
+        if self._notes is not None:
+            return {field.name: self._noted_spec(field, nulls) for field in self.schema}
         specs = {field.name: spec_of(field.type, nulls=field.name in nulls) for field in flat}
         return {name: specs.get(name) for name in self.schema.names}
+
+    def _noted_spec(self, field: Any, nulls: set[str]) -> Any:
+        note = self._notes.columns.get(field.name)  # type: ignore[union-attr]
+        spec = noted_spec(field.type, note, nulls=field.name in nulls)
+        return Restored(note) if isinstance(spec, dict) else spec
 
     @property
     def is_columnar(self) -> bool:
         """Whether no value is an object."""
-        return None not in self._specs.values()
+        return is_columnar(self._specs)
 
     def read(self, group: int) -> dict[str, np.ndarray]:
         """The columns of a row group, which may be read-only."""
@@ -144,6 +167,10 @@ class _File:
             names = self._choice.reads(self._reader.schema_arrow.names)
             table = table_without_views(self._reader.read_row_group(group, columns=names))
             return columns_of(self._choice.of(table, self.schema), specs)
+
+    def elements(self, columns: dict[str, np.ndarray], start: int, end: int | None = None) -> Iterator[Any]:
+        """The elements of rows of a row group, made lazily."""
+        return iter(columns[RECORD][start:end]) if self.is_bare else _rows(columns, start, end)
 
     def close(self) -> None:
         self._reader.close(force=True)
@@ -178,7 +205,7 @@ class ParquetIterator(GroupIterator[Row]):
         columns = self._next_columns()
         if columns is None:
             raise StopIteration
-        self._rows = _rows(columns, self._row)
+        self._rows = self._open().elements(columns, self._row)
         return next(self)
 
     def __next_block__(self, n: int) -> tuple[Block, Callable[[int], Any]] | None:
@@ -187,10 +214,10 @@ class ParquetIterator(GroupIterator[Row]):
             return None
         file, group, start = self._open(), self._group, self._row
         end = min(start + n, file.lengths[group])
-        if file.is_columnar:
+        if file.is_columnar and not file.is_bare:
             block = Columns({name: column[start:end].copy() for name, column in columns.items()}, end - start)
         else:
-            block = Rows(list(_rows(columns, start, end)), owned=False)
+            block = Rows(list(file.elements(columns, start, end)), owned=False)
         self._row, self._rows = end, iter(())
         return block, lambda j: _state(group, start + j)
 

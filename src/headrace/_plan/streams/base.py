@@ -24,6 +24,7 @@ from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.guard import Guard
 from headrace._plan.kernels import Fetch, fetcher
 from headrace._plan.origins import origin
+from headrace._plan.profile import timed_pull
 from headrace._plan.recorder import StageRecord
 from headrace._utils.trees import Empty
 from headrace.protocols import Executor
@@ -101,9 +102,15 @@ class Stream:
     """Outputs in order from a position on; `position` is the one after all outputs pulled so far."""
 
     is_relative = False  # whether positions only count the elements of a block
+    op: Op | None = None  # the operation that its time is counted for
+    counts_time = True  # else its parts do that themselves
 
     def __init__(self, position: Position):
         self.position = position
+
+    def __init_subclass__(cls) -> None:
+        if "pull" in vars(cls):
+            cls.pull = timed_pull(cls.pull)  # type: ignore[method-assign]
 
     def pull(self, n: int) -> Run | None:
         """About `n` outputs, or None at the end."""
@@ -204,7 +211,13 @@ class Context:
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:
     """The stream of an operation from a position on; `None` is the start."""
-    return context.elsewhere(op, position, context) or stream_of(op, position, context)
+    elsewhere = context.elsewhere(op, position, context)
+    if elsewhere is not None:
+        return elsewhere
+    stream = stream_of(op, position, context)
+    if stream.op is None and stream.counts_time:
+        stream.op = op
+    return stream
 
 
 @singledispatch

@@ -13,6 +13,7 @@ from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.guard import BAD, Guard, records_per_element
 from headrace._plan.kernels import Fetch
+from headrace._plan.profile import Profile, waited
 from headrace._plan.streams.base import (
     Context,
     MissingElement,
@@ -31,6 +32,7 @@ LATE_S = 0.024  # a run that has taken this long is handed over unfinished
 PIECE_S = 0.001  # how much work to do between two looks at the clock
 CHEAP_S = 2e-6  # if an element costs less, runs are made in one piece
 FIRST_PIECE = 4
+LOOK_EVERY = 16  # chunks, to see how full the buffer is
 
 
 class IndexStream(Stream):
@@ -55,6 +57,7 @@ class IndexStream(Stream):
         self._dense = context.dense
         self._record = context.record(op, "consumer")
         self._made_by: dict[int, tuple[int, float]] = {}  # by a chunk's first index: the thread, and its seconds
+        self._chunks = 0
 
     def pull(self, n: int) -> Run | None:
         if self._executor.inline:
@@ -158,9 +161,10 @@ class IndexStream(Stream):
             self._next = chunk.stop
 
     def _fetch_timed(self, chunk: range) -> Block:
-        begin = time.perf_counter()
-        block = self._fetch(chunk)
-        self._made_by[chunk.start] = get_ident(), time.perf_counter() - begin
+        profile = Profile()
+        block = profile.run(self._fetch, chunk)
+        self._record.add_profile(profile, profile.took_s, len(block))
+        self._made_by[chunk.start] = get_ident(), profile.took_s
         return block
 
     def _tell(self, block: Block, thread: int, busy_s: float, waited_s: float) -> None:
@@ -168,7 +172,11 @@ class IndexStream(Stream):
         if thread == get_ident():
             waited_s = 0.0
         else:
-            self._record.where = "threads"
+            self._record.where, self._record.computed_by = "threads", self._executor.num_threads
+            waited(waited_s)
+            self._chunks += 1
+            if self._chunks % LOOK_EVERY == 0:
+                self._record.fill(self._executor.filled())
         self._record.add(block, busy_s, waited_s)
 
     def start(self) -> None:

@@ -18,6 +18,7 @@ from headrace._ops.order import Options, Seed
 from headrace._plan.blocks import Block, Rows
 from headrace._plan.elements import blame, element_kernel
 from headrace._plan.guard import BAD, Where, call_each, guarded_kernel
+from headrace._plan.profile import measuring, timed
 from headrace._plan.streams.base import (
     At,
     Context,
@@ -124,7 +125,7 @@ class Step:
     fan_out = 1
 
     def __init__(self, op: Any, position: Position, chain: Chain, *, placed: bool):
-        self._op, self.position, self._chain, self._placed = op, position, chain, placed
+        self.op, self.position, self._chain, self._placed = op, position, chain, placed
         self._guard = chain.context.guard
 
     def __call__(self, block: Block, trace: Trace) -> Block:
@@ -137,7 +138,7 @@ class Step:
         """The output of a function for each element, `BAD` where it fails."""
         assert self._guard is not None
         places, where = self._places(block, trace), self._chain.where(trace)
-        return call_each(self._op, block.own_rows(), places, lambda x, _: fn(x), self._guard, where, none=True)
+        return call_each(self.op, block.own_rows(), places, lambda x, _: fn(x), self._guard, where, none=True)
 
     def _keep(self, block: Block, mask: list[Any], trace: Trace, first: int | None = None) -> Block:
         """The elements that a mask keeps; their operation counts inputs from `first` on, if it counts."""
@@ -189,7 +190,7 @@ class CountedStep(MapStep):
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         first, self._count = self._count, self._count + len(block)
-        made = self._mapped(block, self._op.lane.numbers(first, self._count), trace, first)
+        made = self._mapped(block, self.op.lane.numbers(first, self._count), trace, first)
         if self._guard is None:
             trace.add(Level(lambda j: (first + j, j)), (self._count, trace.end))
         return made
@@ -216,7 +217,7 @@ class FilterStep(Step):
         try:
             return [True if fn(x) else False for x in feed]  # noqa: SIM210  (a third of what `bool` costs)
         except Exception as e:
-            blame(e, self._op, feed, self._places(block, trace))
+            blame(e, self.op, feed, self._places(block, trace))
             raise
 
 
@@ -255,19 +256,21 @@ class FlatMapStep(Step):
         return Rows(children, owned=False)
 
     def _families(self, block: Block, trace: Trace) -> list[list[Any]]:
-        children = self._op.children
+        children = self.op.children
         if self._guard is not None:
             return [[] if family is BAD else list(family) for family in self._call_each(children, block, trace)]
         feed = iter(block.own_rows())
         try:
             return [children(x) for x in feed]
         except Exception as e:
-            blame(e, self._op, feed, self._places(block, trace))
+            blame(e, self.op, feed, self._places(block, trace))
             raise
 
 
 class ChainStream(UnaryStream):
     """A chain of element operations."""
+
+    counts_time = False
 
     def __init__(self, steps: list[Step], position: Position, parent: Stream):
         super().__init__(position, parent)
@@ -288,7 +291,7 @@ class ChainStream(UnaryStream):
         for step in self._steps:
             if not len(block):
                 break
-            block = step(block, trace)
+            block = timed(step.op, step, block, trace) if measuring.threads else step(block, trace)
         return self._made(block, trace)
 
     def _pull_one(self) -> Run | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import optional
-from headrace.sources.hugging_face.values import conversion
+from headrace.sources.hugging_face.values import conversion, encoded
 from headrace.sources.indices import Parts
 from headrace.sources.tables.values import check_array
 
@@ -84,10 +84,12 @@ def _places(parts: Parts, rows: np.ndarray) -> Iterator[tuple[int, int]]:
     return zip(chunks.tolist(), places.tolist(), strict=True)
 
 
-def column(chunks: list[Any], shape: Shape, name: str, features: Any) -> "Numbers | Lists | Objects":
+def column(
+    chunks: list[Any], shape: Shape, name: str, features: Any, *, decode: bool = True
+) -> "Numbers | Lists | Objects":
     """A column of a dataset, with values of this shape."""
     if shape is None:
-        return Objects(chunks, name, features)
+        return Objects(chunks, name, features, decode=decode)
     return Numbers(chunks, shape) if isinstance(shape, tuple) else Lists(chunks)
 
 
@@ -175,9 +177,10 @@ class Unreadable(Exception):
 class Objects:
     """A column of anything else; the offsets in a chunk are checked before its first value is read."""
 
-    def __init__(self, chunks: list[Any], name: str, features: Any):
+    def __init__(self, chunks: list[Any], name: str, features: Any, *, decode: bool):
         self._chunks, self._parts = chunks, Parts(map(len, chunks))
-        self._decode, self._name, self._convert = features.decode_column, name, conversion(features[name])
+        self._name, self._convert = name, conversion(features[name], encoded=not decode)
+        self._decode = (features if decode else encoded(features)).decode_column
         self._checked: set[int] = set()
 
     def take(self, rows: np.ndarray) -> list[Any]:
@@ -206,8 +209,11 @@ class Objects:
 class Lists:
     """A column of lists of numbers of different lengths, without nulls."""
 
+    shape = (None,)
+
     def __init__(self, chunks: list[Any]):
         self._chunks, self._parts = chunks, Parts(map(len, chunks))
+        self.dtype = np.dtype(chunks[0].type.value_type.to_pandas_dtype())
         self._opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by chunk: where lists begin, and all items
 
     def take(self, rows: np.ndarray) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources import files
 from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
+from headrace.sources.hugging_face.values import encoded
 from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.mapped import FEW, MappedFiles
 from headrace.sources.tables.lru_cache import blaming
@@ -32,11 +33,14 @@ class HuggingFaceDataSource:
     Args:
         dataset: A dataset, or a `DatasetDict`.
         split: The split of a `DatasetDict`.
+        decode: Whether to decode images, audio and the like; with False, an image is the bytes of its file.
     """
 
-    def __init__(self, dataset: Any, *, split: str | None = None):
+    def __init__(self, dataset: Any, *, split: str | None = None, decode: bool = True):
         dataset = self._dataset = checked(dataset, "Dataset", split)
-        given = dataset.format
+        given, self._decode = dataset.format, decode
+        if not decode and given["type"] is not None and encoded(dataset.features) != dataset.features:
+            raise PipelineError("`decode=False` is for a dataset without a format: call its `with_format(None)` first.")
         self._formatted = given["type"] is not None
         self._names: list[str] = dataset.column_names if given["output_all_columns"] else given["columns"]
         self._places = Places(dataset.data)
@@ -89,14 +93,18 @@ class HuggingFaceDataSource:
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of an element, if every column holds numbers."""
-        _ = self.__getcolumns__
+        """The shapes and dtypes of an element; None if a column holds anything but numbers and lists of them."""
+        if self._formatted or any(shape is None for shape in self._shapes.values()):
+            return None
         return {name: ShapeDtypeStruct(column.shape, column.dtype) for name, column in self._columns.items()}
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        features = self.features
-        return {name: column(self._chunks(name), shape, name, features) for name, shape in self._shapes.items()}
+        features, decode = self.features, self._decode
+        return {
+            name: column(self._chunks(name), shape, name, features, decode=decode)
+            for name, shape in self._shapes.items()
+        }
 
     @cached_property
     def _order(self) -> Numbers:
@@ -141,7 +149,8 @@ class HuggingFaceDataSource:
 
     def __repr__(self) -> str:
         # The fingerprint identifies the data and all transformations, the same in every process.
-        return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint})"
+        options = "" if self._decode else ", decode=False"
+        return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint}{options})"
 
 
 class Places:

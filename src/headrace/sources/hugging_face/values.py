@@ -1,17 +1,22 @@
 """Single values converted to NumPy: by the features, or by their own type."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from headrace.sources import files
+
 Convert = Callable[[Any], Any]
 
 
-def conversion(feature: Any) -> Convert:
-    """The function that converts a decoded value of a feature to NumPy."""
+def conversion(feature: Any, *, encoded: bool = False) -> Convert:
+    """The function that converts a decoded value of a feature to NumPy; images that are `encoded`, to bytes."""
+    if encoded and type(feature).__name__ == "Image":
+        return _content
     if isinstance(feature, dict):
-        inner = {name: conversion(one) for name, one in feature.items()}
+        inner = {name: conversion(one, encoded=encoded) for name, one in feature.items()}
         return lambda value: value and {name: inner.get(name, by_value)(one) for name, one in value.items()}
     innermost = feature
     while _inside(innermost) is not None:
@@ -22,9 +27,34 @@ def conversion(feature: Any) -> Convert:
     if dtype is not None:
         return lambda value: value if value is None else dtype.type(value)
     if _inside(feature) is not None:
-        convert = conversion(_inside(feature))
+        convert = conversion(_inside(feature), encoded=encoded)
         return lambda value: value and list(map(convert, value))
     return by_value
+
+
+def _content(image: dict[str, Any] | None) -> bytes | None:
+    """The file of an image, which a dataset has or names."""
+    if image is None:
+        return None
+    if image["bytes"] is not None:
+        return image["bytes"]
+    with files.open_stream(image["path"]) as stream:
+        return stream.read()
+
+
+def encoded(features: Any) -> Any:
+    """Features that leave images, audio and other files as they are."""
+    changed = copy.deepcopy(features)
+    below = list(changed.values())
+    while below:
+        feature = below.pop()
+        if isinstance(feature, dict):
+            below += feature.values()
+        elif _inside(feature) is not None:
+            below.append(_inside(feature))
+        elif hasattr(feature, "decode") and type(feature).__name__ != "Json":
+            feature.decode = False
+    return type(features)(changed)
 
 
 def _inside(feature: Any) -> Any:

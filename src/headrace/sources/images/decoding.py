@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import DataError, MissingDependency, optional
+from headrace.errors import DataError, MissingDependency, available, optional
 
 Decode = Callable[[bytes, int | None, bool], np.ndarray]  # bytes, channels, and whether 16 bits stay 16
 JPEG = b"\xff\xd8"
@@ -51,9 +51,8 @@ def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype:
 @functools.cache
 def _jpeg_decoder() -> Decode:
     """The decoder of JPEG: simplejpeg, with the general one for the few files that it cannot read."""
-    try:
-        simplejpeg = optional("simplejpeg", extra="image")
-    except MissingDependency:
+    simplejpeg = available("simplejpeg")
+    if simplejpeg is None:
         return _decoder()
 
     def decode(content: bytes, channels: int | None, deep: bool) -> np.ndarray:
@@ -74,13 +73,10 @@ def _jpeg_decoder() -> Decode:
 @functools.cache
 def _decoder() -> Decode:
     """The general decoder: OpenCV or, without it, Pillow."""
-    try:
-        return functools.partial(_with_opencv, optional("cv2", extra="image"))
-    except MissingDependency as missing:
-        try:
-            return functools.partial(_with_pillow, optional("PIL.Image", extra="image"))
-        except MissingDependency:
-            raise missing from None
+    pillow = None if available("cv2") else available("PIL.Image")
+    if pillow is not None:
+        return functools.partial(_with_pillow, pillow)
+    return functools.partial(_with_opencv, optional("cv2", extra="image"))
 
 
 def _with_opencv(cv2: Any, content: bytes, channels: int | None, deep: bool) -> np.ndarray:

@@ -6,6 +6,7 @@ JSON lines, blank lines are skipped; in text, they are elements like any other.
 | file | |
 |---|---|
 | `lines` | how a line is parsed, and the error for one that does not parse |
+| `notes` | what elements have that JSON has not, and how they get it back |
 | `index` | where the lines of a file begin, found by one scan and stored |
 | `random_access` | lines by index |
 | `in_order` | lines as a stream |

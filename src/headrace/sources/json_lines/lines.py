@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import DataError, MissingDependency, optional
+from headrace.errors import DataError, available
+from headrace.sources.json_lines.notes import restored
+from headrace.sources.notes import NOTE
 
 BOM = b"\xef\xbb\xbf"
 WHITE = b" \t\r\n"
@@ -16,6 +18,7 @@ _scan_value = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # `raw
 _LINE_ENDS = frozenset(("\n", "\r\n", ""))
 _DIGITS = bytes(ord("0") if chr(i) in "0123456789" else ord(".") for i in range(256))
 _LONG_NUMBER = b"0" * 19
+_NOTE = NOTE.encode()
 
 
 @dataclass(frozen=True)
@@ -45,25 +48,28 @@ def json_value(line: bytes) -> Any:
     try:
         value, end = _scan_value(text, 0)
     except (StopIteration, json.JSONDecodeError):  # maybe white space at the front
-        return json.loads(text)
-    return value if text[end:] in _LINE_ENDS else json.loads(text)
+        value, end = json.loads(text), len(text)
+    if text[end:] not in _LINE_ENDS:
+        value = json.loads(text)
+    return restored(value) if _NOTE in line else value
 
 
 @functools.cache
 def json_parser() -> Callable[[bytes], Any]:
     """The fastest parser of a line: orjson if it is installed, with the same values as `json`."""
-    try:
-        loads = optional("orjson", extra="json").loads
-    except MissingDependency:
+    orjson = available("orjson")
+    if orjson is None:
         return json_value
+    loads = orjson.loads
 
     def parse(line: bytes) -> Any:
         if _LONG_NUMBER in line.translate(_DIGITS):  # orjson turns ints beyond 64 bits into floats
             return json_value(line)
         try:
-            return loads(line)
+            value = loads(line)
         except (ValueError, RecursionError):  # NaN, half a surrogate pair: `json` accepts more
             return json_value(line)
+        return restored(value) if _NOTE in line else value
 
     return parse
 

@@ -8,7 +8,7 @@ import ast
 import functools
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,8 @@ class Element:
         if isinstance(value, bytes):
             self._add_bytes(value)
             return ("bytes",)
+        if isinstance(value, Mapping):
+            return self._add_dict(value, place)
         raise _cannot_keep(value, place)
 
     def _add_array(self, array: np.ndarray, place: str) -> Layout:
@@ -70,7 +72,7 @@ class Element:
         self._pad(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b"")
         return ("array", _name_of(array.dtype), array.ndim)
 
-    def _add_dict(self, value: dict[Any, Any], place: str) -> Layout:
+    def _add_dict(self, value: Mapping[Any, Any], place: str) -> Layout:
         for key in value:
             if type(key) not in (str, int):
                 raise _cannot_keep(key, place, "the key ")

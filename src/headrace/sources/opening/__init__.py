@@ -5,6 +5,7 @@ of their format is opened.
 """
 
 from headrace.sources.opening.formats import FORMATS as FORMATS
+from headrace.sources.opening.picking import examples_in as examples_in
 from headrace.sources.opening.picking import open as open
 from headrace.sources.opening.picking import parts_of as parts_of
 from headrace.sources.opening.picking import paths_of as paths_of

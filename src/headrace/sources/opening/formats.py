@@ -28,6 +28,8 @@ class Format(NamedTuple):
     stream: str | None = None  # the class that reads compressed files
     many: bool = True  # whether it reads several files as one
     checksums: str = "none"  # what they cover
+    has_records: bool = False  # whether elements are bytes, which may be `tf.train.Example`
+    decodes: bool = False  # whether the source decodes images, unless it is told not to
 
 
 def imported(name: str) -> Any:
@@ -70,10 +72,21 @@ _ARRAY_RECORD, _RIEGELI = "array_record.ArrayRecordDataSource", _starts(b"\x83\x
 _ARROW = _starts(b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")
 _BINARY = (
     Format(
-        "ArrayRecord", (".array_record", ".arrayrecord", ".riegeli"), _RIEGELI, _ARRAY_RECORD, checksums="every record"
+        "ArrayRecord",
+        (".array_record", ".arrayrecord", ".riegeli"),
+        _RIEGELI,
+        _ARRAY_RECORD,
+        checksums="every record",
+        has_records=True,
     ),
     Format(
-        "TFRecord", (".tfrecord", ".tfrecords"), begins_record, _TFRECORD, _TFRECORD_STREAM, checksums="every record"
+        "TFRecord",
+        (".tfrecord", ".tfrecords"),
+        begins_record,
+        _TFRECORD,
+        _TFRECORD_STREAM,
+        checksums="every record",
+        has_records=True,
     ),
     Format(
         "Parquet",
@@ -129,8 +142,8 @@ _TEXTS = (
     Format("text", (".txt",), _is_text, _TEXT, _TEXT_STREAM),
 )
 FOLDERS = (
-    Format("TFDS", (), None, "tfds.TfdsDataSource", checksums="every record; not the descriptions"),
-    Format("Hugging Face", (), None, "opening.saved.open_saved"),
+    Format("TFDS", (), None, "tfds.TfdsDataSource", checksums="every record; not the descriptions", decodes=True),
+    Format("Hugging Face", (), None, "opening.saved.open_saved", decodes=True),
     Format(
         "Zarr",
         (".zarr",),
@@ -138,11 +151,23 @@ FOLDERS = (
         "array_files.ZarrDataSource",
         checksums="chunks, if they have the codec crc32c, or zstd with a checksum; not the descriptions",
     ),
-    Format("images", (), None, "images.ImageFolderDataSource", checksums="PNG: all bytes; JPEG, WebP and BMP: none"),
+    Format(
+        "images",
+        (),
+        None,
+        "images.ImageFolderDataSource",
+        checksums="PNG: all bytes; JPEG, WebP and BMP: none",
+        decodes=True,
+    ),
     _AUDIO,
     _VIDEO,
 )
-FORMATS = _TELLING + (_TAR, _AUDIO, _VIDEO) + _TEXTS + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource"),)
+FORMATS = (
+    _TELLING
+    + (_TAR, _AUDIO, _VIDEO)
+    + _TEXTS
+    + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource", has_records=True),)
+)
 
 
 def named(name: str) -> Format:

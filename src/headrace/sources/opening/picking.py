@@ -6,20 +6,26 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.dataset import IterDataset
+from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.bagz import shards_of
 from headrace.sources.files import is_folder, like, listed
 from headrace.sources.opening import formats
 from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, is_hidden
+from headrace.sources.tf_example import parse_example
 
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
 
 
 def open(  # the name is that of `headrace.sources.open`
-    path: Any, *, format: str | None = None, storage_options: Mapping[str, Any] | None = None, **options: Any
+    path: Any,
+    *,
+    format: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    parse_examples: bool = False,
+    **options: Any,
 ) -> Any:
     """The source for a file, a pattern, several files, or a folder; a stream (`IterDataset`) for compressed files.
 
@@ -29,6 +35,8 @@ def open(  # the name is that of `headrace.sources.open`
         path: A path, an address, a pattern (`*`, `?`, `[…]`), or a sequence of these.
         format: The name of the format, if neither suffix nor content reveal it.
         storage_options: Options of fsspec's file system, for addresses; see `Address`.
+        parse_examples: Whether records are `tf.train.Example`, to be parsed by `parse_example`. A dataset of what they
+            hold is returned then.
         options: Arguments of the source's class.
 
     >>> open("missing.parquet")
@@ -36,6 +44,8 @@ def open(  # the name is that of `headrace.sources.open`
         ...
     FileNotFoundError: 1 of 1 paths of Data files match no file: missing.parquet.
     """
+    if parse_examples:
+        return examples_in(open(path, format=format, storage_options=storage_options, **options))
     if storage_options:
         path = _with_options(path, storage_options)
     if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
@@ -43,6 +53,12 @@ def open(  # the name is that of `headrace.sources.open`
     given = [path] if isinstance(path, str | os.PathLike) else path
     ranged = isinstance(given, Sequence) and any(_has_range(one) for one in given)
     return _open_files(paths_of(path), format, options, given=list(given) if ranged else None)
+
+
+def examples_in(records: Any) -> IterDataset[Any] | MapDataset[Any]:
+    """The features of records that are `tf.train.Example`."""
+    dataset = records if isinstance(records, IterDataset) else MapDataset.source(records)
+    return dataset.map(parse_example)
 
 
 def parts_of(

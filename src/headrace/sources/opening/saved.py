@@ -8,7 +8,7 @@ from headrace.sources import files, metadata
 from headrace.sources.array_files.paths import damage_named
 
 
-def open_saved(folder: str, *, split: str | None = None) -> Any:
+def open_saved(folder: str, *, split: str | None = None, decode: bool = True) -> Any:
     """A source of what `save_to_disk` wrote; of several splits, `train` by default."""
     from headrace.sources.hugging_face import HuggingFaceDataSource
 
@@ -21,10 +21,10 @@ def open_saved(folder: str, *, split: str | None = None) -> Any:
         name = split or "train"
         if name not in saved:
             raise PipelineError(f"{folder} has no split {name!r}; there are {', '.join(saved)}.")
-        return HuggingFaceDataSource(saved[name])
+        return HuggingFaceDataSource(saved[name], decode=decode)
     if split not in (None, str(saved.split)):
         raise PipelineError(f"{folder} is one dataset (its split is {str(saved.split)!r}); got the split {split!r}.")
-    return HuggingFaceDataSource(saved)
+    return HuggingFaceDataSource(saved, decode=decode)
 
 
 def _check(folder: str) -> None:

@@ -8,11 +8,18 @@ import secrets
 from typing import Any, NamedTuple, Self
 
 from headrace._utils.addresses import digest, identity, place_of, redacted, without_login
-from headrace.errors import MissingDependency, PipelineError, optional, without_secrets
+from headrace.errors import MissingDependency, PipelineError, available, optional, without_secrets
 from headrace.sources.files import like
 from headrace.sources.retries import patiently
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 30.0, 60.0
+DRIVERS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("http", "https"), ("aiohttp", "cloud")),
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "cloud")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "cloud")),
+    "hf": ("huggingface_hub", "hf"),
+}
+"""The packages of fsspec's protocols, and the extras that have them."""
 ARCHIVES = ("zip", "tar", "libarchive")  # their members can only be read from the start
 CHECKSUMS = ("ETag", "etag", "version_id", "md5Hash", "Content-MD5", "CRC")
 VERSIONS = (*CHECKSUMS, "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "created", "date_time")
@@ -143,19 +150,27 @@ def _info(path: str) -> dict[str, Any]:
 
 def file_system(path: str) -> tuple[Any, str]:
     """The file system of an address, and its name there; fsspec caches file systems."""
-    fsspec = optional("fsspec", extra="cloud")
+    fsspec = optional("fsspec", extra="hf" if path.startswith("hf://") else "cloud")
     try:
         return fsspec.core.url_to_fs(str(path), **_driver_options(path, fsspec))
     except MissingDependency:
         raise
     except ImportError as e:
-        raise MissingDependency(
-            f"{path} needs a driver ({e}). Install it with: pip install 'headrace[cloud]'"
-        ) from without_secrets(e)
+        raise _missing_driver(path, e) from without_secrets(e)
     except ValueError as e:
         raise PipelineError(
             f"{path} is not an address that fsspec can open: {e}. Is its protocol spelt right?"
         ) from without_secrets(e)
+
+
+def _missing_driver(path: str, error: ImportError) -> MissingDependency:
+    for protocol in (part.partition("://")[0] for part in path.split("::")):
+        package, extra = DRIVERS.get(protocol, ("", ""))
+        if package and available(package) is None:
+            return MissingDependency(
+                f"{path} needs a driver, `{package}`. Install it with: pip install 'headrace[{extra}]'"
+            )
+    return MissingDependency(f"{path} needs a driver: {str(error).rstrip('.')}.")  # fsspec says which one
 
 
 def _driver_options(path: str, fsspec: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ limited size keeps the most recent ones. A column's dtype is the same in all fil
 read: a number is a NumPy scalar (a float, if a column of ints has nulls anywhere), a list of fixed size an array, a
 struct of these a dict. If all columns are such, blocks of rows are read as columns. Otherwise they are read as rows, in
 which a list is an array, a string `str`, and a null None. A row never depends on the rows that are read with it.
+
+Files that a writer of Headrace wrote have a note on their elements (`notes`), which come back as they were written.
 """
 
 import contextlib
@@ -21,12 +23,15 @@ from headrace._utils.threads import map_in_threads
 from headrace.sources import files
 from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.mapped import MappedFiles
+from headrace.sources.notes import RECORD
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.lru_cache import Recent, blaming, open_input
+from headrace.sources.tables.notes import Notes, agreed, noted_spec, notes_in
 from headrace.sources.tables.values import (
     columns_of,
     empty,
     fill,
+    is_columnar,
     num_bytes,
     schema_without_views,
     spec_of,
@@ -80,12 +85,30 @@ class TableDataSource:
         scans = map_in_threads(self._scan, range(len(self.paths)), OPENING_THREADS, "headrace-open")
         self._schema = self._one_schema([schema_without_views(scan.schema) for scan in scans])
         kept = map_in_threads(self._count, [scan.groups for scan in scans], OPENING_THREADS, "headrace-open")
-        nulls = set().union(*(scan.nulls for scan in scans))
-        self._specs = {field.name: spec_of(field.type, nulls=field.name in nulls) for field in self._schema}
+        self._read_notes([scan.schema for scan in scans], set().union(*(scan.nulls for scan in scans)))
         counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)
         left = [(group, count) for group, count in counted if count]
         self._groups = [group for group, _ in left]
         self._parts = Parts(count for _, count in left)
+
+    def _read_notes(self, schemas: list[Any], nulls: set[str]) -> None:
+        """Finds out what the columns of each file are, from the types and from the notes of a writer."""
+        notes = agreed(self.paths, [notes_in(path, schema) for path, schema in zip(self.paths, schemas, strict=True)])
+        self._bare = notes is not None and notes[0].is_bare and self.columns is None and self._schema.names == [RECORD]
+        made: dict[int, dict[str, Any]] = {}
+
+        def specs(noted: Notes | None) -> dict[str, Any]:
+            if id(noted) not in made:
+                made[id(noted)] = {
+                    field.name: spec_of(field.type, nulls=field.name in nulls)
+                    if noted is None
+                    else noted_spec(field.type, noted.columns.get(field.name), nulls=field.name in nulls)
+                    for field in self._schema
+                }
+            return made[id(noted)]
+
+        self._specs_in = [specs(noted) for noted in notes or [None] * len(self.paths)]
+        self._specs = self._specs_in[0]
 
     @property
     def group_ends(self) -> np.ndarray:
@@ -145,26 +168,33 @@ class TableDataSource:
         with self._blaming_group(self._groups[number]):
             return columns_of(table, self._specs) if self._columnar else table.combine_chunks()
 
+    def _objects(self, number: int, table: Any) -> dict[str, Any]:
+        """Rows of a group as columns, of objects where they are not numbers."""
+        return columns_of(table, self._specs_in[self._groups[number].file])
+
     def read_group(self, number: int) -> dict[str, Any]:
         """All rows of a group as columns, which may be read-only; what is not a number is in arrays of objects."""
         self._check_mapped([number])
         decoded = self._decode(number)
         with self._blaming_group(self._groups[number]):
-            return decoded if self._columnar else columns_of(decoded, self._specs)
+            return decoded if self._columnar else self._objects(number, decoded)
 
     @functools.cached_property
     def _columnar(self) -> bool:
-        return all(spec is not None for spec in self._specs.values())
+        return is_columnar(self._specs)
 
     def __len__(self) -> int:
         return self._parts.length
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Any:
         return self.__getitems__([place_of(index, len(self), "rows")])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The rows at these indices; each group is read once."""
-        places = places_of(indices, len(self), "rows")
+        rows = self._rows_at(places_of(indices, len(self), "rows"))
+        return [row[RECORD] for row in rows] if self._bare else rows
+
+    def _rows_at(self, places: np.ndarray) -> list[dict[str, Any]]:
         if self._columnar:
             arrays, tree = trees.flatten(self._columns_at(places))
             return [tree.unflatten(values) for values in zip(*arrays, strict=True)]
@@ -172,7 +202,7 @@ class TableDataSource:
         for at, number, within in self._by_group(places):
             table = self._decoded.get(number)
             try:
-                columns = columns_of(table.take(within), self._specs)
+                columns = self._objects(number, table.take(within))
             except Exception:
                 with self._blaming_group(self._groups[number]):
                     raise
@@ -182,11 +212,11 @@ class TableDataSource:
         return rows
 
     @property
-    def __getcolumns__(self) -> Callable[[np.ndarray], dict[str, Any]]:
+    def __getcolumns__(self) -> Callable[[np.ndarray], Any]:
         """The rows at indices as columns; only if no value is an object."""
         if not self._columnar:
             raise AttributeError("Some columns do not hold numbers: elements are rows.")
-        return self._columns_at
+        return (lambda indices: self._columns_at(indices)[RECORD]) if self._bare else self._columns_at
 
     def _columns_at(self, indices: np.ndarray) -> dict[str, Any]:
         if len(indices):
@@ -214,7 +244,9 @@ class TableDataSource:
     @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of elements, if all are numbers."""
-        return self._specs if self._columnar else None
+        if not self._columnar:
+            return None
+        return self._specs[RECORD] if self._bare else self._specs
 
     def __where__(self, index: int) -> tuple[str, int]:
         """The file of a row, and its number among the rows of that file that pass the filters."""

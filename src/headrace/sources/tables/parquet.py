@@ -7,6 +7,7 @@ from headrace.errors import optional
 from headrace.sources import files
 from headrace.sources.tables.base import Group, Scan, TableDataSource
 from headrace.sources.tables.choice import prefixes
+from headrace.sources.tables.notes import notes_in
 from headrace.sources.tables.values import (
     arrow,
     columns_with_nulls,
@@ -47,7 +48,8 @@ class ParquetDataSource(TableDataSource):
                 offset = chunk.dictionary_page_offset or chunk.data_page_offset
                 groups.append(Group(file, i, footer.row_group(i).num_rows, f"row group {i} at offset {offset}"))
             wanted = self._choice.schema(path, schema_without_views(reader.schema_arrow))
-            return Scan(reader.schema_arrow, groups, set(with_nulls(reader, wanted, self.columns)))
+            noted = notes_in(path, reader.schema_arrow) is not None
+            return Scan(reader.schema_arrow, groups, set(with_nulls(reader, wanted, self.columns, noted=noted)))
 
     def _read(self, group: Group) -> Any:
         with self._file(self.paths[group.file]) as reader:
@@ -111,10 +113,11 @@ def _drops_nan(filters: Any) -> bool:
     return all(operation in ("=", "==", "<", "<=", ">", ">=") for _, operation, _ in parts)
 
 
-def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Iterator[str]:
+def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None, *, noted: bool) -> Iterator[str]:
     """The columns that have nulls, according to the footer, and whose dtype depends on that.
 
-    Columns without statistics in the footer are read.
+    In files with notes, nulls are None, and so the dtype of all numbers depends on them. Columns without statistics in
+    the footer are read.
     """
     footers = [reader.metadata.row_group(i) for i in range(reader.metadata.num_row_groups)]
     types, chosen, first = {field.name: field.type for field in wanted}, set(columns or ()), 0
@@ -122,7 +125,8 @@ def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None) -> Itera
         leaves = range(first, first + len(_leaves(field.type)))
         first = leaves.stop
         kind = types.get(field.name)
-        if kind is not None and spec_of(kind, nulls=False) != spec_of(kind, nulls=True):
+        spec = None if kind is None else spec_of(kind, nulls=False)
+        if spec is not None and (noted or spec != spec_of(kind, nulls=True)):
             paths = {i: reader.schema.column(i).path for i in leaves}
             read = {i: path for i, path in paths.items() if not chosen or not chosen.isdisjoint(prefixes(path))}
             statistics = [footer.column(i).statistics for footer in footers for i in read]

@@ -19,6 +19,11 @@ arrow = functools.partial(optional, "pyarrow", extra="parquet")
 def spec_of(kind: Any, *, nulls: bool) -> Any:
     """Shapes and dtypes of the values of a pyarrow type, a tree for a struct; None if they are objects."""
     types: ModuleType = arrow().types
+    if isinstance(kind, arrow().FixedShapeTensorType) and list(kind.permutation or ()) == sorted(
+        kind.permutation or ()
+    ):
+        inner = spec_of(kind.value_type, nulls=False)
+        return None if nulls or inner is None else ShapeDtypeStruct(kind.shape, inner.dtype)
     if isinstance(kind, arrow().BaseExtensionType):
         return spec_of(kind.storage_type, nulls=nulls)
     if types.is_dictionary(kind):
@@ -38,8 +43,15 @@ def spec_of(kind: Any, *, nulls: bool) -> Any:
     return None if dtype.hasobject else ShapeDtypeStruct((), dtype)
 
 
+def is_columnar(specs: dict[str, Any]) -> bool:
+    """Whether all columns are numbers."""
+    return all(spec is not None and not callable(spec) for spec in specs.values())
+
+
 def values_of(array: Any, spec: Any) -> Any:
-    """A pyarrow array as NumPy arrays of these shapes and dtypes, or of objects."""
+    """A pyarrow array as NumPy arrays of these shapes and dtypes, or of objects; or what `spec` makes, if callable."""
+    if callable(spec):
+        return spec(array)
     if isinstance(array, arrow().ExtensionArray):
         return values_of(array.storage, spec)
     if isinstance(array, arrow().DictionaryArray):
@@ -49,8 +61,11 @@ def values_of(array: Any, spec: Any) -> Any:
     if spec is None:
         return _objects(array)
     if spec.shape:
-        inner = values_of(array.flatten(), ShapeDtypeStruct(spec.shape[1:], spec.dtype))
-        return inner.reshape(len(array), *spec.shape)
+        items = array
+        while isinstance(items, arrow().FixedSizeListArray):
+            items = items.flatten()
+            items = getattr(items, "storage", items)
+        return values_of(items, ShapeDtypeStruct((), spec.dtype)).reshape(len(array), *spec.shape)
     return array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
 
 
@@ -76,12 +91,12 @@ def _objects(array: Any) -> np.ndarray:
     objects = np.empty(len(array), object)
     gaps = has_nulls(array.values)  # then the dtype of a list depends on whether it has some
     values = np.empty(0) if gaps else _list_values(array.values)
-    for i, begin, end in _extents(array):
+    for i, begin, end in extents(array):
         objects[i] = _list_values(array.values.slice(begin, end - begin)) if gaps else values[begin:end]
     return objects
 
 
-def _extents(array: Any) -> Iterator[tuple[int, int, int]]:
+def extents(array: Any) -> Iterator[tuple[int, int, int]]:
     """The place of each non-null list in the array, and where its values begin and end."""
     begins = array.offsets.to_pylist()
     views = isinstance(array, arrow().ListViewArray | arrow().LargeListViewArray)
@@ -95,7 +110,7 @@ def _pairs(array: Any) -> np.ndarray:
     """Maps, each as a list of pairs of key and value."""
     objects = np.empty(len(array), object)
     keys, items = values_of(array.keys, None), values_of(array.items, None)
-    for i, begin, end in _extents(array):
+    for i, begin, end in extents(array):
         objects[i] = list(zip(keys[begin:end], items[begin:end], strict=True))
     return objects
 

@@ -1,8 +1,11 @@
 """Examples parsed one at a time, in any encoding that protocol buffers allow."""
 
+from typing import Any
+
 import numpy as np
 
 from headrace.errors import DataError
+from headrace.sources.tf_example.restore import restored
 from headrace.sources.tf_example.wire import Malformed, Piece, fields, ints_of, merged, messages
 
 Values = np.ndarray | list[bytes]
@@ -10,16 +13,39 @@ Values = np.ndarray | list[bytes]
 BYTES, FLOATS, INTS = 0x0A, 0x12, 0x1A  # a feature's kind, as its tag
 
 
-def parse_example(record: bytes) -> dict[str, Values]:
+def parse_example(record: bytes) -> Any:
     """The features of an `Example`: float32 and int64 arrays of one dimension, and lists of bytes.
+
+    If `write_tfrecord` or `write_array_record` wrote it, the element that they were given.
 
     >>> parse_example(b"\\n\\x0c\\n\\n\\n\\x01x\\x12\\x05\\x1a\\x03\\n\\x01\\x07")
     {'x': array([7])}
     """
     try:
-        return _values_by_name(record)
+        return restored(_values_by_name(record))
     except Malformed as e:
         raise DataError(f"A record of {len(record)} bytes is not an `Example`: {e}.") from None
+
+
+def is_example(record: bytes) -> bool:
+    """Whether bytes are an `Example` with features, and nothing else."""
+    try:
+        pieces = [(record, a, b) for tag, a, b in fields(record, 0, len(record)) if _is_one_of(tag, BYTES)]
+        entries = [(record, a, b) for piece in pieces for tag, a, b in fields(*piece) if _is_one_of(tag, BYTES)]
+        for entry in entries:
+            _ = [_is_one_of(tag, 0x0A, 0x12) for tag, _, _ in fields(*entry)]
+        for feature in features_in((record, 0, len(record)), BYTES).values():
+            _ = [_is_one_of(tag, BYTES, FLOATS, INTS) for tag, _, _ in fields(*feature)]
+            values_of(*kind_of(feature))
+    except Malformed:
+        return False
+    return bool(entries)
+
+
+def _is_one_of(tag: int, *tags: int) -> bool:
+    if tag not in tags:
+        raise Malformed(f"there is a field with the tag {tag}")
+    return True
 
 
 def parse_sequence_example(record: bytes) -> tuple[dict[str, Values], dict[str, list[Values]]]:

@@ -9,13 +9,13 @@ import os
 from collections.abc import Callable
 
 from headrace.errors import PipelineError
+from headrace.sources.writers.csv import write_csv as write_csv
 from headrace.sources.writers.records import write_array_record as write_array_record
 from headrace.sources.writers.records import write_json_lines as write_json_lines
 from headrace.sources.writers.records import write_tfrecord as write_tfrecord
 from headrace.sources.writers.shards import Progress as Progress
 from headrace.sources.writers.shards import shard_names as shard_names
 from headrace.sources.writers.tables import write_arrow as write_arrow
-from headrace.sources.writers.tables import write_csv as write_csv
 from headrace.sources.writers.tables import write_parquet as write_parquet
 from headrace.sources.writers.tar import write_tar as write_tar
 
@@ -31,6 +31,9 @@ WRITERS: dict[str, Callable[..., list[str]]] = {
     ".jsonl": write_json_lines,
     ".tar": write_tar,
 }
+
+
+HOLD_RECORDS = (write_array_record, write_tfrecord)  # their files give back records as bytes
 
 
 def writer_of(path: str) -> Callable[..., list[str]]:

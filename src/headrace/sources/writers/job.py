@@ -95,6 +95,12 @@ class Job:
         os.replace(self.partial, name)
         self.finished.add(name)
 
+    def discard(self) -> None:
+        """Removes the finished shards."""
+        for name in self.finished:
+            os.unlink(name)
+        self.finished = set()
+
     def _noted(self, note: str) -> str | None:
         """The path of a shard that is noted as finished, if it still is as it was written."""
         name, *version = json.loads(note)
@@ -108,6 +114,8 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.partial)
+        if kind is not None and not self._resumable:
+            self.discard()
         if kind is None or not self._resumable or not self.finished:
             os.unlink(self._path)
         os.close(self._fd)

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from headrace.errors import PipelineError, optional
+from headrace.sources.json_lines.notes import with_note
 from headrace.sources.tf_example import encode_example
 from headrace.sources.tfrecord.framing import framed
 from headrace.sources.writers.shards import File, Writing, write
@@ -16,15 +17,25 @@ WRITE_BYTES = 1 << 20
 
 
 def write_array_record(
-    records: Any, path: str | os.PathLike, *, options: str = "group_size:1", **how: Unpack[Writing]
+    records: Any,
+    path: str | os.PathLike,
+    *,
+    options: str = "group_size:1",
+    plain: bool = False,
+    **how: Unpack[Writing],
 ) -> list[str]:
-    """Writes records to ArrayRecord files, and returns their paths; dicts are written as `tf.train.Example`.
+    """Writes records to ArrayRecord files, and returns their paths.
+
+    Bytes are written as they are, and all else as `tf.train.Example`, from which `parse_example` makes equal elements.
 
     Args:
-        records: Bytes, text (written as UTF-8) or dicts: a dataset, a source, a sequence or any other iterable.
+        records: Bytes; or dicts, arrays, numbers, text, and lists and tuples of these: a dataset, a source, a sequence
+            or any other iterable.
         path: The file; with several shards, `train.array_record` stands for `train-00000-of-00004.array_record` and
             so on. Missing folders are created.
         options: Options of ArrayRecord's writer; by default each record can be read on its own.
+        plain: Whether to write no more than plain values, without notes on what the format does not have of them:
+            dtypes, shapes, tuples and so on are then lost. Text is written as UTF-8.
         num_shards: How many files to write; 1 by default.
         overwrite: Whether to replace existing files, which are an error otherwise; old shards of another count are
             removed at the end.
@@ -32,24 +43,33 @@ def write_array_record(
         progress: Called now and then with the number of records written, and of all records if known.
     """
     module = optional("array_record.python.array_record_module", extra="arrayrecord")
+    encode = _Encoder(plain)
 
     def make(partial: str, first: str | None) -> File:
-        return _File(module.ArrayRecordWriter(os.fsencode(partial), options), _as_bytes)
+        return _File(module.ArrayRecordWriter(os.fsencode(partial), options), encode)
 
-    return write(records, path, make, f"ArrayRecord {options}", **how)
+    return write(records, path, make, f"ArrayRecord {options} plain={plain}", **how)
 
 
-def write_tfrecord(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
+def write_tfrecord(records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]) -> list[str]:
     """Writes records to TFRecord files, and returns their paths; arguments as for `write_array_record`."""
-    return write(records, path, _maker(lambda record: framed(_as_bytes(record))), "TFRecord", **how)
+    encode = _Encoder(plain)
+
+    def frame(record: Any) -> bytes:
+        return framed(record if encode.are_bytes and type(record) is bytes else encode(record))
+
+    return write(records, path, _maker(frame), f"TFRecord plain={plain}", **how)
 
 
-def write_json_lines(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
+def write_json_lines(
+    records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]
+) -> list[str]:
     """Writes records to files of JSON lines, and returns their paths; arguments as for `write_array_record`.
 
-    A record is any JSON value; arrays become lists, and bytes are decoded as UTF-8.
+    Arrays and tuples become lists, and bytes text (UTF-8). A note beside them (the key `__headrace__`) says what they
+    were, so that they come back equal; JSON values need none.
     """
-    return write(records, path, _maker(_as_line), "JSON lines", **how)
+    return write(records, path, _maker(_plain_line if plain else _line), f"JSON lines plain={plain}", **how)
 
 
 def _maker(encode: Callable[[Any], bytes]) -> Callable[[str, str | None], File]:
@@ -69,26 +89,52 @@ class _File:
         self._file.close()
 
 
-def _as_bytes(record: Any) -> bytes:
-    if isinstance(record, bytes):
-        return record
-    if isinstance(record, Mapping):
-        return encode_example(record)
-    if isinstance(record, str):
-        return record.encode()
-    if isinstance(record, bytearray | memoryview):
-        return bytes(record)
-    raise PipelineError(
-        f"A record must be bytes, text, or a dict to be written as `tf.train.Example`; got {type(record).__name__}. "
-        "Map the dataset to one of these first."
-    )
+class _Encoder:
+    """Encodes records as bytes: all of them are bytes already, or none."""
+
+    def __init__(self, plain: bool):
+        self._plain = plain
+        self.are_bytes: bool | None = None
+
+    def __call__(self, record: Any) -> bytes:
+        if self.are_bytes and type(record) is bytes:
+            return record
+        are_bytes = isinstance(record, bytes | bytearray | memoryview)
+        if self._plain and isinstance(record, str):
+            return record.encode()
+        if are_bytes is not self.are_bytes:
+            self._check(are_bytes)
+        return bytes(record) if are_bytes else encode_example(record, plain=self._plain)
+
+    def _check(self, are_bytes: bool) -> None:
+        if self.are_bytes is not None and not self._plain:
+            kinds = ("bytes", "not bytes") if are_bytes else ("not bytes", "bytes")
+            raise PipelineError(
+                "A record is {}, but those before it are {}: nothing in the file would say which of them are "
+                "`tf.train.Example`. Map the dataset to one of both first.".format(*kinds)
+            )
+        self.are_bytes = are_bytes
 
 
-def _as_line(record: Any) -> bytes:
+_as_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def _line(record: Any) -> bytes:
+    try:
+        return _as_text(with_note(record)).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as e:
+        raise _not_json(e) from e
+
+
+def _plain_line(record: Any) -> bytes:
     try:
         return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_as_json).encode() + b"\n"
-    except (TypeError, ValueError) as e:
-        raise PipelineError(f"JSON cannot hold this record: {e}. Map the dataset to what it can hold first.") from e
+    except (TypeError, ValueError, RecursionError) as e:
+        raise _not_json(e) from e
+
+
+def _not_json(error: Exception) -> PipelineError:
+    return PipelineError(f"JSON cannot hold this record: {error}. Map the dataset to what it can hold first.")
 
 
 def _as_json(value: Any) -> Any:

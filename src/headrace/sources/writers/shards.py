@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypedDict
 
 from headrace.dataset import IterDataset, MapDataset
-from headrace.errors import PipelineError
+from headrace.errors import DataError, PipelineError
 from headrace.sources.files import is_remote
 from headrace.sources.writers.job import Job
 
@@ -81,9 +81,14 @@ def write(
             if name in running.finished:
                 done += size or 0
                 continue
-            file = make(running.partial, None if name == names[0] else names[0])
-            with _opened(part) as iterator:
-                done = _write_file(iterator, file, done, shards.total, progress)
+            try:
+                file = make(running.partial, None if name == names[0] else names[0])
+                with _opened(part) as iterator:
+                    done = _write_file(iterator, file, done, shards.total, progress)
+            except PipelineError as e:
+                if not isinstance(e, DataError):  # a record that cannot be written: no call can continue this one
+                    running.discard()
+                raise
             running.finish(name)
         if overwrite:
             _remove_other_counts(target, num_shards, getattr(records, "paths", ()))

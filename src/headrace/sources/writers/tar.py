@@ -18,14 +18,18 @@ from headrace.sources.tar.samples import KEY
 from headrace.sources.writers.shards import Writing, write
 
 
-def write_tar(records: Any, path: str | os.PathLike, **how: Unpack[Writing]) -> list[str]:
+def write_tar(records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]) -> list[str]:
     """Writes samples to tar files, and returns their paths; arguments as for `write_array_record`.
 
     A sample is a dict by extension: `{"__key__": "dog/1", "jpg": b"…", "cls": 3}` becomes the files `dog/1.jpg` and
-    `dog/1.cls`. Bytes are written as they are, text as UTF-8, `cls` as digits, `json` as JSON, and `npy` as an array.
-    Without `__key__`, the number of the record is its key.
+    `dog/1.cls`. Bytes are written as they are, `txt` as UTF-8, `cls` as digits, `json` as JSON, and `npy` as an array,
+    from which `DecodeSample` makes equal values. Without `__key__`, the number of the record is its key.
+
+    Args:
+        plain: Whether to write what does not come back equal, too: text with any extension, and tuples as JSON lists.
     """
-    return write(_with_keys(records), path, lambda partial, first: _TarFile(partial), "tar", **how)
+    make = lambda partial, first: _TarFile(partial, plain)  # noqa: E731
+    return write(_with_keys(records), path, make, f"tar plain={plain}", **how)
 
 
 def _with_keys(records: Any) -> Any:
@@ -55,7 +59,8 @@ def _with_key(number: int, record: Any) -> Any:
 class _TarFile:
     """A tar file to which samples are written."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, plain: bool):
+        self._plain = plain
         self._file = tarfile.open(path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
         self._last_key = ""
 
@@ -83,7 +88,7 @@ class _TarFile:
                 "key has no dot after its last slash and is in no folder like `__meta__`; an extension is in lower "
                 "case and has no slash."
             )
-        content = _encoded(name, value)
+        content = _encoded(name, value, self._plain)
         entry = tarfile.TarInfo(name)
         entry.size, entry.mode = len(content), 0o444
         self._file.addfile(entry, io.BytesIO(content))
@@ -92,25 +97,28 @@ class _TarFile:
         self._file.close()
 
 
-def _encoded(name: str, value: Any) -> bytes:
-    """The content of a file: what `DecodeSample` turns into the value again."""
+def _encoded(name: str, value: Any, plain: bool) -> bytes:
+    """The content of a file: what `DecodeSample` turns into the value again, unless it is to be plain."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     decode = DECODERS.get(name.rpartition(".")[2])
     try:
         if decode is json.loads:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        if isinstance(value, str):
+            content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            if not plain and json.loads(content) != value:
+                raise ValueError("it would be read back as another one, such as a list for a tuple")
+            return content
+        if isinstance(value, str) and (plain or decode is bytes.decode):
             return value.encode()
         if decode is int and isinstance(value, int | np.integer):
             return str(int(value)).encode()
         if decode is DECODERS["npy"] and isinstance(value, np.ndarray | np.generic):
-            content = io.BytesIO()
-            np.save(content, value, allow_pickle=False)
-            return content.getvalue()
+            file = io.BytesIO()
+            np.save(file, value, allow_pickle=False)
+            return file.getvalue()
     except (TypeError, ValueError) as e:
         raise PipelineError(f"{name} cannot hold this value: {e}. Map the dataset to what it can hold first.") from e
     raise PipelineError(
         f"{name} is to hold a value of the type {type(value).__name__}, and its extension does not say how. Encode it "
-        "to bytes first, or give an int the extension `cls`, an array `npy`, and other values `json`."
+        "to bytes first, or give text the extension `txt`, an int `cls`, an array `npy`, and other values `json`."
     )

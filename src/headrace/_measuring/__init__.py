@@ -1,0 +1,1 @@
+"""What measurements mean: what bounds a run, and what it could give."""

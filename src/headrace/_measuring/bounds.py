@@ -1,0 +1,120 @@
+"""How fast each part of a run could go, from what was measured: seconds of work for each output.
+
+A run is as fast as its slowest part. The consumer does one thing after the other: what it computes of the pipeline, and
+its own work. Workers and threads compute meanwhile, but all of them share the cores.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace._utils.threads import num_cores
+
+if TYPE_CHECKING:
+    from headrace.stats import Stats
+
+MOST_WORKERS = 64
+ENOUGH = 0.95  # of the best rate: more workers for the rest are not worth it
+HANDOVER_S = 4e-6  # what an element from a worker costs the consumer, where that was not measured
+COPIED_BYTES = 4e9  # a second, into a worker's memory, where that was not measured
+
+
+@dataclass(frozen=True)
+class Part:
+    """Threads or workers that compute a part of the pipeline.
+
+    Attributes:
+        where: Who: "threads", "thread" or "workers".
+        number: How many of them.
+        work_s: Their seconds of work for each output of the pipeline.
+        cpu_s: How much of that is on a core.
+    """
+
+    where: str
+    number: int
+    work_s: float
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        """How many outputs of the pipeline it could give in a second."""
+        return self.number / self.work_s if self.work_s else float("inf")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What each output costs.
+
+    Attributes:
+        loop_s: The consumer's own work between two outputs.
+        own_s: What the consumer computes of the pipeline.
+        own_cpu_s: How much of that is on a core.
+        parts: What others compute.
+        output_bytes: The size of an output.
+        cores: How many cores there are.
+    """
+
+    loop_s: float
+    own_s: float
+    own_cpu_s: float
+    parts: tuple[Part, ...]
+    output_bytes: float
+    cores: int
+
+    @classmethod
+    def of(cls, stats: "Stats") -> "Bounds":
+        """The costs of a run."""
+        outputs = max(stats.elements, 1)
+        parts: dict[str, Part] = {}
+        for stage in stats.stages:
+            if stage.where == "consumer":
+                continue
+            key = stage.stage if stage.where == "thread" else stage.where  # workers compute all stages in turn
+            before = parts.get(key, Part(stage.where, 0, 0.0, 0.0))
+            work_s = before.work_s + max(0.0, stage.busy_s - stage.starved_s) / outputs
+            number = max(before.number, stage.computed_by)
+            parts[key] = Part(stage.where, number, work_s, before.cpu_s + stage.cpu_s / outputs)
+        made = tuple(parts.values())
+        elsewhere_s = sum(part.cpu_s for part in made)
+        return cls(
+            loop_s=stats.consumer_s / outputs,
+            own_s=max(stats.next_s - stats.waited_s, 0.0) / outputs,
+            own_cpu_s=max(stats.cpu_s / outputs - elsewhere_s, 0.0),
+            parts=made,
+            output_bytes=stats.bytes / outputs,
+            cores=num_cores(),
+        )
+
+    @property
+    def slowest(self) -> Part | None:
+        """The threads or workers that could give least."""
+        return min(self.parts, key=lambda part: part.rate, default=None)
+
+    @property
+    def alone(self) -> float:
+        """How many outputs in a second the loader could give if the consumer did nothing else."""
+        cpu_s = self.own_cpu_s + sum(part.cpu_s for part in self.parts)
+        rates = [part.rate for part in self.parts]
+        rates += [1 / seconds for seconds in (self.own_s, cpu_s / self.cores) if seconds > 0]
+        return min(rates, default=float("inf"))
+
+    def with_workers(self, number: int) -> float:
+        """How many outputs in a second that many workers would give, if the consumer did nothing else."""
+        workers = next((part for part in self.parts if part.where == "workers"), None)
+        if workers is not None:
+            work_s, work_cpu_s, own_s, own_cpu_s = workers.work_s, workers.cpu_s, self.own_s, self.own_cpu_s
+        else:  # what the consumer and its threads compute now, and then the way to the consumer
+            copy_s = self.output_bytes / COPIED_BYTES
+            work_s = self.own_s + sum(part.work_s for part in self.parts) + copy_s
+            work_cpu_s = self.own_cpu_s + sum(part.cpu_s for part in self.parts) + copy_s
+            own_s = own_cpu_s = HANDOVER_S
+        cpu_s = work_cpu_s + own_cpu_s
+        rates = [number / work_s, 1 / max(own_s, 1e-9), self.cores / max(cpu_s, 1e-9)]
+        return min(rates)
+
+    def best_workers(self) -> int:
+        """The fewest workers that give about as much as any number of them, or as much as the consumer can take."""
+        most = range(1, MOST_WORKERS + 1)
+        wanted = ENOUGH * max(map(self.with_workers, most))
+        if self.loop_s:
+            wanted = min(wanted, 1 / self.loop_s)
+        return next((number for number in most if self.with_workers(number) >= wanted), MOST_WORKERS)

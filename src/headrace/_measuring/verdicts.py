@@ -1,0 +1,79 @@
+"""What bounds a run, in two sentences."""
+
+from typing import TYPE_CHECKING
+
+from headrace._measuring.bounds import Bounds, Part
+
+if TYPE_CHECKING:
+    from headrace.stats import Stats
+
+FEWEST = 8  # with fewer outputs, nothing is known
+SMALL = 0.1  # a smaller share of the time does not matter
+WORTH = 1.2  # a smaller gain is not worth a change
+OF = {"workers": "the workers' time", "threads": "the threads' time", "thread": "the prefetch thread's time"}
+
+
+def verdict(stats: "Stats") -> str:
+    """What bounds a run."""
+    if stats.elements < FEWEST or not stats.wall_s:
+        return f"Not known yet: {stats.elements} elements are too few to tell."
+    bounds = Bounds.of(stats)
+    own_s, waited_s = stats.next_s - stats.waited_s, stats.waited_s
+    if stats.next_s < SMALL * stats.wall_s:
+        return _of_loop(stats, bounds)
+    slowest = bounds.slowest
+    if waited_s > own_s and slowest is not None:
+        return f"{_culprit(stats, slowest)} {_advice(stats, bounds)}"
+    where = f"{stats.next_s / stats.wall_s:.0%} of the time is spent in `next()`"
+    return f"{culprit(stats, 'consumer', where)} {_advice(stats, bounds)}"
+
+
+def _of_loop(stats: "Stats", bounds: Bounds) -> str:
+    share, factor = stats.consumer_s / stats.wall_s, bounds.alone / stats.rate
+    return (
+        f"The accelerator does, or whatever else the loop does between two elements: {share:.0%} of the time. "
+        f"The loader could give {significant(factor)} × as much."
+    )
+
+
+def _culprit(stats: "Stats", part: Part) -> str:
+    in_use = f"{stats.cpu_s / stats.wall_s:.2g} of {Bounds.of(stats).cores} cores are in use"
+    return culprit(stats, part.where, in_use)
+
+
+def culprit(stats: "Stats", where: str, more: str = "") -> str:
+    """The operation that takes most of the time there."""
+    there = [each for each in stats.operations if each.where == where and each.seconds > 0]
+    if not there:
+        return "It is not known which operation does."
+    total_s, longest = sum(each.seconds for each in there), there[0]
+    share = f"{longest.seconds / total_s:.0%} of {OF.get(where, 'what the consumer computes')}"
+    return f"{longest.operation} does: {share}{f'; {more}' if more else ''}."
+
+
+def _advice(stats: "Stats", bounds: Bounds) -> str:
+    workers = next((part.number for part in bounds.parts if part.where == "workers"), 0)
+    best = bounds.best_workers()
+    rate = bounds.with_workers(best)
+    taken = rate if not bounds.loop_s else min(rate, 1 / bounds.loop_s)
+    if best <= workers or taken < WORTH * stats.rate:
+        return f"More workers would not help: {_limit(bounds, max(best, workers))}."
+    return f"`.mp_prefetch({best})` would give about {significant(taken)} elements/s."
+
+
+def significant(number: float) -> str:
+    """A number with two or three digits that count: 4,100, 37, 2.1."""
+    if number >= 100:
+        size = 10 ** (len(str(int(number))) - 2)
+        return f"{round(number / size) * size:,}"
+    return f"{number:.0f}" if number >= 10 else f"{number:.1f}"
+
+
+def _limit(bounds: Bounds, number: int) -> str:
+    """What keeps more workers from helping."""
+    cpu_s = bounds.own_cpu_s + sum(part.cpu_s for part in bounds.parts)
+    if bounds.loop_s and bounds.with_workers(max(number, 1)) >= 1 / bounds.loop_s:
+        return "the loop itself could not take more"
+    if cpu_s / bounds.cores >= bounds.own_s:
+        return f"all {bounds.cores} cores are needed already" if bounds.cores > 1 else "the one core is in use"
+    return "taking their results costs the consumer as much"

@@ -1,0 +1,70 @@
+"""What `MapDataset.source` and `DataLoader` are given, as sources: paths, arrays, frames, and sources themselves."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from headrace import sources
+from headrace.errors import PipelineError
+from headrace.sources.arrays import ArrayDataSource, is_array_like
+
+_FRAMES = {
+    "pandas": ("DataFrame", "Series"),
+    "polars": ("DataFrame", "Series"),
+    "pyarrow": ("Table", "RecordBatch", "ChunkedArray", "Array"),
+}
+
+
+def as_source(given: Any) -> Any:
+    """The source that something stands for; raises if it is none."""
+    source = opened(given)
+    if is_array_like(source):
+        return ArrayDataSource(source)
+    missing = [name for name in ("__len__", "__getitem__") if not hasattr(source, name)]
+    if missing and (missing[0] == "__len__" or not hasattr(source, "__getitems__")):
+        kind = type(source).__name__
+        raise PipelineError(f"A source needs `__len__` and `__getitem__`; {kind} lacks `{missing[0]}`.")
+    if isinstance(source, Mapping):
+        raise PipelineError(
+            "A dict is a source only if its values are NumPy arrays of one length: element i is row i of each. "
+            f"Got values of {sorted({type(value).__name__ for value in source.values()})}."
+        )
+    if _is_pair_of_arrays(source):
+        raise PipelineError(
+            f"A tuple of two arrays of {len(source[0])} rows is not read by rows. Name them: "
+            "`MapDataset.source({'x': x, 'y': y})` has {'x': x[i], 'y': y[i]} as element i. If the arrays are two "
+            "elements, give them in a list."
+        )
+    return source
+
+
+def opened(given: Any) -> Any:
+    """The source of a path or a frame; anything else as it is."""
+    if isinstance(given, str | os.PathLike):
+        source: Any = sources.open(given)
+        if not hasattr(source, "__getitem__"):
+            raise PipelineError(
+                f"{os.fsdecode(given)} can only be read in order, since it is compressed. "
+                "`headrace.open(path)` is a dataset of its records, an IterDataset."
+            )
+        return source
+    if is_frame(given):
+        return importlib.import_module("headrace.sources.frames").frame_source(given)  # in a layer above
+    return given
+
+
+def is_frame(value: Any) -> bool:
+    """Whether something is a table or a column of pandas, polars or pyarrow."""
+    found = ((sys.modules.get(library), names) for library, names in _FRAMES.items())
+    return any(isinstance(value, getattr(module, name)) for module, names in found if module for name in names)
+
+
+def _is_pair_of_arrays(source: Any) -> bool:
+    if type(source) is not tuple or len(source) != 2 or not all(hasattr(each, "shape") for each in source):
+        return False
+    lengths = [np.shape(each)[:1] for each in source]
+    return lengths[0] == lengths[1] != ()
