@@ -3,11 +3,14 @@
 import io
 import pickle
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import headrace
 from headrace import MapDataset, audio, sources
+from headrace.__main__ import main
 from headrace.errors import DataError, PipelineError
 from headrace.sources import AudioDataSource, DecodeSample, write_tar
 from headrace.testing import assert_equal, assert_resumable
@@ -77,9 +80,21 @@ def test_files_and_patterns_have_no_classes(folder, tmp_path):
         AudioDataSource(tmp_path)
 
 
+def test_elements_may_have_the_bytes_of_files(folder):
+    source = sources.open(folder, contents=True)
+    assert source[1] == {"audio": (folder / "flac" / "1.flac").read_bytes(), "label": 0}
+    assert "contents=True" in repr(source)
+
+
+def test_recordings_that_are_converted_are_whole_files(folder, tmp_path):
+    assert main(["convert", str(folder), str(tmp_path / "a.tfrecord"), "--quiet"]) == 0
+    found = sources.open(tmp_path / "a.tfrecord", parse_examples=True)
+    assert_equal(list(found), list(sources.open(folder, contents=True)))
+
+
 def test_a_file_with_the_suffix_of_another_format_is_an_error(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"no audio at all" * 50)
-    with pytest.raises(DataError, match=r"a\.wav does not begin as a audio file does"):
+    with pytest.raises(DataError, match=r"a\.wav does not begin as audio files do"):
         sources.open(tmp_path / "a.wav")
 
 
@@ -275,7 +290,7 @@ def test_arguments_that_make_no_sense(options, said):
 
 
 def test_what_is_not_audio_is_an_error():
-    with pytest.raises(PipelineError, match="Audio is the path of a file or its bytes; got int: 3"):
+    with pytest.raises(PipelineError, match="The audio of an element is the path of a file or its bytes; got int: 3"):
         audio.Decode().map({"audio": 3})
     with pytest.raises(PipelineError, match=r"The element has no audio under 'audio'; it has \['x'\]"):
         audio.Decode().map({"x": 3})
@@ -293,7 +308,19 @@ def test_bad_files_are_left_out(tmp_path):
     )
     with iter(ds) as iterator:
         assert len(list(iterator)) == 3
-        assert iterator.stats()["bad_records"]["count"] == 1
+        assert iterator.stats().bad_records["count"] == 1
+
+
+def test_doctor_decodes_every_file(folder, tmp_path, capsys):
+    assert main(["doctor", str(folder), "--quiet"]) == 0
+    flipped = bytearray(encoded(noise(), "FLAC"))
+    flipped[len(flipped) // 2] ^= 1
+    contents = {"a.flac": encoded(noise(), "FLAC"), "b.flac": flipped, "c.wav": encoded(noise())[:-9], "d.mp3": b"ID3"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    found = headrace.verify(tmp_path)
+    assert [Path(damage.file).name for damage in found.damaged] == ["b.flac", "c.wav", "d.mp3"]
+    assert found.num_records == 1
 
 
 def test_operations_say_how_they_decode():

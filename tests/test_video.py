@@ -1,8 +1,11 @@
 """Videos that PyAV writes: their frames are those that were written, or what OpenCV decodes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import headrace
 from headrace import MapDataset, sources, video
 from headrace.errors import DataError, PipelineError
 from headrace.sources import VideoDataSource
@@ -244,6 +247,15 @@ def test_a_file_cannot_make_others_be_read(tmp_path, videos):
             video.Decode().map(str(path))
 
 
+def test_doctor_decodes_every_file(tmp_path):
+    write(tmp_path / "a.mp4", 100)
+    write(tmp_path / "b.mkv", 100)
+    (tmp_path / "c.mp4").write_bytes((tmp_path / "a.mp4").read_bytes()[:900])
+    found = headrace.verify(tmp_path)
+    assert [Path(damage.file).name for damage in found.damaged] == ["c.mp4"]
+    assert found.num_records == 2
+
+
 def test_a_clip_after_the_end_is_an_error(videos):
     for decode in (video.Decode(start=4.0), video.Decode(3, start=9.0)):
         with pytest.raises(DataError, match=r"a\.mp4 is 4 s long, and a clip is to begin at (4|9) s"):
@@ -266,7 +278,7 @@ def test_arguments_that_make_no_sense(options, said):
 
 
 def test_what_is_not_a_video_is_an_error():
-    with pytest.raises(PipelineError, match="A video is the path of a file or its bytes; got int: 3"):
+    with pytest.raises(PipelineError, match="The video of an element is the path of a file or its bytes; got int: 3"):
         video.Decode().map({"video": 3})
     with pytest.raises(PipelineError, match=r"The element has no video under 'video'; it has \['x'\]"):
         video.Decode().map({"x": 3})

@@ -6,21 +6,20 @@ filter of soxr reaches no further than `AROUND_S`.
 """
 
 import contextlib
-import io
 import math
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from headrace._utils.addresses import redacted
-from headrace.errors import DataError, PipelineError, optional
-from headrace.sources import files
+from headrace.errors import DataError, optional
+from headrace.sources.media import name_of, stream_of
 
+WHAT = "audio"
 EXACT = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "FLAC", "AU", "CAF")  # formats in which every sample can be found
 AROUND_S = 0.05  # what is read before and after a clip to resample it
+CHECKED_FRAMES = 1 << 16
 UNKNOWN_BYTES = 0x7FFF0000  # a WAV file of this size or more was written by a program that did not know it yet
 _CUT_OFF = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 
@@ -31,7 +30,7 @@ def read(source: Any, start: float, duration: float | None, sampling_rate: int |
         rate = file.samplerate
         if start >= file.frames / rate:
             raise DataError(
-                f"{name_of(source)} is {file.frames / rate:g} s long, and a clip is to begin at {start:g} s."
+                f"{name_of(source, WHAT)} is {file.frames / rate:g} s long, and a clip is to begin at {start:g} s."
             )
         if sampling_rate is None or sampling_rate == rate:
             first = round(start * rate)
@@ -46,9 +45,12 @@ def seconds_of(source: Any) -> float:
         return file.frames / file.samplerate
 
 
-def name_of(source: Any) -> str:
-    """What a file, or the bytes of one, is called in messages."""
-    return redacted(os.fsdecode(source)) if isinstance(source, str | os.PathLike) else "The audio"
+def check(source: Any) -> None:
+    """Decodes all of a file, without keeping it; raises if it is damaged."""
+    with opened(source) as file:
+        for first in range(0, file.frames, CHECKED_FRAMES):
+            count = min(CHECKED_FRAMES, file.frames - first)
+            _check_count(file.read(count, dtype="float32"), count)
 
 
 @contextlib.contextmanager
@@ -56,15 +58,7 @@ def opened(source: Any) -> Iterator[Any]:
     """Opens a file, given by path, address or its bytes; errors of the library name it."""
     soundfile = optional("soundfile", extra="audio")
     with contextlib.ExitStack() as stack:
-        if isinstance(source, bytes | bytearray | memoryview):
-            stream: Any = io.BytesIO(source)
-        elif isinstance(source, str | os.PathLike):
-            stream = io.BufferedReader(files.Seekable(stack.enter_context(contextlib.closing(_file(source)))))
-        else:
-            raise PipelineError(
-                f"Audio is the path of a file or its bytes; got {type(source).__name__}: {source!r:.60}. Give `key` "
-                "its name."
-            )
+        stream = stack.enter_context(stream_of(source, WHAT))
         try:
             file = stack.enter_context(soundfile.SoundFile(stream))
             _check_whole(file)
@@ -72,17 +66,12 @@ def opened(source: Any) -> Iterator[Any]:
         except (soundfile.LibsndfileError, _Damaged) as e:
             text = re.sub("Error opening <.*?>: ", "", str(e).strip().rstrip("."))
             raise DataError(
-                f"{name_of(source)} does not decode as audio: {text}. Was it written or copied to its end?"
+                f"{name_of(source, WHAT)} does not decode as audio: {text}. Was it written or copied to its end?"
             ) from e
 
 
 class _Damaged(Exception):
     """A file has less than it says."""
-
-
-def _file(source: str | os.PathLike) -> files.File:
-    path = source if isinstance(source, str) else os.fsdecode(source)
-    return files.open_file(path)
 
 
 def _check_whole(file: Any) -> None:
@@ -101,9 +90,13 @@ def _samples(file: Any, first: int, count: int) -> np.ndarray:
         found = file.read(count, dtype="float32", always_2d=True)
     else:
         found = file.read(first + count, dtype="float32", always_2d=True)[first:]
+    _check_count(found, count)
+    return np.ascontiguousarray(found)
+
+
+def _check_count(found: np.ndarray, count: int) -> None:
     if len(found) < count:
         raise _Damaged(f"it ends {count - len(found)} samples before its header says")
-    return np.ascontiguousarray(found)
 
 
 def _resampled(file: Any, start: float, duration: float | None, sampling_rate: int) -> np.ndarray:

@@ -11,7 +11,8 @@ from headrace._utils.fields import field_in, with_field
 from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError
 from headrace.options import check_count
-from headrace.video.reading import SAME_S, as_array, known_seconds, name_of, opened, seconds_of
+from headrace.sources.media import name_of
+from headrace.video.reading import SAME_S, WHAT, as_array, known_seconds, opened, seconds_of
 
 KEY = "video"
 
@@ -35,7 +36,7 @@ class Frames:
         with opened(source) as video:
             said = video.seconds
             if said is not None and start > said - SAME_S:
-                raise DataError(f"{name_of(source)} is {said:g} s long, and a clip is to begin at {start:g} s.")
+                raise DataError(f"{name_of(source, WHAT)} is {said:g} s long, and a clip is to begin at {start:g} s.")
             stop = None if duration is None else start + duration
             if self.frames is None and self.fps is None:
                 frames = video.all(start, stop)

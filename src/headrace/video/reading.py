@@ -5,19 +5,17 @@ frame that is far from the last one. Times count from the first frame; a frame i
 """
 
 import contextlib
-import io
 import itertools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from headrace._utils.addresses import redacted
-from headrace.errors import DataError, PipelineError, optional
-from headrace.sources import files
+from headrace.errors import DataError, optional
+from headrace.sources.media import name_of, stream_of
 
+WHAT = "video"
 SAME_S = 1e-4  # times that differ by less are the same: numbers of seconds are rounded
 FAR_S = 1.0  # frames further away than this may be reached faster from a key frame before them
 ALONE = {"protocol_whitelist": "", "format_whitelist": "avi,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mpegts,flv,ogg"}
@@ -130,13 +128,15 @@ def known_seconds(video: Video, source: Any) -> float:
     """How long a video is; raises if it does not say."""
     seconds = video.seconds
     if seconds is None:
-        raise DataError(f"{name_of(source)} does not say how long it is. Give `duration`.")
+        raise DataError(f"{name_of(source, WHAT)} does not say how long it is. Give `duration`.")
     return seconds
 
 
-def name_of(source: Any) -> str:
-    """What a file, or the bytes of one, is called in messages."""
-    return redacted(os.fsdecode(source)) if isinstance(source, str | os.PathLike) else "The video"
+def check(source: Any) -> None:
+    """Decodes all of a file, without keeping it; raises if it is damaged."""
+    with opened(source) as video:
+        for _ in video.all(0.0, None):
+            pass
 
 
 @contextlib.contextmanager
@@ -144,24 +144,14 @@ def opened(source: Any) -> Iterator[Video]:
     """Opens a video, given by path, address or the bytes of a file; errors of the library name it."""
     av = optional("av", extra="video")
     with contextlib.ExitStack() as stack:
-        if isinstance(source, bytes | bytearray | memoryview):
-            stream: Any = io.BytesIO(source)
-        elif isinstance(source, str | os.PathLike):
-            path = source if isinstance(source, str) else os.fsdecode(source)
-            file = stack.enter_context(contextlib.closing(files.open_file(path)))
-            stream = io.BufferedReader(files.Seekable(file), 1 << 16)
-        else:
-            raise PipelineError(
-                f"A video is the path of a file or its bytes; got {type(source).__name__}: {source!r:.60}. Give `key` "
-                "its name."
-            )
+        stream = stack.enter_context(stream_of(source, WHAT))
         try:
             container = stack.enter_context(av.open(stream, options=ALONE))
-            yield Video(container, name_of(source), av.FFmpegError)
+            yield Video(container, name_of(source, WHAT), av.FFmpegError)
         except (av.FFmpegError, EOFError) as e:
+            text = str(e).strip().rstrip(".")
             raise DataError(
-                f"{name_of(source)} does not decode as video: {str(e).strip().rstrip('.')}. Was it written or copied "
-                "to its end?"
+                f"{name_of(source, WHAT)} does not decode as video: {text}. Was it written or copied to its end?"
             ) from e
 
 

@@ -30,6 +30,7 @@ class Format(NamedTuple):
     checksums: str = "none"  # what they cover
     has_records: bool = False  # whether elements are bytes, which may be `tf.train.Example`
     decodes: bool = False  # whether the source decodes images, unless it is told not to
+    has_paths: bool = False  # whether elements have paths of files, unless it is told to read them
 
 
 def imported(name: str) -> Any:
@@ -133,8 +134,15 @@ _TAR = Format(
     "tar.TarIterDataset",
     checksums="headers; not the content of files",
 )
-_AUDIO = Format("audio", AUDIO, _is_audio, "media.AudioDataSource", checksums="FLAC: all samples; others: none")
-_VIDEO = Format("video", VIDEO, _is_video, "media.VideoDataSource")
+_AUDIO = Format(
+    "audio",
+    AUDIO,
+    _is_audio,
+    "media.AudioDataSource",
+    checksums="FLAC: all samples; others: none",
+    has_paths=True,
+)
+_VIDEO = Format("video", VIDEO, _is_video, "media.VideoDataSource", has_paths=True)
 _TELLING = _BINARY + _ZIPPED
 _TEXTS = (
     Format("JSON lines", (".jsonl", ".ndjson", ".jsonlines"), _is_text, _JSON, _JSON_STREAM),
@@ -190,7 +198,7 @@ def format_of(path: str, begin: bytes) -> Format:
         return found
     if expected is not None:
         raise DataError(
-            f"{path} does not begin as a {expected.name} file does: its first bytes are {begin[:16]!r}. It is damaged, "
+            f"{path} does not begin as {expected.name} files do: its first bytes are {begin[:16]!r}. It is damaged, "
             "or has the suffix of another format, which you can name with `format`."
         )
     if begin.lstrip().startswith(b"{") and _is_text(begin):
