@@ -227,6 +227,15 @@ def test_streams_are_the_same_with_workers_and_resume(folder):
     assert ds.element_spec["audio"].shape == (None, None)
 
 
+def test_decoded_audio_can_be_cached_until_a_file_changes(tmp_path):
+    path = tmp_path / "a.wav"
+    for seed in range(2):
+        path.write_bytes(encoded(noise(1 + seed, seed=seed)))
+        for _ in range(2):
+            ds = MapDataset.source(sources.open(path)).map(audio.Decode()).cache(tmp_path / "cache")
+            assert_equal([element["audio"] for element in ds], [noise(1 + seed, seed=seed)])
+
+
 def test_audio_in_tar_files(tmp_path):
     samples = [noise(0.5, 1, seed=i) for i in range(4)]
     (path,) = write_tar([{"flac": encoded(one, "FLAC"), "cls": i} for i, one in enumerate(samples)], tmp_path / "a.tar")
