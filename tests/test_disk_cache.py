@@ -103,8 +103,22 @@ def test_batches_are_gathered_from_columns(tmp_path):
     batch = ds.shuffle(seed=1).batch(40)
     expected = [{"x": np.full(3, i), "y": np.float32(i)} for i in MapDataset.range(100).shuffle(seed=1)]
     assert_equal(next(iter(batch)), MapDataset.source(expected).batch(40)[0])
-    assert hasattr(ds._op.opened(), "__getcolumns__")
+    assert "one gather a batch" in str(batch.explain())
     assert_block_law(batch)
+    assert_resumable(batch)
+    assert_equal(
+        list(ds.repeat(2).batch(40))[3], {"x": np.tile(np.r_[20:60][:, None], 3), "y": np.r_[20.0:60.0].astype("f4")}
+    )
+
+
+def test_a_cache_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
+    ds = MapDataset.range(1000).map(lambda i: np.full(3, i)).cache(tmp_path).shuffle(seed=1).batch(10)
+    with iter(ds) as iterator:
+        next(iterator)
+        (name,) = folders(tmp_path)
+        os.truncate(tmp_path / name / "records", 100)
+        with pytest.raises(DataError, match="records.*changed"):
+            list(iterator)
 
 
 @of_kinds
@@ -168,12 +182,11 @@ def test_workers_fill_it_and_read_it(tmp_path, counted, kind):
     assert list(with_workers) == expected
     assert counted.calls == 40
     assert len(folders(tmp_path / "cache")) == 1
-    assert list(with_workers) == list(ds) == expected
-    assert counted.calls == 40
     with iter(with_workers) as theirs, iter(ds) as mine:
-        for _ in range(7):
-            next(theirs), next(mine)
+        assert [next(theirs) for _ in range(7)] == [next(mine) for _ in range(7)]
         assert theirs.get_state() == mine.get_state()
+        assert list(theirs) == list(mine) == expected[7:]
+    assert counted.calls == 40
 
 
 def in_worker(x):
@@ -325,22 +338,20 @@ def logged(tmp_path):
     return [line.split() for line in (tmp_path / "log").read_text().splitlines()] if (tmp_path / "log").exists() else []
 
 
-@of_kinds
-def test_one_of_several_processes_fills_it_and_the_others_wait(tmp_path, kind):
-    processes = [start(tmp_path, kind, 0.02, seed) for seed in range(4)]
+def test_one_of_several_processes_fills_it_and_the_others_wait(tmp_path):
+    processes = [start(tmp_path, "map", 0.02, seed) for seed in range(3)]
     said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-    assert said == ["True\n"] * 4
-    assert [process.returncode for process in processes] == [0] * 4
+    assert said == ["True\n"] * 3
+    assert [process.returncode for process in processes] == [0] * 3
     assert sorted(int(x) for _, x in logged(tmp_path)) == list(range(20))  # in threads, in any order
     assert len({pid for pid, _ in logged(tmp_path)}) == 1
     assert len(folders(tmp_path / "cache")) == 1
 
 
-@of_kinds
-def test_after_a_kill_there_is_nothing_and_the_next_one_fills_it(tmp_path, kind):
-    killed = start(tmp_path, kind, 0.1)
+def test_after_a_kill_there_is_nothing_and_the_next_one_fills_it(tmp_path):
+    killed = start(tmp_path, "stream", 0.1)
     until(lambda: len(logged(tmp_path)) > 3, "it has begun")
-    waiting = start(tmp_path, kind, 0.0)  # it waits for the lock, or comes when it is free
+    waiting = start(tmp_path, "stream", 0.0)  # it waits for the lock, or comes when it is free
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=LIMIT_S)
     assert waiting.communicate(timeout=LIMIT_S)[0] == "True\n"
@@ -348,7 +359,7 @@ def test_after_a_kill_there_is_nothing_and_the_next_one_fills_it(tmp_path, kind)
     assert by.count(str(waiting.pid)) == 20
     assert left_over(tmp_path / "cache") == []
     assert len(folders(tmp_path / "cache")) == 1
-    assert start(tmp_path, kind).communicate(timeout=LIMIT_S)[0] == "True\n"
+    assert start(tmp_path, "stream").communicate(timeout=LIMIT_S)[0] == "True\n"
     assert len(logged(tmp_path)) == len(by)
 
 
@@ -473,18 +484,12 @@ def test_each_pipeline_has_its_own_key():
 
 def test_keys_are_the_same_in_every_process():
     code = "import json; from tests import test_disk_cache; print(json.dumps(test_disk_cache.keys()))"
-    for seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        said = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        assert said.returncode == 0, said.stderr
-        assert json.loads(said.stdout) == keys()
+    environment = os.environ | {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout) == keys()
 
 
 @pytest.mark.parametrize("what", ["FACTOR", "helper", "method", "attribute"])

@@ -48,6 +48,15 @@ class DiskCache(Cache):
         return kept.elements
 
     @property
+    def source(self) -> "KeptElements | None":
+        """Its elements as a source."""
+        return self.opened()
+
+    @property
+    def gathers_columns(self) -> bool:
+        return hasattr(self.source, "__getcolumns__")
+
+    @property
     def is_stream(self) -> bool:
         return False
 

@@ -21,7 +21,7 @@ from headrace._ops.global_batch import GlobalBatch
 from headrace._ops.group import Batch
 from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
-from headrace._plan.blocks import Block, Columns, Indices, Rows, as_array, by_part, interleave
+from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace._plan.profile import measuring, timed
@@ -45,9 +45,9 @@ def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
 
 
 class Gather:
-    """A source behind an index program; `read` gets indices of the source's first epoch."""
+    """A source, or a cache on disk, behind an index program; `read` gets indices of its first epoch."""
 
-    def __init__(self, program: Program, source: Source, guard: Guard | None):
+    def __init__(self, program: Program, source: Source | DiskCache, guard: Guard | None):
         finds = guard is None or not guard.skips  # a guard that skips reads one by one itself
         self.program, self.read, self.op, self.source = program, reader(source, finds=finds), source, source.source
 
@@ -92,15 +92,13 @@ def _(op: Cache, guard: Guard | None = None) -> Fetch:
 
 @fetcher.register
 def _(op: DiskCache, guard: Guard | None = None) -> Fetch:
+    if op.gathers_columns:
+        return guarded_read(Gather(Program([], modulo=op.length()), op, guard), op, op, guard)
+
     def fetch(idx: Indices) -> Block:
         elements = op.opened()
         wanted = as_array(idx) % max(op.length(), 1)
-        if elements is None:
-            return compute()(wanted)
-        gather = getattr(elements, "__getcolumns__", None)
-        return (
-            Rows(elements.__getitems__(wanted), owned=True) if gather is None else Columns(gather(wanted), len(wanted))
-        )
+        return compute()(wanted) if elements is None else Rows(elements.__getitems__(wanted), owned=True)
 
     compute = cache(lambda: fetcher(op.parent, guard))  # an element asked for before the folder is complete
     read = naming(op, partial(timed, op, fetch), finds=guard is None or not guard.skips)
@@ -181,7 +179,7 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
         if isinstance(op, IndexOp):
             top = op
             program, op = split_index_program(op)
-            if isinstance(op, Source):
+            if isinstance(op, Source) or (isinstance(op, DiskCache) and op.gathers_columns):
                 base = guarded_read(Gather(program, op, guard), top, op, guard)
                 break
             if program.steps:

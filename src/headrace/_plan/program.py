@@ -28,7 +28,7 @@ def split_index_program(op: Op) -> "tuple[Program, Op]":
     while isinstance(op, IndexOp) and not isinstance(op, Cache):
         steps.append(op)
         op = op.parent
-    return Program(steps, modulo=op.length() if isinstance(op, Source) else None), op
+    return Program(steps, modulo=op.length() if isinstance(op, Source) or op.gathers_columns else None), op
 
 
 class Program:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import mmap
 import os
 import struct
 from collections.abc import Sequence
@@ -94,21 +93,25 @@ class KeptElements(BlockSource[Any]):
 
     @functools.cached_property
     def _columns(self) -> tuple[Any, int] | None:
-        return None if self._shapes is None else columns(self._layouts[0], self._shapes)
+        """Where columns are, if there are any, in a file that is mapped."""
+        if self._shapes is None or not isinstance(self._pool.get(self._records), files.MappedFile):
+            return None
+        return columns(self._layouts[0], self._shapes)
 
     @property
     def __getcolumns__(self) -> Any:
-        file = self._pool.get(self._records) if self._columns is not None else None
-        if self._columns is None or not isinstance(file, files.MappedFile):
+        if self._columns is None:
             raise AttributeError("__getcolumns__")
-        return functools.partial(self._gather, *self._columns, file.buffer)
+        return functools.partial(self._gather, *self._columns)
 
-    def _gather(self, tree: Any, record_bytes: int, buffer: mmap.mmap, indices: np.ndarray) -> Any:
+    def _gather(self, tree: Any, record_bytes: int, indices: np.ndarray) -> Any:
         places = places_of(indices, self._length, "elements")
+        file = self._pool.get(self._records)
+        assert isinstance(file, files.MappedFile)
 
         def gather(node: Any) -> Any:
             if isinstance(node, Column):
-                return node.rows(buffer, self._length, record_bytes, places)
+                return node.rows(file.buffer, self._length, record_bytes, places)
             return {k: gather(v) for k, v in node.items()} if isinstance(node, dict) else tuple(map(gather, node))
 
         return gather(tree)
