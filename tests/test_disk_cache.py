@@ -314,7 +314,11 @@ PROGRAM = """
     import numpy as np
     from headrace import MapDataset
     log, cache, kind = sys.argv[1:]
+    started = os.path.join(os.path.dirname(log), "started")
+    os.makedirs(os.path.join(started, str(os.getpid())))
     def slow(x):
+        while len(os.listdir(started)) < int(os.environ["TOGETHER"]):
+            time.sleep(0.01)
         with open(log, "a") as file:
             file.write(f"{os.getpid()} {x}\\n")
         time.sleep(float(os.environ["WAIT_S"]))
@@ -325,12 +329,13 @@ PROGRAM = """
 """
 
 
-def start(tmp_path, kind="map", wait_s=0.0, seed=0):
+def start(tmp_path, kind="map", wait_s=0.0, seed=0, together=1):
+    """Starts a process that fills a cache or reads it; the first element waits until `together` have started."""
     path = tmp_path / "program.py"
     if not path.exists():  # others may be reading it
         path.write_text(textwrap.dedent(PROGRAM))
     command = [sys.executable, str(path), str(tmp_path / "log"), str(tmp_path / "cache"), kind]
-    environment = os.environ | {"PYTHONHASHSEED": str(seed), "WAIT_S": str(wait_s)}
+    environment = os.environ | {"PYTHONHASHSEED": str(seed), "WAIT_S": str(wait_s), "TOGETHER": str(together)}
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -339,7 +344,7 @@ def logged(tmp_path):
 
 
 def test_one_of_several_processes_fills_it_and_the_others_wait(tmp_path):
-    processes = [start(tmp_path, "map", 0.02, seed) for seed in range(3)]
+    processes = [start(tmp_path, "map", 0.05, seed, together=3) for seed in range(3)]
     said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     assert said == ["True\n"] * 3
     assert [process.returncode for process in processes] == [0] * 3
