@@ -447,7 +447,7 @@ def test_a_users_iterator_is_asked_for_its_state_only_now_and_then():
 def test_pipelines_read_as_they_were_written():
     ds = MapDataset.range(10).shuffle(seed=42).map(lambda x: x).to_iter_dataset().batch(3, drop_remainder=True)
     text = repr(ds)
-    assert "MapDataset.range(10)\n  .shuffle(42)\n  .map(<lambda> at test_dataset.py:" in text
+    assert "MapDataset.range(10)\n  .shuffle(seed=42)\n  .map(<lambda> at test_dataset.py:" in text
     assert text.endswith(".to_iter_dataset()\n  .batch(3, drop_remainder=True)")
 
 
@@ -465,7 +465,7 @@ def test_explain_shows_what_is_done():
     IterDataset.mix((1, 2)) of                                         | ordering point: takes parts in turn
         MapDataset.source(ArrayDataSource(length=10, ['x']: int64[]))  | columns, gathered by index
           .seed(1)                                                     | nothing at run time
-          .shuffle(3)                                                  | index program: blocks planned ahead
+          .shuffle(seed=3)                                             | index program: blocks planned ahead
           .slice(0, step=2, count=5)                                   | index program: stays a range
           .batch(2)                                                    | one gather a batch, indices of many batches at once
           .to_iter_dataset(ReadOptions)                                | in index order, 2 threads

@@ -232,6 +232,17 @@ def test_caches_before_caches(tmp_path, counted):
     assert counted.calls == 8
 
 
+@of_kinds
+def test_looking_at_elements_does_not_fill_it(tmp_path, counted, capsys, kind):
+    ds = KINDS[kind](MapDataset.range(1000).map(counted)).cache(tmp_path / "cache")
+    ds.show(2)
+    assert "'1'" in capsys.readouterr().out
+    assert "cannot be computed" not in ds._repr_html_()
+    assert counted.calls < 100
+    assert not (tmp_path / "cache").exists()
+    assert len(list(ds)) == len(ds) == 1000
+
+
 def test_to_arrays_and_prefetching_fill_it(tmp_path, counted):
     ds = MapDataset.range(8).map(counted).map(lambda x: x["x"]).cache(tmp_path / "a")
     assert_equal(ds.to_arrays(), np.stack([np.full(3, i) for i in range(8)]))

@@ -20,7 +20,7 @@ NAMES = {
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
         transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device monitoring text operations
         ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify in_step RayOptions
-        open""",
+        open diagnose""",
     "images": """CenterCrop ColorJitter Compose Crop CutMix Decode MixUp Normalize RandAugment RandomCrop
         RandomHorizontalFlip RandomResizedCrop Resize""",
     "text": "Tokenize",

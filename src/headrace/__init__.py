@@ -42,6 +42,7 @@ if _TYPE_CHECKING:
     from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
     from headrace.device.in_step import in_step as in_step
     from headrace.device.jax import device_put as device_put
+    from headrace.diagnosis import diagnose as diagnose
     from headrace.performance import pick_performance_config as pick_performance_config
     from headrace.sources.opening import open as open
     from headrace.sources.verification import verify as verify
@@ -54,6 +55,7 @@ _getattr, _dir, _ = _later(
         "checkpoint.elastic": ("ElasticIterator",),
         "device.in_step": ("in_step",),
         "device.jax": ("device_put",),
+        "diagnosis": ("diagnose",),
         "performance": ("pick_performance_config",),
         "sources.opening": ("open",),
         "sources.verification": ("verify",),

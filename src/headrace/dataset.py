@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex, TypeVar, Unpack, overload
 import numpy as np
 
 from headrace import transforms
-from headrace._dataset.base import Dataset, map_ops, stream_ops
+from headrace._dataset.base import Dataset, map_ops, num_elements, stream_ops
 from headrace._dataset.types import IterTypes, MapTypes
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
@@ -288,6 +288,17 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         if "_own_iter" not in cls.__dict__:
             setattr(cls, "_own_iter", own)  # noqa: B010  (assigning it would redeclare the method to type checkers)
         setattr(cls, "__iter__", iterate)  # noqa: B010
+
+    def __len__(self) -> int:
+        """How many elements it has, where that is known without reading any; otherwise a `TypeError`.
+
+        >>> len(MapDataset.range(10).to_iter_dataset().batch(3))
+        4
+        """
+        return num_elements(self._operation or self._op)
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length is
 
     # ---- several datasets
 

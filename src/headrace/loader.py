@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from headrace import transforms
 from headrace._loader import state as states
 from headrace._loader.chain import chain
 from headrace._loader.in_order import InOrder, reads_in_order
-from headrace._loader.kinds import as_transforms, identity
+from headrace._loader.kinds import as_transforms, identity, shown
 from headrace._loader.order import Order
 from headrace._plan.plan import Plan
 from headrace._states import arrays
@@ -113,8 +114,36 @@ class DataLoader(marks.DataLoader):
         """How the loader's pipeline will be computed, operation by operation."""
         return self._dataset.explain()
 
+    def view(self, *, title: str = "Loader", port: int = 0, open_browser: bool = True) -> Any:
+        """Serves a page on this machine that shows the loader's pipeline while it runs: see `MapDataset.view`."""
+        return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
+
+    def __len__(self) -> int:
+        """How many outputs it has, where that is known without reading any; otherwise a `TypeError`."""
+        return len(self._dataset)
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length is
+
     def __iter__(self) -> "DataLoaderIterator":
         return DataLoaderIterator(self)
+
+    def show(self, n: int = 3) -> None:
+        """Shows the first elements: images as images, tokens as text. In a notebook as HTML, else it prints.
+
+        >>> load([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}], num_epochs=1).show(2)
+        id  name
+         7  'a'
+         8  'b'
+        """
+        from headrace import _show  # few programs need it
+
+        _show.show(self, n)
+
+    def _repr_html_(self) -> str:
+        from headrace import _show
+
+        return _show.dataset_html(self)
 
     def _check_source(self) -> None:
         """Raises if the source has become shorter since the loader was made."""
@@ -127,6 +156,7 @@ class DataLoader(marks.DataLoader):
 
     def __repr__(self) -> str:
         named = {"worker_count": self._multiprocessing_options.num_workers, **vars(self.identity)}
+        named["operations"] = f"[{', '.join(map(shown, self.operations))}]"
         return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 

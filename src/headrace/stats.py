@@ -1,11 +1,14 @@
 """What an iterator has done and where its time went: `iterator.stats()`."""
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace._measuring import tables, verdicts
+from headrace._ops.base import Op
 from headrace._plan.origins import last_own
+from headrace._plan.plan import Plan
 from headrace._plan.recorder import StageNumbers, StageRecord, Totals
 
 if TYPE_CHECKING:
@@ -98,6 +101,8 @@ class Stats:
     operations: tuple[OperationStats, ...]
     bad_records: dict[str, Any] = field(default_factory=dict)
     recent: "Stats | None" = None
+    _pipeline: Op | None = field(default=None, repr=False, compare=False)
+    _position: Any = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, walk: "Walk", now_s: float) -> "Stats":
@@ -107,7 +112,18 @@ class Stats:
         before = next((each for each in recorder.snapshots if now_s - each.at_s <= RECENT_S), None)
         recent = _between(recorder.records, before, totals) if before is not None else None
         whole = _between(recorder.records, None, totals)
-        return dataclasses.replace(whole, bad_records=walk.bad_records.stats(), recent=recent)
+        return dataclasses.replace(
+            whole,
+            bad_records=walk.bad_records.stats(),
+            recent=recent,
+            _pipeline=walk.op,
+            _position=walk.position(),
+        )
+
+    @classmethod
+    def between(cls, walk: "Walk", before: Totals | None, now_s: float) -> "Stats":
+        """The statistics of an iterator since a moment; `None` is the beginning."""
+        return _between(walk.recorder.records, before, walk.recorder.totals(now_s))
 
     @property
     def wall_s(self) -> float:
@@ -127,7 +143,8 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and text."""
-        made = dataclasses.asdict(dataclasses.replace(self, recent=None))
+        made = dataclasses.asdict(dataclasses.replace(self, recent=None, _pipeline=None, _position=None))
+        del made["_pipeline"], made["_position"]
         made["stages"], made["operations"] = list(made["stages"]), list(made["operations"])
         made |= {"wall_s": self.wall_s, "rate": self.rate}
         if self.recent is not None:
@@ -135,6 +152,18 @@ class Stats:
         else:
             del made["recent"]
         return made
+
+    def save(self, path: str | os.PathLike[str], *, title: str = "Pipeline") -> None:
+        """Writes a report, with the pipeline as a graph: one HTML file that needs nothing else.
+
+        It needs Jinja: `pip install 'headrace[view]'`.
+        """
+        from headrace._report.report import report_html  # few programs need it
+
+        plan = None if self._pipeline is None else Plan(self._pipeline)
+        page = report_html(self, plan, self._position, title=title)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page)
 
     def __str__(self) -> str:
         return tables.as_text(self)

@@ -9,12 +9,13 @@ on how many elements they get at once.
 """
 
 import abc
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
+
+from headrace._utils.notebooks import place
 
 _F = TypeVar("_F")
 
@@ -154,7 +155,7 @@ def _show(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__name__", repr(function))
-    return f"{function.__name__} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+    return f"{function.__name__} at {place(code.co_filename, code.co_firstlineno)}"
 
 
 _OF_FUNCTION: dict[type, type] = {

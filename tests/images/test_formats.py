@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
+from headrace._utils.image_headers import read_header
 from headrace.errors import DataError
 from headrace.images import CenterCrop, Compose, Decode, RandomResizedCrop, Resize, decoding, geometry, sampling
-from headrace.images.headers import read_header
 from headrace.images.operation import Operation
 from headrace.sources import ImageFolderDataSource
 from headrace.sources.images import decoding as whole_images
@@ -269,7 +269,10 @@ def test_sizes_by_pillow(without):
 
 def test_a_library_that_is_missing_is_named(without):
     without("cv2", "simplejpeg", "PIL.Image", "PIL")
-    with pytest.raises(ImportError, match=r"`cv2` is not installed. Install it with: pip install 'headrace\[image\]'"):
+    with pytest.raises(
+        ImportError,
+        match=r"`cv2` \(opencv-python-headless\) is not installed. Install it with: pip install 'headrace\[image\]'",
+    ):
         Resize(10).map(PHOTO)
     with pytest.raises(ImportError, match=r"pip install 'headrace\[image\]'"):
         Decode().map(FILES["png"])

@@ -25,7 +25,7 @@ def index_files(folder):
 def scans(monkeypatch):
     """The files that are scanned from now on."""
     found, scan = [], index.scan
-    monkeypatch.setattr(index, "scan", lambda file, path: found.append(path) or scan(file, path))
+    monkeypatch.setattr(index, "scan", lambda file, path, *rest: found.append(path) or scan(file, path, *rest))
     return found
 
 

@@ -14,7 +14,9 @@ from tests.sources.fixtures.tfrecords import some_records, write
 def scans(monkeypatch):
     """The files whose records were looked for."""
     seen, find = [], random_access.find_offsets
-    monkeypatch.setattr(random_access, "find_offsets", lambda file, path: seen.append(path) or find(file, path))
+    monkeypatch.setattr(
+        random_access, "find_offsets", lambda file, path, *rest: seen.append(path) or find(file, path, *rest)
+    )
     return seen
 
 
@@ -76,8 +78,8 @@ def test_an_index_that_can_be_nowhere_is_not_needed(tmp_path, scans):
 def test_a_file_that_is_still_written_is_an_error(tmp_path, monkeypatch):
     path, find = write(tmp_path / "t", [b"1"]), random_access.find_offsets
 
-    def find_while_it_is_written(file, path):
-        found = find(file, path)
+    def find_while_it_is_written(file, path, *rest):
+        found = find(file, path, *rest)
         write(path, [b"1", b"2"])
         return found
 

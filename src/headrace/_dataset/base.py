@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -12,10 +13,11 @@ from headrace._executors import context
 from headrace._executors.bad_records import BadRecords
 from headrace._executors.filling import fill_caches
 from headrace._executors.workers import Workers
-from headrace._ops.base import Op
+from headrace._ops.base import ENDLESS, Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.disk_cache import DiskCache, stream_from_disk
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace._ops.ending import num_outputs
 from headrace._ops.group import Batch, PadTo
 from headrace._ops.order import Options, Seed, WindowShuffle
 from headrace._ops.source import UserDataset
@@ -107,8 +109,37 @@ class Dataset(Generic[T]):
         """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`."""
         return Plan(self._op)
 
+    def view(self, *, title: str = "Pipeline", port: int = 0, open_browser: bool = True) -> "Any":
+        """Serves a page on this machine that shows the pipeline while it runs, and what operations do to elements.
+
+        It returns a `View` with the address, `url`, and `close()`. A script that has nothing else to do calls `wait()`.
+
+        Args:
+            title: What the page is called.
+            port: The port to serve at; any that is free by default.
+            open_browser: Whether to open the page in a browser, if there is a screen.
+        """
+        return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
+
     def __repr__(self) -> str:
         return show(self._op)
+
+    def show(self, n: int = 3) -> None:
+        """Shows the first elements: images as images, tokens as text. In a notebook as HTML, else it prints.
+
+        >>> MapDataset.source([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}]).show(2)
+        id  name
+         7  'a'
+         8  'b'
+        """
+        from headrace import _show  # few programs need it
+
+        _show.show(self, n)
+
+    def _repr_html_(self) -> str:
+        from headrace import _show
+
+        return _show.dataset_html(self)
 
     # ---- operations on elements
 
@@ -343,6 +374,16 @@ def _meant(kind: type[Dataset], name: str) -> tuple[str | None, str]:
 def dataset_of(op: Op) -> Dataset:
     """The dataset of an operation."""
     return op.dataset if isinstance(op, UserDataset) else Dataset._kinds[op.is_stream]._of(op)
+
+
+def num_elements(op: Op) -> int:
+    """How many elements a stream has; raises a `TypeError`, which `list` and `tqdm` expect, where that is not known."""
+    count = num_outputs(op, surely=True)
+    if count is None:
+        raise TypeError(f"The length of `{op.name}` (pipeline at {op.site}) is not known without reading all of it.")
+    if count >= ENDLESS:
+        raise TypeError(f"`{op.name}` (pipeline at {op.site}) is endless, so it has no length.")
+    return int(count)
 
 
 def _blocks(stream: Stream) -> Iterable[Block]:

@@ -19,6 +19,7 @@ import numpy as np
 from headrace._executors.classes import received_classes
 from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_file, read
 from headrace._ops.base import Op, describe, parents_first
+from headrace._utils import notebooks
 from headrace._utils.nodes import adopt_nodes, jax_nodes
 from headrace.errors import WorkerError
 from headrace.options import DatasetOptions
@@ -62,7 +63,7 @@ class SharedPlan:
         """Where the plan is in the file; first use writes it."""
         value = (self.pipelines, self.init, self.options)
         try:
-            return Writer(Slot(self.fd)).dump((*value, _Nodes()), partial(_PlanPickler, self._classes))
+            return Writer(Slot(self.fd)).dump((*value, _Nodes(), _Cells()), partial(_PlanPickler, self._classes))
         except WorkerError:
             raise
         except Exception as e:
@@ -78,8 +79,9 @@ def opened_plan(
     memory: np.ndarray, extent: Extent
 ) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a plan from memory; its arrays are views of that."""
-    pipelines, init, options, nodes = read(memory, extent)
+    pipelines, init, options, nodes, cells = read(memory, extent)
     adopt_nodes(nodes)
+    notebooks.tell(cells)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
     return pipelines, init, options
 
@@ -88,16 +90,25 @@ class _Nodes:
     """A placeholder for JAX's node types among the classes pickled before it."""
 
 
+class _Cells:
+    """A placeholder for the cells of a notebook that have the functions pickled before it."""
+
+
 class _PlanPickler(Pickler):
-    """Pickles memory maps as their paths, and JAX's registrations of the classes in a plan."""
+    """Pickles memory maps as their paths, and what workers must know of the classes and functions in a plan."""
 
     def __init__(self, classes: set[type], writer: Writer, stream: io.BytesIO):
         super().__init__(writer, stream)
         self._classes = classes
+        self._files: set[str] = set()  # of functions
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type):
             self._classes.add(obj)
+        if isinstance(obj, types.FunctionType):
+            self._files.add(obj.__code__.co_filename)
+        if isinstance(obj, _Cells):
+            return dict, (notebooks.cells(self._files),)
         if isinstance(obj, _Nodes):
             return list, (jax_nodes(self._classes),)
         if hasattr(type(obj), "reduce_by_value"):  # the name of its memory is enough: this process keeps it alive

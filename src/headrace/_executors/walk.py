@@ -12,6 +12,7 @@ from typing import Any
 from headrace._executors import context, hang_watch
 from headrace._executors.bad_records import BadRecords
 from headrace._executors.filling import fill_caches
+from headrace._executors.first_wait import FirstWait
 from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
 from headrace._ops.base import Kept, Op
@@ -24,6 +25,7 @@ from headrace._plan.profile import here
 from headrace._plan.recorder import Recorder
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
+from headrace._utils import progress
 from headrace._utils.signals import raised_by_signal, signal_handlers
 from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError, FilterError, users_frames
@@ -91,6 +93,7 @@ class Walk:
         self.waiting: tuple[float, int] | None = None
         self.told: tuple[tuple[float, int] | None, int] = (None, 0)
         self._watched = False
+        self._first_wait = FirstWait(op, self.recorder) if progress.is_shown() else None
 
     def __iter__(self) -> "Walk":
         return self
@@ -121,6 +124,14 @@ class Walk:
     # ---- making runs
 
     def __next__(self) -> Iterator[Any]:
+        if self._first_wait is None:
+            return self._next()
+        with self._first_wait:
+            run = self._next()
+        self._first_wait = None
+        return run
+
+    def _next(self) -> Iterator[Any]:
         while True:
             try:
                 run = self._next_run()

@@ -35,6 +35,8 @@ def reads_in_order(source: Any) -> bool:
 class InOrder:
     """The elements of such a source by number; callers ask for them in order, or nearly so."""
 
+    reads_in_order = True
+
     def __init__(self, source: Any, length: int, read_options: ReadOptions | None):
         self._source, self._said_length, self._length = source, length, length
         num_threads = getattr(read_options, "num_threads", 1)

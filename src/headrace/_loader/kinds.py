@@ -58,6 +58,11 @@ def _kind(transform: Any) -> str:
     return (method_of(transform) or type(transform).__name__).removeprefix("np_")
 
 
+def shown(transform: Any) -> str:
+    """An operation for display, with its function and arguments."""
+    return _kind(transform) if isinstance(transform, transforms.Batch) else describe(transform)
+
+
 def function_of(transform: Any) -> Callable[..., Any]:
     """The method that does a transform's work."""
     method = method_of(transform)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.stats import Stats
 
 MOST_WORKERS = 64
+ALWAYS_TRIED = 8  # workers that sleep or wait for data may be more than cores
 ENOUGH = 0.95  # of the best rate: more workers for the rest are not worth it
 HANDOVER_S = 4e-6  # what an element from a worker costs the consumer, where that was not measured
 COPIED_BYTES = 4e9  # a second, into a worker's memory, where that was not measured
@@ -113,8 +114,8 @@ class Bounds:
 
     def best_workers(self) -> int:
         """The fewest workers that give about as much as any number of them, or as much as the consumer can take."""
-        most = range(1, MOST_WORKERS + 1)
+        most = range(1, min(MOST_WORKERS, max(ALWAYS_TRIED, 2 * self.cores)) + 1)
         wanted = ENOUGH * max(map(self.with_workers, most))
         if self.loop_s:
             wanted = min(wanted, 1 / self.loop_s)
-        return next((number for number in most if self.with_workers(number) >= wanted), MOST_WORKERS)
+        return next((number for number in most if self.with_workers(number) >= wanted), most[-1])

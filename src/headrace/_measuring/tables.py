@@ -5,7 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.stats import Stats
+    from headrace.stats import OperationStats, Stats
 
 WIDEST = 48  # characters of a name
 Row = Sequence[str]
@@ -15,7 +15,7 @@ OPERATION_HEAD = ("operation", "by", "elements", "seconds", "µs each")
 
 def as_text(stats: "Stats") -> str:
     """Statistics as tables, for a terminal."""
-    parts = [_summary(stats), in_columns(OPERATION_HEAD, _operations(stats))]
+    parts = [_summary(stats), in_columns(OPERATION_HEAD, operations(stats.operations))]
     if stats.stages:
         parts.append(in_columns(STAGE_HEAD, _stages(stats)))
     return "\n\n".join([*parts, stats.verdict])
@@ -23,8 +23,8 @@ def as_text(stats: "Stats") -> str:
 
 def as_html(stats: "Stats") -> str:
     """Statistics as tables, for a notebook."""
-    tables = html_table(OPERATION_HEAD, _operations(stats)), html_table(STAGE_HEAD, _stages(stats))
-    return f"<p>{escape(stats.verdict)}</p><p>{escape(_summary(stats))}</p>{''.join(tables)}"
+    tables = html_table(OPERATION_HEAD, operations(stats.operations)), html_table(STAGE_HEAD, _stages(stats))
+    return f"{html_paragraph(stats.verdict)}{html_paragraph(_summary(stats))}{''.join(tables)}"
 
 
 def _summary(stats: "Stats") -> str:
@@ -39,7 +39,8 @@ def _summary(stats: "Stats") -> str:
     return "\n".join(lines)
 
 
-def _operations(stats: "Stats") -> list[Row]:
+def operations(given: "Iterable[OperationStats]") -> list[Row]:
+    """The rows of a table of operations."""
     return [
         (
             shortened(each.operation),
@@ -48,7 +49,7 @@ def _operations(stats: "Stats") -> list[Row]:
             f"{each.seconds:.3f}",
             f"{1e6 * each.seconds / max(each.elements, 1):,.1f}",
         )
-        for each in stats.operations
+        for each in given
     ]
 
 
@@ -94,3 +95,8 @@ def html_table(head: Row, rows: Iterable[Row]) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+def html_paragraph(text: str) -> str:
+    """A paragraph as HTML."""
+    return f"<p>{escape(text)}</p>"

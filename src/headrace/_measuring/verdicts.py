@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 FEWEST = 8  # with fewer outputs, nothing is known
 SMALL = 0.1  # a smaller share of the time does not matter
+PLENTY = 2.0  # times what the loop takes is more than enough
 WORTH = 1.2  # a smaller gain is not worth a change
 OF = {"workers": "the workers' time", "threads": "the threads' time", "thread": "the prefetch thread's time"}
 
@@ -19,13 +20,18 @@ def verdict(stats: "Stats") -> str:
         return f"Not known yet: {stats.elements} elements are too few to tell."
     bounds = Bounds.of(stats)
     own_s, waited_s = stats.next_s - stats.waited_s, stats.waited_s
-    if stats.next_s < SMALL * stats.wall_s:
+    if stats.next_s < SMALL * stats.wall_s or _waits_by_chance(stats, bounds):
         return _of_loop(stats, bounds)
     slowest = bounds.slowest
     if waited_s > own_s and slowest is not None:
         return f"{_culprit(stats, slowest)} {_advice(stats, bounds)}"
     where = f"{stats.next_s / stats.wall_s:.0%} of the time is spent in `next()`"
     return f"{culprit(stats, 'consumer', where)} {_advice(stats, bounds)}"
+
+
+def _waits_by_chance(stats: "Stats", bounds: Bounds) -> bool:
+    """Whether threads or workers could give far more than the loop takes, and were only late at times."""
+    return bool(bounds.parts) and stats.consumer_s > stats.next_s and bounds.alone * bounds.loop_s > PLENTY
 
 
 def _of_loop(stats: "Stats", bounds: Bounds) -> str:

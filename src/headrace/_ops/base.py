@@ -12,7 +12,6 @@ The class attributes of an operation tell the planner what it needs to know: see
 
 import dataclasses
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from headrace._ops.state_fields import Fields, PartStates, count, plain
-from headrace._utils.addresses import redacted
+from headrace._utils.notebooks import place
+from headrace._utils.one_line import short_repr
 from headrace.errors import PipelineError, SpecError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENDLESS = sys.maxsize
-_MAX_REPR = 4096  # characters of a repr that `describe` reads
 
 
 class Kept:
@@ -58,7 +57,7 @@ def call_site() -> str:
         frame = frame.f_back
     if frame is None:
         return ""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def parents_first(
@@ -300,7 +299,7 @@ class Op:
         by_name = {f.name for f in dataclasses.fields(self) if f.kw_only}
         shown = []
         for i, (name, value) in enumerate(self.arguments()):
-            has_name = i > 0 or name in by_name or isinstance(value, bool)
+            has_name = i > 0 or name in by_name or isinstance(value, bool) or (name == "seed" and self.name != name)
             shown.append(f"{name}={describe(value)}" if has_name else describe(value))
         return f"{self.name}({', '.join(shown)})"
 
@@ -378,21 +377,17 @@ def _from_flat(flat: list[tuple[type[Op], dict[str, Any]]]) -> Op:
 
 
 def describe(value: Any) -> str:
-    """An argument for display: functions with their file and line, arrays by shape."""
+    """An argument in one line, for display: functions with their file or cell and line, arrays by shape."""
     code = getattr(value, "__code__", None)
     if code is not None:
-        return f"{value.__qualname__.rsplit('.', 1)[-1]} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        return f"{value.__qualname__.rsplit('.', 1)[-1]} at {place(code.co_filename, code.co_firstlineno)}"
     if isinstance(value, np.ndarray):
         return f"<{value.dtype}{list(value.shape)}>"
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, tuple) and len(value) > 8:
         return f"({', '.join(map(describe, value[:3]))}, … {len(value)} in all)"
-    text = repr(value)
-    if text.startswith("<") and " at 0x" in text:
-        return type(value).__name__
-    shown = redacted(text[:_MAX_REPR])  # before cutting, or half an address would pass for plain text
-    return shown if len(shown) <= 80 and len(text) <= _MAX_REPR else f"{shown[:77]}..."
+    return short_repr(value)
 
 
 def method_or_function(transform: Any, method: str, *, op: str) -> Callable[..., Any]:

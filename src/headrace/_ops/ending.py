@@ -2,14 +2,14 @@
 
 import math
 
-from headrace._ops.base import Op
+from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, Skip, ToStream
-from headrace._ops.combine import Mixing, Zip
+from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.disk_cache import FromDisk
 from headrace._ops.global_batch import GlobalBatch, has_rows, makes_rows
-from headrace._ops.group import Batch
-from headrace._ops.order import IndexOp, Repeat, gather_options
-from headrace._ops.source import UserDataset
+from headrace._ops.group import Batch, BufferShuffle, PaddedBatch
+from headrace._ops.order import IndexOp, Repeat, WindowShuffle, gather_options
+from headrace._ops.source import Source, UserDataset
 
 
 def ends_together(op: Op) -> bool:
@@ -29,27 +29,86 @@ def ends_together(op: Op) -> bool:
     return True
 
 
-def num_outputs(op: Op) -> float | None:
-    """How many outputs a stream has, infinity if it is endless; `None` if only reading it tells."""
+def num_outputs(op: Op, *, surely: bool = False) -> float | None:
+    """How many outputs a stream has, infinity if it is endless; `None` if only reading it tells.
+
+    An endless stream has none if a filter leaves out everything. With `surely`, that counts as well.
+    """
     if not op.endless and not gather_options(op).on_error.raises:
         return None
-    after: list[Op] = []
-    while not (op.endless or isinstance(op, ToStream)):
-        if op.before is None or not _keeps_ends(op):
-            return None
-        after.append(op)
-        op = op.before
-    if isinstance(op, ToStream) and op.parent.is_sparse and not op.allow_nones:
+    counts: dict[Op, float | None] = {}
+    for each in parents_first(op, lambda each: each.is_stream):
+        count = _num_outputs(each, counts)
+        counts[each] = math.inf if count is None and each.endless and not surely else count
+    return math.inf if op.endless and counts[op] is None else counts[op]
+
+
+def _num_outputs(op: Op, counts: dict[Op, float | None]) -> float | None:
+    """The number of outputs of an operation, given those of its parents."""
+    if op.lanes > 1:  # a template of several streams
         return None
     if isinstance(op, FromDisk) and not op.cache.length_is_known:
         return None
-    count: float = math.inf if op.endless else op.parents[0].length()
-    for each in reversed(after):
-        if isinstance(each, Limit):
-            count = min(count, each.count)
-        elif isinstance(each, Batch) and count < math.inf:
-            count = count // each.batch_size if each.drop_remainder else -(-count // each.batch_size)
-    return count
+    if isinstance(op, ToStream):
+        skips = op.parent.is_sparse and not op.allow_nones
+        return None if skips or reads_in_order(op) else math.inf if op.endless else op.parent.length()
+    if isinstance(op, GlobalBatch):
+        return _num_global_batches(op, counts)
+    inputs = [counts.get(parent) for parent in op.parents]
+    known = [count for count in inputs if count is not None]
+    if not inputs or len(known) < len(inputs) or isinstance(op, UserDataset):
+        return None
+    return _from_inputs(op, known)
+
+
+def _from_inputs(op: Op, counts: list[float]) -> float | None:
+    """The number of outputs of an operation on streams that have this many elements."""
+    count = counts[0]
+    match op:
+        case Limit():
+            return min(count, op.count)
+        case Skip():
+            return max(count - op.count, 0)
+        case Repeat():
+            return count and count * (op.num_epochs or math.inf)
+        case Batch():
+            return _groups(count, op.batch_size, drop_remainder=op.drop_remainder)
+        case PaddedBatch(boundaries=()):
+            assert op.window_size is not None
+            whole, rest = divmod(count, op.window_size) if count < math.inf else (math.inf, 0)
+            full, last = (_groups(n, op.batch_size, drop_remainder=op.drop_remainder) for n in (op.window_size, rest))
+            return whole * full + last if full else 0
+        case Mix():
+            return op.shares.num_outputs(counts)
+        case Zip():
+            return min(counts) if not op.strict or len(set(counts)) == 1 else None
+        case Interleave():
+            return None if isinstance(op.datasets, Op) else sum(counts)
+        case WindowShuffle() | BufferShuffle() | Cache():
+            return count
+        case _:
+            return count if _keeps_ends(op) and not op.ends_together else None
+
+
+def _groups(count: float, size: int, *, drop_remainder: bool) -> float:
+    if count == math.inf:
+        return count
+    return count // size if drop_remainder else -(-count // size)
+
+
+def _num_global_batches(op: GlobalBatch, counts: dict[Op, float | None]) -> float | None:
+    if op.num_batches is not None:
+        return op.num_batches
+    lanes = [counts[op.parent]] if op.num_lanes == 1 else [num_outputs(op.lane(i), surely=True) for i in op.own_rows]
+    if any(count is None for count in lanes):
+        return None
+    return min(_groups(count, op.rows_per_lane, drop_remainder=True) for count in lanes if count is not None)
+
+
+def reads_in_order(op: ToStream) -> bool:
+    """Whether it reads a source that gives its next element whatever the index, and may end earlier than it says."""
+    sources = (each for each in parents_first(op.parent, lambda _: True) if isinstance(each, Source))
+    return any(getattr(each.source, "reads_in_order", False) for each in sources)
 
 
 def _keeps_ends(op: Op) -> bool:

@@ -6,7 +6,7 @@ one output means walking over the parts, consecutive outputs stay consecutive on
 """
 
 from collections.abc import Sequence
-from math import gcd
+from math import gcd, inf
 
 import numpy as np
 
@@ -43,6 +43,22 @@ class Shares:
             return rest, cycles
         which, inner = self._within_period(rest)
         return which, inner + cycles * self._count_of[which]
+
+    def num_outputs(self, counts: Sequence[float]) -> float:
+        """How many outputs there are before one is due from a part that has no more than so many elements."""
+        if min(counts) == inf:
+            return inf
+        cycles = min(count // own for count, own in zip(counts, self._counts, strict=True) if count < inf)
+        rest, place = 0, None  # walks the parts backwards: outputs that a part finds left, and the earliest one missing
+        for count, own in zip(reversed(counts), reversed(self._counts), strict=True):
+            if place is not None:
+                place = -(-(place + 1) * (rest + own) // rest) - 1  # among those that this part finds
+            rest += own
+            if count < inf and count // own == cycles:
+                due = int(count % own) * rest // own
+                place = due if place is None else min(place, due)
+        assert place is not None
+        return int(cycles) * self._period + place
 
     def _within_period(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self._period <= BLOCK and len(self._counts) < MANY_PARTS:

@@ -245,6 +245,10 @@ class Recorder:
         record.where = where
         return record
 
+    def most_elements(self) -> int:
+        """The number of outputs of the stage that has made most."""
+        return max((record.elements for record in list(self.records.values())), default=0)
+
     def handed_over(self, block: Block, profile: Profile | None, begin_s: float, end_s: float, waited_s: float) -> None:
         """Counts a run that the consumer gets."""
         if self._last_end_s is not None:

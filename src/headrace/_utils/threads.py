@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace._utils.notebooks import place
 from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError
 
@@ -130,7 +131,7 @@ def _place(thread: threading.Thread) -> str:
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith((_PACKAGE + os.sep, threading.__file__)):
-            found = f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
+            found = f"{code.co_qualname} ({place(code.co_filename, frame.f_lineno)})"
         frame = frame.f_back
     return found
 
@@ -201,15 +202,24 @@ def _compute(tasks: "queue.SimpleQueue[Any]") -> None:
         del task, future, function, args  # or they would live until the next task
 
 
-def map_in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int, name: str) -> list[Any]:
-    """`function` of every item, in order, computed in up to `num_threads` threads."""
+def map_in_threads(
+    function: Callable[[Any], Any],
+    items: Iterable[Any],
+    num_threads: int,
+    name: str,
+    done: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """`function` of every item, in order, computed in up to `num_threads` threads; calls `done` after each."""
     items = list(items)
     num_threads = min(num_threads, len(items))
-    if num_threads <= 1:
-        return [function(item) for item in items]
-    pool = ThreadPool(num_threads, name)
+    pool = None if num_threads <= 1 else ThreadPool(num_threads, name)
+    results = []
     try:
-        futures = [pool.submit(function, item) for item in items]
-        return [future.result() for future in futures]
+        waiting = [partial(function, item) if pool is None else pool.submit(function, item).result for item in items]
+        for result in waiting:
+            results.append(result())
+            done()
+        return results
     finally:
-        pool.close(wait=False)
+        if pool is not None:
+            pool.close(wait=False)

@@ -20,12 +20,12 @@ from headrace import transforms
 from headrace._ops.base import Unary
 from headrace._plan.streams import Context, Position, Stream, stream_of
 from headrace._utils import trees
+from headrace._utils.image_headers import read_header
 from headrace.dataset import IterDataset
 from headrace.device.image_engines import Decoder, decoder_for
 from headrace.device.moving import check_dataset, moved_ahead
 from headrace.errors import DataError, PipelineError
 from headrace.images import Compose, Crop
-from headrace.images.headers import read_header
 from headrace.options import check_counts
 
 ENDS, CROPS = "_ends", "_crops"

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from headrace._utils.batch_rows import new_row
+from headrace._utils.image_headers import Header, read_header
 from headrace.errors import DataError, PipelineError
 from headrace.images import decoding, geometry
 from headrace.images.decoding import Decoding
 from headrace.images.geometry import Crop
-from headrace.images.headers import Header, read_header
 from headrace.images.sampling import BILINEAR, Sampling, sample
 
 UPRIGHT = 1

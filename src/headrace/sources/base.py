@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from headrace._utils.progress import Bar
 from headrace._utils.threads import map_in_threads
 from headrace.errors import StateError
 from headrace.sources import files
@@ -85,8 +86,9 @@ class IndexedFiles(FileSource[T]):
     ) -> None:
         """Finds the files and their indexes."""
         self._paths = files.expand(paths, what=what)
-        find = partial(index, index_dir=None if index_dir is None else os.fsdecode(index_dir))
-        self._indexes = map_in_threads(find, self._paths, self._indexing_threads, "headrace-index")
+        with Bar(f"Indexing {what}", unit="B") as bar:
+            find = partial(index, index_dir=None if index_dir is None else os.fsdecode(index_dir), bar=bar)
+            self._indexes = map_in_threads(find, self._paths, self._indexing_threads, "headrace-index")
         self._parts = Parts(map(self._num_elements, self._indexes))
         self._pool = files.Pool(versions={index.path: index.version for index in self._indexes}, maps=maps)
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkab
 import numpy as np
 
 from headrace._utils.addresses import identity, redacted
+from headrace._utils.progress import Bar
 from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
@@ -92,7 +93,8 @@ class RecordFiles(FileSource[bytes], abc.ABC):
         given = _given(paths, self.FORMAT)
         try:
             parts = [p for found in _for_all(self._files_of, given) for p in found]
-            stops = _for_all(self._stop_of, parts)
+            with Bar(f"Opening {self.FORMAT} files", unit="files", total=len(parts)) as bar:
+                stops = _for_all(self._stop_of, parts, bar.advance)
         except FileNotFoundError:
             self._name_missing(given)
             raise
@@ -280,21 +282,30 @@ def _not_a_path(given: Any) -> PipelineError:
     )
 
 
-def _for_all(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The results of a call for all items; if they take long, threads share those that are left after some time."""
+def _for_all(call: Callable[[T], R], items: Sequence[T], done: Callable[[], None] = lambda: None) -> list[R]:
+    """The results of a call for all items; if they take long, threads share those that are left after some time.
+
+    After each it calls `done`.
+    """
+
+    def call_one(item: T) -> R:
+        result = call(item)
+        done()
+        return result
+
     begin = time.perf_counter()
     answers: list[R] = []
     for item in items:
         if time.perf_counter() - begin > OPENING_S + SLOW_FILE_S * len(answers):
             break
-        answers.append(call(item))
+        answers.append(call_one(item))
     rest = items[len(answers) :]
     threads = min(OPENING_THREADS, len(rest))
     if not threads:
         return answers
     late: list[Any] = [None] * len(rest)
     # One task per file would cost more than opening the file.
-    open_some = lambda i: [call(item) for item in rest[i::threads]]  # noqa: E731
+    open_some = lambda i: [call_one(item) for item in rest[i::threads]]  # noqa: E731
     for i, share in enumerate(map_in_threads(open_some, range(threads), threads, "headrace-open")):
         late[i::threads] = share
     return answers + late

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace._utils.progress import Bar
 from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.private import Place
@@ -33,8 +34,8 @@ class Index(abc.ABC):
     FOLDER: ClassVar[str]  # in the cache, for indexes that cannot be written beside their files
     is_stored: ClassVar[bool] = True  # in a process that verifies files: False, so that it reads all of each
 
-    def __init__(self, path: str, *, index_dir: str | None):
-        self.path, self.version = path, files.fingerprint(path)
+    def __init__(self, path: str, *, index_dir: str | None, bar: Bar | None = None):
+        self.path, self.version, self._bar = path, files.fingerprint(path), bar
         is_known = self.is_stored and self.version.version  # some servers report no version
         places = list(self._places(index_dir)) if is_known else []
         self._kept: Place | None = None
@@ -45,10 +46,16 @@ class Index(abc.ABC):
                 return
         self.numbers = self._found()
         self._kept = next((place for place in places if self._write(place)), None)
+        self._bar = None
 
     @abc.abstractmethod
     def _find(self, file: files.File) -> np.ndarray:
-        """Finds the int64 numbers in the file itself."""
+        """Finds the int64 numbers in the file itself; tells `advance` how many bytes it has gone on."""
+
+    def advance(self, num_bytes: int) -> None:
+        """Shows how far the search in the file has come."""
+        if self._bar is not None:
+            self._bar.advance(num_bytes)
 
     @functools.cached_property
     def numbers(self) -> np.ndarray:
@@ -60,6 +67,8 @@ class Index(abc.ABC):
         with contextlib.closing(files.open_file(self.path)) as file:
             if file.version != self.version:
                 raise files.changed(self.path)
+            if self._bar is not None:
+                self._bar.expect(file.size)
             numbers = self._find(file)
         if files.fingerprint(self.path) != self.version:
             raise DataError(f"{self.path} was written to while it was indexed. Make the source when it is done.")
@@ -102,5 +111,5 @@ class Index(abc.ABC):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {"path": self.path, "version": self.version, "_kept": self._kept}
+        state = {"path": self.path, "_bar": None, "version": self.version, "_kept": self._kept}
         return state if self._kept is not None else state | {"numbers": self.numbers}

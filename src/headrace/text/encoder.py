@@ -85,6 +85,10 @@ class Encoder(abc.ABC):
         """The tokens of each text, made by `array`."""
 
     @abc.abstractmethod
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens, with special tokens by their names."""
+
+    @abc.abstractmethod
     def _ids(self) -> Iterable[int]:
         """The ids of all tokens, or only the largest."""
 

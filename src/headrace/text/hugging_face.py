@@ -67,6 +67,9 @@ class HuggingFaceEncoder(Encoder):
         add = self.settings.add_special_tokens
         return [self.array(each.ids) for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=add)]
 
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
     def _ids(self) -> Iterable[int]:
         return self._tokenizer.get_vocab(with_added_tokens=True).values()
 

@@ -20,6 +20,9 @@ class SentencePieceEncoder(Encoder):
         rows = self._processor.encode(texts, out_type=int, num_threads=self.num_threads or -1)
         return list(map(self.array, rows))
 
+    def decode(self, tokens: list[int]) -> str:
+        return self._processor.decode(tokens)
+
     def _ids(self) -> Iterable[int]:
         return (self._processor.vocab_size() - 1,)
 

@@ -55,6 +55,9 @@ class TiktokenEncoder(Encoder):
     def _encode_part(self, texts: list[str]) -> list[np.ndarray]:
         return [self.array(self._one(text)) for text in texts]
 
+    def decode(self, tokens: list[int]) -> str:
+        return self._encoding.decode(tokens)
+
     def _ids(self) -> Iterable[int]:
         return (self._encoding.max_token_value,)
 

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -95,14 +95,21 @@ class Tokenize(transforms.Map):
     def map_rows(self, elements: list[Any]) -> list[Any]:
         """Tokenizes many elements in one call of the tokenizer."""
         texts = self._texts(elements)
-        if self._encoder is None:
-            self._encoder = opened(self._origin, self._settings)
-        rows = self._encoder(texts)
+        rows = self._open()(texts)
         if self._output is None:
             return rows
         if self._feature is None:
             return [{self._output: tokens} for tokens in rows]
         return [self._with(element, tokens) for element, tokens in zip(elements, rows, strict=True)]
+
+    @property
+    def token_feature(self) -> str | None:
+        """The feature with the tokens; `None` if they are the element."""
+        return self._output
+
+    def decode_tokens(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """The text of tokens, with special tokens by their names."""
+        return self._open().decode([int(token) for token in tokens])
 
     def output_spec(self, input_spec: Any) -> Any:
         """The shapes and dtypes after tokenizing; the number of tokens varies."""
@@ -110,6 +117,11 @@ class Tokenize(transforms.Map):
         if self._output is None:
             return tokens
         return {self._output: tokens} if self._feature is None else self._with(input_spec, tokens)
+
+    def _open(self) -> Encoder:
+        if self._encoder is None:
+            self._encoder = opened(self._origin, self._settings)
+        return self._encoder
 
     def _with(self, element: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
         kept: dict[Any, Any] = dict(element)

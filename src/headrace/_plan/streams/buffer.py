@@ -8,6 +8,7 @@ from threading import get_ident
 
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
+from headrace._ops.disk_cache import FromDisk
 from headrace._ops.element import Filter, FlatMap, Map
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import Block, Rows, concat
@@ -204,6 +205,14 @@ def _last_filter(op: Op) -> Filter | None:
 
 
 stream_of.register(ToStream, IndexStream)
+
+
+@stream_of.register
+def _(op: FromDisk, position: Position, context: Context) -> Stream:
+    context.fill(op)
+    if op.cache.opened() is None:  # whoever only looks at some elements does not fill it
+        return open_stream(op.cache.parent, position, context)
+    return IndexStream(op, position, context)
 
 
 @computes(Limit)

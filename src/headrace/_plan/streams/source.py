@@ -52,7 +52,7 @@ class UserStream(Stream):
             found = None if self._ended else self._read(max(n, 1), since)
         except Exception as e:
             add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
-            if self._guard is not None:
+            if self._guard is not None and self._guard.skips:
                 e.add_note(f"`on_error` cannot leave it out: the iterator of {self._op.label()} may have ended with it")
             raise
         if found is None:

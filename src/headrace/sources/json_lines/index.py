@@ -26,7 +26,7 @@ class LineIndex(Index):
     SUFFIX, FOLDER = ".headrace-lines", "lines"
 
     def _find(self, file: files.File) -> np.ndarray:
-        bounds, blank = scan(file, self.path)
+        bounds, blank = scan(file, self.path, self.advance)
         return np.concatenate([[len(bounds)], bounds, blank])
 
     @functools.cached_property
@@ -50,7 +50,9 @@ class LineIndex(Index):
         return places + np.searchsorted(self._not_blank_before, places, side="right")
 
 
-def scan(file: files.File, path: str) -> tuple[np.ndarray, np.ndarray]:
+def scan(
+    file: files.File, path: str, advance: Callable[[int], None] = lambda num_bytes: None
+) -> tuple[np.ndarray, np.ndarray]:
     """The bounds of the lines of a file, and the numbers of the blank ones."""
     head = file.read(0, 4)
     if head.startswith((files.GZIP, files.ZSTD)):
@@ -70,6 +72,7 @@ def scan(file: files.File, path: str) -> tuple[np.ndarray, np.ndarray]:
         found.append(begins + at)
         dubious.append(begins[np.take(view, begins, mode="clip") <= ord(" ")] + at)
         at += len(block)
+        advance(len(block))
         dubious.append(np.array([at]))  # a line that begins at the next block
     bounds = np.concatenate(found)
     if bounds[-1] != file.size:

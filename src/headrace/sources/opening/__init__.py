@@ -9,3 +9,5 @@ from headrace.sources.opening.picking import examples_in as examples_in
 from headrace.sources.opening.picking import open as open
 from headrace.sources.opening.picking import parts_of as parts_of
 from headrace.sources.opening.picking import paths_of as paths_of
+from headrace.sources.opening.splits import saved_splits as saved_splits
+from headrace.sources.opening.splits import splits_of as splits_of

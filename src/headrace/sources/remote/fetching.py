@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from headrace._utils.progress import Bar
 from headrace.errors import DataError
-from headrace.sources.remote.addresses import Seen, file_system, in_archive, look
+from headrace.sources.remote.addresses import Seen, file_name, file_system, in_archive, look
 from headrace.sources.retries import Patience, ShortRead, may_pass, patiently
 
 REQUESTS_AT_ONCE = 32
@@ -76,11 +77,13 @@ def download(path: str, seen: Seen, target: str) -> None:
     """Copies a remote file to a local one, if possible in pieces, so that faults cost little."""
     size = seen.size
     if size is not None and not in_archive(path):
-        with contextlib.suppress(NoRanges), io.open(target, "wb") as file:  # noqa: UP020
+        bar = Bar(f"Copying {file_name(path)}", unit="B", total=size)
+        with contextlib.suppress(NoRanges), io.open(target, "wb") as file, bar:  # noqa: UP020
             for group in range(0, size, REQUEST_BYTES * REQUESTS_AT_ONCE):
                 end = min(group + REQUEST_BYTES * REQUESTS_AT_ONCE, size)
                 begins = range(group, end, REQUEST_BYTES)
                 file.writelines(fetch(path, seen, [(at, min(at + REQUEST_BYTES, size)) for at in begins]))
+                bar.tell(end, size)
             return
 
     def get() -> None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from headrace._utils import trees
+from headrace._utils.progress import Bar
 from headrace._utils.threads import map_in_threads
 from headrace.sources import files
 from headrace.sources.indices import Parts, place_of, places_of
@@ -82,9 +83,12 @@ class TableDataSource:
         self._versions: dict[str, files.Fingerprint] = {}
         self._mapped = MappedFiles()
         self._open_caches()
-        scans = map_in_threads(self._scan, range(len(self.paths)), OPENING_THREADS, "headrace-open")
+        with Bar(f"Opening {self.what}", unit="files", total=len(self.paths)) as bar:
+            scans = map_in_threads(self._scan, range(len(self.paths)), OPENING_THREADS, "headrace-open", bar.advance)
         self._schema = self._one_schema([schema_without_views(scan.schema) for scan in scans])
-        kept = map_in_threads(self._count, [scan.groups for scan in scans], OPENING_THREADS, "headrace-open")
+        groups = [scan.groups for scan in scans]
+        with Bar(f"Counting rows of {self.what}", unit="files", total=len(groups)) as bar:
+            kept = map_in_threads(self._count, groups, OPENING_THREADS, "headrace-open", bar.advance)
         self._read_notes([scan.schema for scan in scans], set().union(*(scan.nulls for scan in scans)))
         counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)
         left = [(group, count) for group, count in counted if count]

@@ -1,7 +1,7 @@
 """The records of TFRecord files by index, and the index that says where they are."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,10 @@ class RecordIndex(Index):
     SUFFIX, FOLDER = ".index", "tfrecord"
 
     def _find(self, file: files.File) -> np.ndarray:
-        return find_offsets(file, self.path)
+        return find_offsets(file, self.path, self.advance)
 
 
-def find_offsets(file: files.File, path: str) -> np.ndarray:
+def find_offsets(file: files.File, path: str, advance: Callable[[int], None] = lambda num_bytes: None) -> np.ndarray:
     """Goes from record to record, and verifies the checksum of each length."""
     found, at, number, mean, size = [np.zeros(1, np.int64)], 0, 0, 0, file.size
     while at < size:
@@ -45,6 +45,7 @@ def find_offsets(file: files.File, path: str) -> np.ndarray:
             what = f"it has {lengths[-1]} bytes, and the file ends {ends[-1] - size} bytes too early"
             raise damaged(path, number + len(lengths) - 1, int(ends[-1] - lengths[-1] - FRAME_BYTES), what)
         found.append(ends)
+        advance(int(ends[-1]) - at)
         number, at, mean = number + len(lengths), int(ends[-1]), int(lengths.mean())
     return np.concatenate(found)
 

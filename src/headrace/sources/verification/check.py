@@ -9,8 +9,9 @@ from typing import Any
 import cloudpickle
 
 from headrace._utils.addresses import redacted
-from headrace.errors import DataError, MissingDependency, PipelineError, WorkerError
-from headrace.sources import files, metadata, opening
+from headrace._utils.progress import Bar
+from headrace.errors import MissingDependency, PipelineError, WorkerError
+from headrace.sources import files, opening
 from headrace.sources.opening import formats
 from headrace.sources.verification.process import Place, ReadingProcess, Task, Unit
 from headrace.sources.verification.report import Damage, Part, Verification
@@ -48,7 +49,7 @@ def verify(
         timeout_s: How long one record may take. Opening a large file may take longer, by its size.
         max_memory_bytes: How much memory reading may take, without that of mapped files.
         max_damaged: After how many damages to stop.
-        progress: Called with the number of records read so far, and None.
+        progress: Called with the number of records read so far, and None; by default it shows a bar, if it takes long.
         options: As for `open`. By default, all splits are read.
     """
     if not 0 < timeout_s < float("inf"):
@@ -56,7 +57,16 @@ def verify(
     for name, value in (("max_memory_bytes", max_memory_bytes), ("max_damaged", max_damaged)):
         if value < 1:
             raise PipelineError(f"`{name}` must be at least 1; got {value!r}.")
-    run = _Run(timeout_s, max_memory_bytes, max_damaged, progress or (lambda done, total: None))
+    with Bar("Verifying", keep=True) as bar:
+        run = _Run(timeout_s, max_memory_bytes, max_damaged, progress or bar.tell)
+        return _checked(source, run, format, storage_options, options)
+
+
+def _checked(
+    source: Any, run: "_Run", format: str | None, storage_options: Mapping[str, Any] | None, options: dict[str, Any]
+) -> Verification:
+    """What is found in a source, or in the data at a path."""
+    timeout_s = run.timeout_s
     if not _is_path(source):
         unit = Unit(type(source).__name__, cloudpickle.dumps(source), timeout_s + OPENING_S, is_pickled=True)
         run.check([unit], {})
@@ -66,7 +76,7 @@ def verify(
     if form.name == "TFDS":
         options = {"split": "all"} | options
     if form.name == "Hugging Face" and "split" not in options:
-        paths = _splits(paths[0])
+        paths = opening.saved_splits(paths[0])
     run.check([Unit(path, path, timeout_s + _opening_s(path)) for path in paths], options)
     if form in formats.FOLDERS:
         run.check_files_in(paths)
@@ -88,15 +98,6 @@ def _is_path(source: Any) -> bool:
 def _shown(path: str) -> str:
     """A path for the report: without the secrets of an address."""
     return redacted(path) if files.is_remote(path) else path
-
-
-def _splits(folder: str) -> list[str]:
-    """The splits in a folder that Hugging Face saved; if it is one dataset, the folder."""
-    try:
-        listed = metadata.read(files.below(folder, "dataset_dict.json")).at("splits").items()
-        return [split.name_below(folder) for split in listed] or [folder]
-    except (FileNotFoundError, DataError):  # opening the folder says what is wrong
-        return [folder]
 
 
 def _opening_s(path: str) -> float:
@@ -133,7 +134,7 @@ class _Run:
     """Checks units, and collects what is found."""
 
     def __init__(self, timeout_s: float, max_memory_bytes: int, max_damaged: int, progress: Progress):
-        self._timeout_s, self._max_memory_bytes, self._max_damaged = timeout_s, max_memory_bytes, max_damaged
+        self.timeout_s, self._max_memory_bytes, self._max_damaged = timeout_s, max_memory_bytes, max_damaged
         self._tell = progress
         self._parts: list[Part] = []
         self._damaged: list[Damage] = []
@@ -150,7 +151,7 @@ class _Run:
 
     def check(self, units: list[Unit], options: dict[str, Any]) -> None:
         """Reads units, with as many processes as it takes."""
-        task = Task(units, options, self._timeout_s, self._max_memory_bytes)
+        task = Task(units, options, self.timeout_s, self._max_memory_bytes)
         self._units, self._now = units, _Progress()
         while self._now.number < len(units) and not self._is_stopped:
             self._now.is_open = False
@@ -174,7 +175,7 @@ class _Run:
         for folder in filter(self._unopened.__contains__, folders):
             paths = [] if files.is_remote(folder) else list(_data_files(folder))
             before = len(self._damaged)
-            self.check([Unit(path, path, self._timeout_s + _opening_s(path)) for path in paths], {})
+            self.check([Unit(path, path, self.timeout_s + _opening_s(path)) for path in paths], {})
             if paths:
                 self._parts = [part for part in self._parts if part.path != folder]
             if len(self._damaged) > before:

@@ -97,7 +97,8 @@ def _check(task: Task, number: int, link: Link, start: int, careful: int) -> Non
     link.begin(number, unit.opening_s)
     try:
         source = _opened(task, unit)
-        length = len(source) if hasattr(source, "__len__") else None
+        is_stream = not (hasattr(source, "__getitem__") or hasattr(source, "__getitems__"))
+        length = None if is_stream else len(source)
     except (MissingDependency, Refused):
         raise
     except Exception as e:

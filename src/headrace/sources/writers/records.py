@@ -40,7 +40,8 @@ def write_array_record(
         overwrite: Whether to replace existing files, which are an error otherwise; old shards of another count are
             removed at the end.
         job: Text that identifies the records. A call with the text of a stopped one keeps its finished shards.
-        progress: Called now and then with the number of records written, and of all records if known.
+        progress: Called now and then with the number of records written, and of all records if known; by default it
+            shows a bar, if it takes long.
     """
     module = optional("array_record.python.array_record_module", extra="arrayrecord")
     encode = _Encoder(plain)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypedDict
 
+from headrace._utils.progress import Bar
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources.files import is_remote
@@ -76,7 +77,10 @@ def write(
     names = shard_names(target, num_shards)
     shards = Shards(records, num_shards)
     done = 0
-    with Job(target, names, [job, kind, num_shards], overwrite=overwrite, resumable=job is not None) as running:
+    bar = Bar(f"Writing {os.path.basename(target)}", keep=True)
+    progress = progress or bar.tell
+    running = Job(target, names, [job, kind, num_shards], overwrite=overwrite, resumable=job is not None)
+    with bar, running:
         for name, (size, part) in zip(names, shards, strict=True):
             if name in running.finished:
                 done += size or 0
@@ -92,8 +96,7 @@ def write(
             running.finish(name)
         if overwrite:
             _remove_other_counts(target, num_shards, getattr(records, "paths", ()))
-        if progress is not None:
-            progress(done, shards.total)
+        progress(done, shards.total)
     return names
 
 
@@ -109,7 +112,7 @@ def _remove_other_counts(target: str, num_shards: int, read: Iterable[str]) -> N
             os.unlink(path)
 
 
-def _write_file(records: Iterator[Any], file: File, done: int, total: int | None, progress: Progress | None) -> int:
+def _write_file(records: Iterator[Any], file: File, done: int, total: int | None, progress: Progress) -> int:
     """Writes one file; returns how many records have been written in all."""
     try:
         for record in records:
@@ -119,7 +122,7 @@ def _write_file(records: Iterator[Any], file: File, done: int, total: int | None
                 e.add_note(f"writing record {done}")
                 raise
             done += 1
-            if progress is not None and done % REPORTED_EVERY == 0:
+            if done % REPORTED_EVERY == 0:
                 progress(done, total)
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to raise

@@ -1,0 +1,44 @@
+"""Notebooks: whether this process is one's kernel, and the cells that code was written in."""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+_told: dict[str, str] = {}  # in a worker process: the cells that the pipeline's code was written in, by file
+
+
+def in_notebook() -> bool:
+    """Whether output goes to a notebook, which shows HTML."""
+    return hasattr(_shell(), "kernel")
+
+
+def place(file: str, line: int) -> str:
+    """A line of code for people: `In[8]:3` for one in a cell, else the file's name and the line.
+
+    >>> place("/home/me/train.py", 12)
+    'train.py:12'
+    """
+    return f"{_told.get(file) or _cell(file) or os.path.basename(file)}:{line}"
+
+
+def cells(files: Iterable[str]) -> dict[str, str]:
+    """Those of the files that are cells, with their names: what `tell` tells another process."""
+    return {file: cell for file in set(files) if (cell := _told.get(file) or _cell(file))}
+
+
+def tell(cells: dict[str, str]) -> None:
+    """Lets `place` know cells of another process."""
+    _told.update(cells)
+
+
+def _cell(file: str) -> str | None:
+    """The cell that IPython has compiled under the name of this file."""
+    named = getattr(getattr(_shell(), "compile", None), "format_code_name", lambda name: None)(file)
+    return None if named is None else named[1]
+
+
+def _shell() -> Any:
+    """The interactive shell of this process, if it has one."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()

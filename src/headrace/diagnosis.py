@@ -1,0 +1,169 @@
+"""What a pipeline costs and what it could give, found by running it alone: `headrace.diagnose(ds)`."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace._dataset.base import Dataset
+from headrace._executors.walk import Walk
+from headrace._measuring import tables
+from headrace._measuring.bounds import Bounds
+from headrace._measuring.verdicts import culprit, significant
+from headrace._ops.base import Op
+from headrace._ops.buffer import MpPrefetch, Prefetch
+from headrace._plan.recorder import Totals
+from headrace._utils.threads import num_cores
+from headrace.errors import PipelineError
+from headrace.loader import DataLoader
+from headrace.options import MultiprocessingOptions
+from headrace.stats import OperationStats, Stats
+
+WORTH = 1.1  # a smaller gain is not worth worker processes
+SHARES = 0.3, 0.3, 0.4  # of the time: without workers, with one, with the best number of them
+WARM_UP = 4  # outputs, for each worker, before measuring
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a pipeline costs and what it could give.
+
+    Attributes:
+        operations: What each operation costs, the longest first, measured without workers.
+        rates: Predicted elements in a second, by number of workers; those of 0 and 1 are measured.
+        best: The number of workers to use.
+        measured: Elements in a second that so many gave.
+        verdict: What takes longest, and what to do.
+    """
+
+    operations: tuple[OperationStats, ...]
+    rates: dict[int, float]
+    best: int
+    measured: float
+    verdict: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers and text."""
+        made = dataclasses.asdict(self)
+        made["operations"], made["rates"] = list(made["operations"]), {str(n): rate for n, rate in self.rates.items()}
+        return made
+
+    def __str__(self) -> str:
+        operations = tables.in_columns(tables.OPERATION_HEAD, tables.operations(self.operations))
+        return f"{operations}\n\n{tables.in_columns(_HEAD, self._rows())}\n\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        operations = tables.html_table(tables.OPERATION_HEAD, tables.operations(self.operations))
+        return f"{tables.html_paragraph(self.verdict)}{operations}{tables.html_table(_HEAD, self._rows())}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [
+            (str(workers), f"{rate:,.1f}", f"{self.measured:,.1f}" if workers == self.best else "")
+            for workers, rate in self.rates.items()
+        ]
+
+
+_HEAD = "workers", "elements/s", "tried"
+
+
+def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
+    """Runs a pipeline alone, and says what each operation costs and what the whole would give with more workers.
+
+    It runs without workers, with one, and with as many as should be best, for about `seconds` in all. An `mp_prefetch`
+    or `prefetch` at the end of the pipeline is left out first.
+
+    >>> from headrace import MapDataset
+    >>> found = diagnose(MapDataset.range(10_000).map(lambda x: x + 1).batch(10), seconds=0.3)
+    >>> found.best
+    0
+
+    Args:
+        ds: A `MapDataset`, `IterDataset` or `DataLoader`.
+        seconds: How long to run it, besides the time that workers take to start.
+    """
+    op = _alone(_stream_op(ds))
+    alone = _run(op, SHARES[0] * seconds)
+    if alone.elements == 0:
+        raise PipelineError("`diagnose` needs a pipeline with elements; this one has none.")
+    rates, best, measured = {0: alone.rate}, 0, alone.rate
+    one = _run(_with_workers(op, 1), SHARES[1] * seconds, WARM_UP)
+    if one.elements:
+        bounds = Bounds.of(one)
+        numbers = _numbers(bounds.best_workers())
+        rates |= {1: one.rate} | {number: bounds.with_workers(number) for number in numbers if number > 1}
+        candidate = max(bounds.best_workers(), 1)
+        if rates[candidate] > WORTH * alone.rate:
+            tried = _run(_with_workers(op, candidate), SHARES[2] * seconds, WARM_UP * candidate)
+            if tried.elements and tried.rate > WORTH * alone.rate:
+                best, measured = candidate, tried.rate
+    return Diagnosis(_by_operation(alone), rates, best, measured, _verdict(alone, best, measured))
+
+
+def _by_operation(stats: Stats) -> tuple[OperationStats, ...]:
+    """What operations cost, whoever computed them."""
+    found: dict[str, OperationStats] = {}
+    for each in stats.operations:  # the longest first
+        other = found.get(each.operation, dataclasses.replace(each, elements=0, seconds=0.0))
+        elements, seconds = other.elements + each.elements, other.seconds + each.seconds
+        found[each.operation] = dataclasses.replace(other, elements=elements, seconds=seconds)
+    return tuple(sorted(found.values(), key=lambda each: -each.seconds))
+
+
+def _stream_op(ds: Any) -> Op:
+    if isinstance(ds, DataLoader):
+        ds = ds._dataset
+    if not isinstance(ds, Dataset):
+        raise PipelineError(f"`diagnose` takes a MapDataset, an IterDataset or a DataLoader; got {type(ds).__name__}.")
+    return ds._stream_op
+
+
+def _alone(op: Op) -> Op:
+    """A pipeline without what computes it ahead."""
+    while isinstance(op, MpPrefetch | Prefetch):
+        op = op.parent
+    return op
+
+
+def _with_workers(op: Op, number: int) -> Op:
+    return MpPrefetch(op, MultiprocessingOptions(number), site=op.site)
+
+
+def _numbers(best: int) -> list[int]:
+    """1, 2, 4, … up to twice the number of cores, and the best."""
+    doubled = [1 << i for i in range(10) if 1 << i <= max(2 * num_cores(), best)]
+    return sorted({*doubled, best})
+
+
+def _run(op: Op, seconds: float, warm_up: int = 0) -> Stats:
+    """What a pipeline does in some seconds, after its first outputs; a short one is run again and again."""
+    walk = Walk(op)
+    try:
+        before = _read(walk, lambda outputs: outputs >= warm_up) if warm_up else None
+        end_s = time.perf_counter() + seconds
+        return Stats.between(walk, before, _read(walk, lambda _: time.perf_counter() > end_s).at_s)
+    finally:
+        walk.close()
+
+
+def _read(walk: Walk, is_enough: Callable[[int], bool]) -> Totals:
+    """Reads outputs until there are enough, from the start again after the end; what has been counted then."""
+    outputs = outputs_before = 0
+    while True:
+        for run in walk:
+            outputs += sum(1 for _ in run)
+            if is_enough(outputs):
+                return walk.recorder.totals(time.perf_counter())
+        if outputs == outputs_before or is_enough(outputs):
+            return walk.recorder.totals(time.perf_counter())
+        outputs_before = outputs
+        walk.go_to(None)
+
+
+def _verdict(alone: Stats, best: int, measured: float) -> str:
+    where = next((each.where for each in alone.operations), "consumer")
+    found = culprit(alone, where)
+    if not best:
+        return f"{found} Worker processes do not pay: without them it gives {significant(alone.rate)} elements/s."
+    gain = significant(measured / alone.rate)
+    return f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as much as no workers."

@@ -1,0 +1,110 @@
+"""`headrace.diagnose`: what operations cost, and what more workers would give."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from headrace import DataLoader, MapDataset, ReadOptions, diagnose, samplers
+from headrace.errors import PipelineError
+
+INLINE = ReadOptions(num_threads=0)
+NUMBERS = MapDataset.range(1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def few_workers(monkeypatch):
+    monkeypatch.setattr("headrace._measuring.bounds.ALWAYS_TRIED", 4)
+
+
+def sleepy(x):
+    time.sleep(0.02)
+    return x
+
+
+def spin(x, seconds=0.004):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return x
+
+
+def short_spin(x):
+    return spin(x, 0.0005)
+
+
+def large(x):
+    return np.full(1_000_000, x)
+
+
+class SlowSource:
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        return i
+
+
+WAITING = {
+    "a sleep": (NUMBERS.map(abs).map(sleepy), "map(sleepy "),
+    "a slow source": (MapDataset.source(SlowSource()).map(abs), "source(SlowSource"),
+    "a sleep beside a spin": (NUMBERS.map(short_spin).map(sleepy), "map(sleepy "),
+}
+AT_WORK = {
+    "a spin": (NUMBERS.map(abs).map(spin).batch(2), "map(spin "),
+    "a large array": (NUMBERS.map(large).map(len), "map(large "),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_workers_give_what_was_predicted(name):
+    ds, operation = WAITING[name]
+    for tries_left in range(3)[::-1]:  # the load of this machine may change between prediction and trial
+        found = diagnose(ds.to_iter_dataset(INLINE), seconds=3)
+        assert found.operations[0].operation.startswith(operation)
+        assert found.verdict.startswith(operation)
+        as_predicted = found.measured == pytest.approx(found.rates[found.best], rel=0.25)
+        if found.best >= 2 and as_predicted:
+            break
+        assert tries_left, found
+    assert f"`.mp_prefetch({found.best})`" in found.verdict
+
+
+@pytest.mark.parametrize("name", AT_WORK)
+def test_what_keeps_a_core_busy_is_named(name):
+    ds, operation = AT_WORK[name]
+    found = diagnose(ds.to_iter_dataset(INLINE).prefetch(4), seconds=2)
+    assert found.operations[0].operation.startswith(operation)
+    assert found.verdict.startswith(operation)
+    assert not any(each.operation.startswith("prefetch") for each in found.operations)  # it is left out
+
+
+def test_workers_do_not_pay_for_cheap_elements():
+    found = diagnose(NUMBERS.map(lambda x: x + 1), seconds=0.5)
+    assert found.best == 0
+    assert found.measured == found.rates[0]
+    assert "do not pay" in found.verdict
+
+
+def test_it_is_shown_and_logged():
+    loader = DataLoader(data_source=range(50), sampler=samplers.SequentialSampler(50), operations=[])
+    found = diagnose(loader, seconds=0.3)  # shorter than that: it is run again
+    assert sum(each.elements for each in found.operations) > 100
+    plain = json.loads(json.dumps(found.as_dict()))
+    assert plain["best"] == found.best
+    assert plain["rates"]["0"] == pytest.approx(found.rates[0])
+    for shown in (str(found), found._repr_html_()):
+        assert "elements/s" in shown
+        assert "source(" in shown
+    assert "<table>" in found._repr_html_()
+
+
+def test_what_cannot_be_diagnosed():
+    with pytest.raises(PipelineError, match="has none"):
+        diagnose(MapDataset.range(10).filter(lambda x: x > 10))
+    with pytest.raises(PipelineError, match="got list"):
+        diagnose([1, 2])
+    with pytest.raises(ZeroDivisionError):
+        diagnose(MapDataset.range(10).map(lambda x: x // 0))
