@@ -176,6 +176,9 @@ def sources() -> st.SearchStrategy[MapDataset]:
     )
 
 
+SPLITS = ("[:75%]", "[40%:]", "[-1:]", "[50%:]+[:50%]", "[:1]+[:100%]")  # with an element in any dataset that has one
+
+
 ORDER = {
     "shuffle": lambda ds, k: ds.shuffle(seed=k),
     "window_shuffle": lambda ds, k: ds.window_shuffle(k % 5 + 1, seed=k),
@@ -192,6 +195,7 @@ ORDER = {
     "seed": lambda ds, k: ds.seed(k),
     "take": lambda ds, k: ds.take(k % 7 + 1),
     "skip": lambda ds, k: ds.skip(k % len(ds)),
+    "split": lambda ds, k: ds.repeat(1, reseed_each_epoch=False).split(SPLITS[k % len(SPLITS)]),
     "select": lambda ds, k: MapDataset.select_from_datasets([ds, ds[::-1]], Alternate(len(ds))),
     "options": lambda ds, k: ds.with_options(DatasetOptions(min_shm_size=k)),
 }

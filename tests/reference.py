@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import buffer, combine, disk_cache, element, global_batch, group, order, schedule, source
+from headrace._ops import buffer, combine, disk_cache, element, global_batch, group, order, schedule, source, split
 from headrace._ops.base import Op
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._utils import trees
@@ -92,6 +92,10 @@ def index(op: order.IndexOp, i: int) -> int:
         case order.Pick():
             epoch, place = divmod(i, len(op.chosen))
             return epoch * _epoch_length(op.parent) + int(op.chosen[place])
+        case split.Split():
+            chosen = [place for ends in zip(op.starts, op.stops, strict=True) for place in range(*ends)]
+            epoch, place = divmod(i, len(chosen))
+            return epoch * _epoch_length(op.parent) + chosen[place]
         case order.Repeat(reseed_each_epoch=False) | buffer.Cache():
             return i % op.parent.length()
     return i

@@ -13,6 +13,7 @@ import headrace._executors
 from headrace import AUTOTUNE, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace._executors import autotune, process_trial
 from headrace._executors.autotune import AutotunedExecutor
+from headrace._executors.pool import ProcessPool
 from headrace._executors.process_trial import Choice
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace.errors import WorkerError
@@ -308,6 +309,7 @@ def test_errors_come_after_all_elements_before_them(monkeypatch):
 
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
+    monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)  # they go on at once
     monkeypatch.setattr(process_trial, "HERE_S", 0.02)
     monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
     monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
@@ -334,6 +336,7 @@ def test_a_worker_init_fn_has_workers_from_the_start():
 
 
 def test_every_output_is_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)
     monkeypatch.setattr(process_trial, "HERE_S", 0.01)
     monkeypatch.setattr(process_trial, "GAIN", 0.0)
     assert_resumable(costly(40).mp_prefetch(AUTOTUNE))

@@ -42,11 +42,11 @@ def test_images_become_batches(capsys, monkeypatch, tmp_path):
     assert capsys.readouterr().out == "(16, 224, 224, 3) uint8 (16, 2)\n(16, 224, 224, 3) float32\n"
 
 
-def test_what_is_written_is_read_back(capsys, monkeypatch, tmp_path):
+def test_splits_are_read_and_what_is_written_is_read_back(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     run_blocks("docs/sources.md")
-    assert capsys.readouterr().out == "(28, 28) uint8 (0, 4) a (28, 28)\n"
+    assert capsys.readouterr().out == "8 [8, 9, 103, 104]\n6 2\n(28, 28) uint8 (0, 4) a (28, 28)\n"
 
 
 def test_audio_and_video_are_decoded_as_the_document_says(capsys, monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ element of a later epoch: `ds[len(ds) + i]` is element `i` of epoch 1.
 import builtins
 import functools
 import operator
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeVar, Unpack, overload
 
@@ -24,13 +23,14 @@ from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
 from headrace._ops.schedule import ScheduledMix, WeightSchedule
 from headrace._ops.source import Source
+from headrace._ops.split import split_of
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
 from headrace.compat.grain import marks
 from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import PipelineError
 from headrace.iterator import StreamIterator
-from headrace.options import AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
+from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
 from headrace.packing.operations import PackOptions, packer
 from headrace.protocols import RandomAccessDataSource
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
@@ -198,6 +198,17 @@ class MapDataset(MapTypes[T], marks.MapDataset):
             )
         stop = len(self) // num_shards * num_shards if drop_remainder else None
         return self.slice(builtins.slice(index, stop, num_shards))
+
+    def split(self, text: str) -> "MapDataset[T]":
+        """A part of the elements, in the way that TensorFlow Datasets and Hugging Face write slices of splits.
+
+        Slices are percents or numbers of elements. Parts cut at the same percents have every element once.
+
+        >>> ds = MapDataset.range(10)
+        >>> list(ds.split("[:75%]")), list(ds.split("[75%:]")), list(ds.split("[:1]+[-2:]"))
+        ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 8, 9])
+        """
+        return MapDataset._of(split_of(self._op, text))
 
     # ---- order
 
@@ -495,13 +506,13 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         [0, 1, 2, 3]
 
         Args:
-            options: The number of workers, AUTOTUNE for workers where a trial shows that they pay, or options that
-                also limit what they may have ready; by default one worker for each core, up to 10.
+            options: The number of workers, or options that also limit what they may have ready. AUTOTUNE, the default,
+                has workers where a trial shows that they pay, adds some while the consumer waits and there are cores
+                and memory for them, and gives up those that do not help.
             worker_init_fn: Called in each worker at its start, with its index and the number of workers.
             sequential_slice: Has no effect; kept for compatibility.
         """
-        if options is None:
-            options = min(10, os.cpu_count() or 1)
+        options = AUTOTUNE if options is None else options
         if isinstance(options, int | AutotuneParameter):
             options = MultiprocessingOptions(num_workers=options)
         return self._then(MpPrefetch(self._op, options, worker_init_fn))

@@ -80,7 +80,8 @@ class MultiprocessingOptions:
 
     Args:
         num_workers: Worker processes; 0 computes in the consumer's own process. With AUTOTUNE, the consumer's own
-            process begins, and a worker for each core goes on if that is faster.
+            process begins; a worker for each core goes on if that is faster, and workers are added and given up as the
+            consumer waits, and as cores and memory are free.
         per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time.
         enable_profiling: Accepted as in Grain, without effect.
         buffer_bytes: The most bytes ready or under way, in all workers together.

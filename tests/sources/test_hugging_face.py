@@ -301,7 +301,7 @@ def test_datasets_of_another_kind_are_errors_that_say_what_to_do():
     splits = datasets.DatasetDict({"train": dataset, "test": dataset})
     with pytest.raises(PipelineError, match=r"splits \['train', 'test'\]: choose one, as in `split='train'`; got None"):
         HuggingFaceDataSource(splits)
-    with pytest.raises(PipelineError, match="split='test' is for a DatasetDict"):
+    with pytest.raises(PipelineError, match="no splits with names, but 'test' has the name"):
         HuggingFaceDataSource(dataset, split="test")
     assert_equal(HuggingFaceDataSource(splits, split="test")[0], {"x": np.int64(1)})
     streams = datasets.IterableDatasetDict({"test": dataset.to_iterable_dataset()})

@@ -173,7 +173,9 @@ def test_splits_are_sliced_and_added(folder, split, parts):
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        ("nope", "no split 'nope'; there are train, test, and `all`"),
+        ("nope", "small/1.0.0 has no split 'nope'; there are train, test, and `all`"),
+        ("trian[:2]", r"Did you mean 'train\[:2\]'\?"),
+        ("[:2]", r"'\[:2\]' does not name a split; small/1.0.0 has train, test. .*`split='train\[:2\]'`"),
         ("train[3]", "is not a split"),
         ("train[::2]", "is not a split"),
         ("train[10:50%]", "both ends of a slice are in the same unit"),
@@ -182,10 +184,10 @@ def test_splits_are_sliced_and_added(folder, split, parts):
         ("", "is not a split"),
         (None, "None is not a split"),
         ("all[:2]", r"'all\[:2\]' slices `all`, which is only taken as a whole. .*'train\[:2\]\+test\[:2\]'"),
-        ("train[:12]", "asks for example 12, but the split has 11"),
-        ("train[-12:]", "asks for example -12, but the split has 11"),
+        ("train[:12]", "goes to 12, but there are only 11 records"),
+        ("train[-12:]", "goes to -12, but there are only 11 records"),
         ("train[:101%]", "a percentage is at most 100"),
-        ("train[3shard]", "asks for shard 3, but there are 3"),
+        ("train[3shard]", "goes to shard 4, but there are 3"),
     ],
 )
 def test_what_is_wrong_with_a_split_is_said(tfrecord, split, message):
@@ -345,6 +347,19 @@ described = splits.SplitDict([
         dataset_name="b", data_dir="/x", split=name, filetype_suffix="tfrecord"))
     for name, sizes in lengths.items()
 ])
+
+import os
+for place in ("few/1.9.0", "few/1.10.0", "more/a/1.0.0", "more/b/1.0.0"):
+    os.makedirs(f"{sys.argv[1]}/named/{os.path.dirname(place)}", exist_ok=True)
+    os.symlink(folder, f"{sys.argv[1]}/named/{place}")
+os.makedirs(f"{sys.argv[1]}/named/more/.config")
+with open(f"{sys.argv[1]}/named/more/.config/metadata.json", "w") as file:
+    file.write('{"default_config_name": "b"}')
+from tensorflow_datasets.core import read_only_builder
+from headrace.sources.tfds import folder_by_name
+for name in ("few", "few:1.9.0", "few:1.*.*", "more", "more/a", "more/b:1.0.0", "more:1.0.0"):
+    theirs = read_only_builder._find_builder_dir(name, data_dir=f"{sys.argv[1]}/named")
+    assert str(theirs) == folder_by_name(name, f"{sys.argv[1]}/named"), name
 sys.stdout.buffer.write(b"RESULT" + pickle.dumps([shards(spec) for spec in specs]))
 """
 
@@ -371,6 +386,7 @@ def some_slices(lengths, count):
 def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(tmp_path):
     lengths = {"train": [3, 4, 0, 5, 1], "test": [7]}
     specs = [*some_slices(lengths, 300), "train", "train+test", "train[3:200]", "train[200:]", "train[-200:]", "nope"]
+    specs += ["train[-50%:]", "train[:-20%]+test[-60%:-20%]", "train[-99.5%:]", "train[.5%:50.%]", "test[-7:-0]"]
     specs += ["all", "all[:3]", "all+test[1:]", "train[:1_0]", "train[0.5%:99.5%]", "train[1shard]"]
     output = run(["-c", AS_A_SOURCE, str(tmp_path)], pickle.dumps((lengths, specs)))
     for file_format in ("array_record", "tfrecord"):

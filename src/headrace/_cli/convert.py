@@ -23,7 +23,7 @@ def add_arguments(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("target", metavar="TARGET", help=f"the file to write: one that ends in {', '.join(WRITERS)}")
     convert.add_argument("--shards", type=positive, default=1, metavar="N", help="how many files to write (1)")
     convert.add_argument("--from", dest="format", metavar="FORMAT", help="the source's format, if it is not recognized")
-    convert.add_argument("--split", help="which split of a TFDS or Hugging Face folder (train)")
+    convert.add_argument("--split", help="which split or part of one, as in 'train[:80%%]' (TFDS, Hugging Face: train)")
     convert.add_argument("--columns", nargs="+", metavar="NAME", help="which columns of a table (all)")
     records = convert.add_mutually_exclusive_group()
     records.add_argument(

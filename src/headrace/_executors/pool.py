@@ -3,7 +3,7 @@
 A pool belongs to one iterator at a time. It has no thread: it reads messages while a caller waits for a result.
 A task goes to the worker with the fewest tasks, and it always gets an answer or an error, even if that worker dies:
 the pool replaces a dead worker and sends its tasks again, since they are pure. A task that has killed two workers gets
-an error.
+an error. The number of workers can be changed at any time: those that leave answer their tasks first.
 """
 
 import os
@@ -63,10 +63,12 @@ class ProcessPool(ClosingPool):
 
     def __init__(self, shared_plan: SharedPlan, num_workers: int):
         self.num_workers = num_workers
+        self.worked_s = 0.0  # how long workers have computed, in all
         self._next_number = 1
         self._bad_starts = 0
         self._wake_fds: list[int] = []  # the two ends of a pipe: to read from, to write to
-        self._processes: list[Process] = []
+        self._processes: list[Process] = []  # those that leave are the last
+        self._left: list[Process] = []  # those that were told to end
         super().__init__(shared_plan)
 
     def _start(self) -> None:
@@ -81,11 +83,53 @@ class ProcessPool(ClosingPool):
             "imports": imports.of_main_script(),
         }
         self.world = Writer(self._control, start=8).dump(world)
-        for index in range(self.num_workers):
+        self._add(self.num_workers)
+
+    def _add(self, count: int) -> None:
+        for _ in range(count):
             with ctrl_c_later():
-                self._processes.append(Process(index, self))
-        for process in self._processes:  # they start up while this writes the plan
+                self._processes.append(Process(len(self._processes), self))
+        for process in self._processes[-count:]:  # they start up while this writes the plan
             process.set_up(self)
+
+    # ---- the number of workers
+
+    def resize(self, num_workers: int) -> None:
+        """Changes the number of workers; one that computes a whole stream stays, and so do those before it."""
+        with self.locked():
+            self._check()
+            busy = max((process.index + 1 for process in self._processes if process.num_streams), default=1)
+            self.num_workers = max(num_workers, busy)
+            self.slots.lease_up_to(LEASED_SLOTS + self.num_workers)
+            if self.num_workers > len(self._processes):
+                self._add(self.num_workers - len(self._processes))
+            self._let_go()
+
+    def all_ready(self) -> bool:
+        """Whether all workers have started."""
+        with self.locked():
+            if not all(process.ready for process in self._at_work):
+                self._check()
+                self._read_answers(0)
+            return all(process.ready for process in self._at_work)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process IDs of the workers."""
+        return [process.process.pid for process in self._at_work if process.process is not None]
+
+    @property
+    def _at_work(self) -> list[Process]:
+        return self._processes[: self.num_workers]
+
+    def _let_go(self) -> None:
+        """Ends workers that are too many and have answered their tasks."""
+        while len(self._processes) > self.num_workers and not self._processes[-1].tasks:
+            self._processes[-1].ask_to_end()
+            self._left.append(self._processes.pop())
+        for process in [each for each in self._left if each.is_dead()]:
+            process.end(time.monotonic())
+            self._left.remove(process)
 
     @property
     def num_open(self) -> int:
@@ -99,7 +143,7 @@ class ProcessPool(ClosingPool):
         with self.locked():
             self._check()
             if worker is None:
-                worker = min(self._processes, key=lambda process: len(process.tasks)).index
+                worker = min(self._at_work, key=lambda process: (not process.ready, len(process.tasks))).index
             pending = self._new_task(make, describe)
             self._send(worker, pending)
             return pending
@@ -112,7 +156,7 @@ class ProcessPool(ClosingPool):
     def pick_worker(self) -> int:
         """Chooses a worker for a whole stream."""
         with self.locked():
-            process = min(self._processes, key=lambda process: process.num_streams)
+            process = min(self._at_work, key=lambda process: process.num_streams)
             process.num_streams += 1
             return process.index
 
@@ -219,6 +263,8 @@ class ProcessPool(ClosingPool):
         for process in list(self._processes):
             if process in self._processes and ({process.socket.fileno(), process.end_fd} & found or not HAS_PIDFD):
                 self._take_in(process)  # may replace others
+        if len(self._processes) > self.num_workers:
+            self._let_go()
 
     def _take_in(self, process: Process) -> None:
         messages = process.messages()
@@ -243,6 +289,7 @@ class ProcessPool(ClosingPool):
         pending = process.tasks.popleft()
         assert pending.number == number
         pending.took_s = took_s
+        self.worked_s += took_s
         pending.answer = Extent(total, start)
         process.since = time.monotonic()
         if kind == FAILURE:
@@ -340,10 +387,11 @@ class ProcessPool(ClosingPool):
         for process in self._processes:
             process.ask_to_end()
         deadline = time.monotonic() + (GRACE_S if wait else GRACE_DROPPED_S)
-        while self._processes:
-            process = self._processes[-1]
-            process.end(deadline if process.ready else 0.0)  # one that is not ready has nothing to clean up
-            self._processes.pop()
+        for processes in (self._left, self._processes):
+            while processes:
+                process = processes[-1]
+                process.end(deadline if process.ready else 0.0)  # one that is not ready has nothing to clean up
+                processes.pop()
         if hasattr(self, "slots"):  # else `_start` failed before this
             self.slots.close()
         if hasattr(self, "_control"):

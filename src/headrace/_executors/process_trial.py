@@ -1,8 +1,9 @@
 """Decides by a trial whether worker processes pay, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
 
 Outputs are computed in this process first, in threads if those pay. If they are costly and threads do not help, workers
-go on from the position after the last output, and stay if they are faster. Positions say nothing of who computes, so
-nothing but speed depends on the choice. It is kept with the operation, for the next iterator.
+are started. Once they are ready, they go on from the position after the last output, and stay if they are faster.
+Positions say nothing of who computes, so nothing but speed depends on the choice. It is kept with the operation, for
+the next iterator.
 """
 
 import time
@@ -34,6 +35,7 @@ class TrialStream(Stream):
         position: Where to begin.
         context: What streams run on.
         choice: Gets what the trial finds.
+        start_workers: Starts workers; returns a function that says whether they are ready.
         open_workers: Opens the stream that workers compute, at a position.
         end_workers: Ends the workers.
     """
@@ -44,11 +46,13 @@ class TrialStream(Stream):
         position: Position,
         context: Context,
         choice: Choice,
+        start_workers: Callable[[], Callable[[], bool]],
         open_workers: Callable[[Position], Stream],
         end_workers: Callable[[], None],
     ):
         self._op, self._choice = op, choice
-        self._open_workers, self._end_workers = open_workers, end_workers
+        self._start_workers, self._open_workers, self._end_workers = start_workers, open_workers, end_workers
+        self._are_ready: Callable[[], bool] | None = None
         self._context = context
         self._executors: list[AutotunedExecutor] = []
         self._is_stuck = False
@@ -83,6 +87,9 @@ class TrialStream(Stream):
         return run
 
     def _count(self, outputs: int, waited_s: float) -> None:
+        if self._are_ready is not None:
+            self._try(self._go_on_when_ready)
+            return
         if self._unmeasured > 0:
             self._unmeasured -= outputs
             return
@@ -100,13 +107,11 @@ class TrialStream(Stream):
             if threads_pay or self._waited_s < ELEMENT_S * self._outputs:
                 self._ends, self._choice.workers = True, False
             else:
-                self._go_on_with_workers()
+                self._try(self._start)
 
-    def _go_on_with_workers(self) -> None:
-        self._with_workers = True
-        self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 2 * num_cores()
+    def _try(self, what: Callable[[], None]) -> None:
         try:
-            workers = self._open_workers(self.position)
+            what()
         except Exception as e:  # such as a function that cannot be pickled
             import logging  # slow to import, and hardly ever needed
 
@@ -116,8 +121,18 @@ class TrialStream(Stream):
                 self._op.site,
                 e,
             )
-            self._ends, self._choice.workers = True, False
+            self._are_ready, self._ends, self._choice.workers = None, True, False
+
+    def _start(self) -> None:
+        self._are_ready = self._start_workers()
+
+    def _go_on_when_ready(self) -> None:
+        assert self._are_ready is not None
+        if not self._are_ready():
             return
+        workers = self._open_workers(self.position)
+        self._are_ready, self._with_workers = None, True
+        self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 2 * num_cores()
         self._stream.close(wait=False)
         self._stream = workers
         self._choice.workers = True  # also after an error: what ends its process must not run here

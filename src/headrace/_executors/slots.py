@@ -350,6 +350,10 @@ class Slots:
         _all_slots.add(self)
         self.fd = anonymous_file(NUM_SLOTS)  # last: an exception after it would leave the file open
 
+    def lease_up_to(self, max_leased: int) -> None:
+        """Allows so many leases."""
+        self._max_leased = max_leased
+
     def take(self) -> Slot:
         """A free slot: the one used last, whose memory is likely still in the cache."""
         self._collect()

@@ -8,6 +8,7 @@ that run at the same time have a pool each, and share one plan.
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -47,15 +48,20 @@ class Workers:
             return open_stream(op.parent, position, context)
         if sys.platform == "win32" and not hasattr(op.options, "open_pool"):
             return _in_a_thread(op, position, context)
-        if op.options.num_workers is AUTOTUNE and not isinstance(op.options, RayOptions) and op.worker_init_fn is None:
+        if _is_tuned(op):
             choice = op.kept.of(Choice)
             if choice.workers is None and not single_step:
                 workers = partial(self._opened, op, context=context, single_step=False)
                 end = lambda: self._end(self._key(self._plan.sharing_workers(op)))  # noqa: E731
-                return TrialStream(op, position, context, choice, workers, end)
+                return TrialStream(op, position, context, choice, partial(self._started, op), workers, end)
             if not choice.workers:
                 return open_stream(op.parent, position, context)
         return self._opened(op, position, context=context, single_step=single_step)
+
+    def _started(self, op: MpPrefetch) -> Callable[[], bool]:
+        """Starts the workers of an `mp_prefetch`; returns a function that says whether they are ready."""
+        pool = self._pool(self._plan.sharing_workers(op))
+        return getattr(pool, "all_ready", lambda: True)
 
     def _opened(self, op: MpPrefetch, position: Position, *, context: Context, single_step: bool) -> Stream:
         """The stream of an `mp_prefetch`, computed by workers."""
@@ -73,7 +79,12 @@ class Workers:
 
         # The workers of a dataset that an interleave has made end with it: there may be very many such datasets.
         end = None if op in self._plan.prefetches else lambda: self._end(self._key(group))
-        return PrefetchedStream(start, position, context, end)
+        stream = PrefetchedStream(start, position, context, end)
+        if not _is_tuned(op) or not hasattr(pool, "resize") or single_step:
+            return stream
+        from headrace._executors.tuning import TunedStream, Tuner
+
+        return TunedStream(stream, Tuner(pool))  # type: ignore[arg-type]
 
     def _end(self, key: Key) -> None:
         self._caches.pop(key, None)
@@ -156,6 +167,12 @@ class Workers:
                     pool.close(wait=wait)
                     pools.pop(key, None)  # last: after an exception above, the next call closes it
         self._caches.clear()
+
+
+def _is_tuned(op: MpPrefetch) -> bool:
+    """Whether the number of workers is found while they run; a `worker_init_fn` is told the number at the start."""
+    options = op.options
+    return options.num_workers is AUTOTUNE and not isinstance(options, RayOptions) and op.worker_init_fn is None
 
 
 def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:

@@ -10,6 +10,7 @@ from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources import files
 from headrace.sources.hugging_face.columns import Numbers, Shape, Unreadable, column, filled, has_lists, shape_of
+from headrace.sources.hugging_face.splits import chosen, chosen_stream
 from headrace.sources.hugging_face.values import encoded
 from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.mapped import FEW, MappedFiles
@@ -32,7 +33,8 @@ class HuggingFaceDataSource:
 
     Args:
         dataset: A dataset, or a `DatasetDict`.
-        split: The split of a `DatasetDict`.
+        split: A split of a `DatasetDict`, a part of it, or a sum of these: `train`, `train[:80%]`, `train[10:20]+test`,
+            `all`; or a part of a dataset, `[:80%]`.
         decode: Whether to decode images, audio and the like; with False, an image is the bytes of its file.
     """
 
@@ -119,9 +121,7 @@ class HuggingFaceDataSource:
         try:
             return self._columns[name].take(rows)
         except Unreadable as e:
-            raise DataError(
-                f"{self._places.name_of(e.row)}, row {e.row} of the table, column {name!r}: {e}. Is the file damaged?"
-            ) from e
+            raise DataError(f"{self._places.row_name(e.row)}, column {name!r}: {e}. Is the file damaged?") from e
 
     def _shape_of(self, name: str) -> Shape:
         chunks, num_rows = self._chunks(name), 0
@@ -159,6 +159,7 @@ class Places:
     def __init__(self, table: Any):
         # A table is one block, or rows of blocks, each with some blocks side by side.
         stacked = getattr(table, "blocks", None) or [[table]]
+        self._firsts = [_first_row(beside[0]) for beside in stacked]
         self._parts = Parts(beside[0].num_rows for beside in stacked)
         self._paths = [[block.path for block in beside if hasattr(block, "path")] for beside in stacked]
         self._mapped = MappedFiles(path for paths in self._paths for path in paths)
@@ -177,11 +178,21 @@ class Places:
             numbers = np.unique(self._parts.find_all(rows)[0]).tolist()
             self._mapped.check([path for number in numbers for path in self._paths[number]])
 
+    def row_name(self, row: int) -> str:
+        """The file that holds a row, and the row's number in it, for messages."""
+        number, place = self._parts.find(row)
+        return f"{self.name_of(row)}, row {place + self._firsts[number]}"
+
     def name_of(self, row: int) -> str:
         """The file that holds a row, for messages."""
         number = self._parts.find(row)[0]
         paths = self._paths[number] if number < len(self._paths) else []
         return " and ".join(paths) or "The dataset"
+
+
+def _first_row(block: Any) -> int:
+    """The number in its file of a block's first row: of mapped tables, `datasets` keeps a list of all slices."""
+    return sum(arguments[0] for name, arguments, _ in getattr(block, "replays", None) or () if name == "slice")
 
 
 def _mapped_bytes(table: Any) -> int:
@@ -193,19 +204,18 @@ def _mapped_bytes(table: Any) -> int:
     return 0 if buffer is None else buffer.size
 
 
-def checked(dataset: Any, kind: str, split: str | None = None) -> Any:
+def checked(dataset: Any, kind: str, split: Any = None) -> Any:
     """The dataset, or a split of it; raises unless it is of this kind."""
     datasets = optional("datasets", extra="hf")
-    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
-        if split not in dataset:
-            splits = list(dataset) or ["…"]
-            raise PipelineError(
-                f"{type(dataset).__name__} has the splits {splits}: choose one, as in `split={splits[0]!r}`; got "
-                f"{split!r}."
-            )
-        dataset = dataset[split]
+    what = type(dataset).__name__
+    if isinstance(dataset, datasets.DatasetDict):
+        dataset = chosen(dataset, split, what)
+    elif isinstance(dataset, datasets.IterableDatasetDict):
+        dataset = chosen_stream(dataset, split, what)
+    elif split is not None and isinstance(dataset, datasets.Dataset):
+        dataset = chosen({str(dataset.split or ""): dataset}, split, "The dataset")
     elif split is not None:
-        raise PipelineError(f"split={split!r} is for a DatasetDict; this is a {type(dataset).__name__}. Leave it out.")
+        raise PipelineError(f"split={split!r} is for a DatasetDict or a Dataset; this is a {what}. Leave it out.")
     if isinstance(dataset, getattr(datasets, kind)):
         return dataset
     hint = ""

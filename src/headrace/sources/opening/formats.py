@@ -221,6 +221,17 @@ def plain_name(path: str) -> str:
     return _SHARD.sub("", name)
 
 
+def stem_of(path: str) -> str | None:
+    """The name of a data file without compression, suffix and shard number; None if the suffix is of no format.
+
+    >>> stem_of("data/train-00000-of-00002.csv.gz"), stem_of("test.tfrecord-00000-of-00001"), stem_of("README.md")
+    ('train', 'test', None)
+    """
+    plain = plain_name(path)
+    suffix = next((suffix for form in FORMATS for suffix in form.suffixes if plain.endswith(suffix)), None)
+    return None if suffix is None else _SHARD.sub("", name_of(path)[: len(plain) - len(suffix)])
+
+
 def known() -> str:
     """What can be opened, for messages."""
     formats = "; ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS)

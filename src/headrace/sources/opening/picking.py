@@ -6,15 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace._utils.splits import parse
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
 from headrace.sources.bagz import shards_of
 from headrace.sources.files import is_folder, like, listed
-from headrace.sources.opening import formats
+from headrace.sources.opening import formats, splits
 from headrace.sources.opening.formats import FOLDERS, FORMATS, Format, is_hidden
 from headrace.sources.tf_example import parse_example
 
+HAVE_SPLITS = ("TFDS", "Hugging Face")  # the formats with splits of their own
+BY_NAME = "tfds:"
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
 
@@ -22,6 +25,7 @@ _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
 def open(  # the name is that of `headrace.sources.open`
     path: Any,
     *,
+    split: Any = None,
     format: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     parse_examples: bool = False,
@@ -32,7 +36,11 @@ def open(  # the name is that of `headrace.sources.open`
     A folder may be one that TFDS prepared or Hugging Face saved, a Zarr group, images, or data files of one format.
 
     Args:
-        path: A path, an address, a pattern (`*`, `?`, `[…]`), or a sequence of these.
+        path: A path, an address, a pattern (`*`, `?`, `[…]`), or a sequence of these; or `tfds:mnist`, for a dataset
+            that TFDS prepared in `data_dir`, as of `TfdsDataSource`.
+        split: A split, a part of it, or a sum of these: `train`, `train[:80%]`, `train[10:20]+test`, or `[:80%]` of
+            data without splits. Of other data than that of TFDS and Hugging Face, the names are those of files
+            (`train.csv`, `train-00000-of-00002.csv`) or folders. For a list of these, a list of sources.
         format: The name of the format, if neither suffix nor content reveal it.
         storage_options: Options of fsspec's file system, for addresses; see `Address`.
         parse_examples: Whether records are `tf.train.Example`, to be parsed by `parse_example`. A dataset of what they
@@ -44,15 +52,50 @@ def open(  # the name is that of `headrace.sources.open`
         ...
     FileNotFoundError: 1 of 1 paths of Data files match no file: missing.parquet.
     """
+    if isinstance(split, list | tuple):
+        given = {"format": format, "storage_options": storage_options, "parse_examples": parse_examples} | options
+        return [open(path, split=one, **given) for one in split]
     if parse_examples:
-        return examples_in(open(path, format=format, storage_options=storage_options, **options))
-    if storage_options:
+        return examples_in(open(path, split=split, format=format, storage_options=storage_options, **options))
+    data_dir = options.pop("data_dir", None)
+    if storage_options and data_dir is not None:
+        data_dir = _with_options(data_dir, storage_options)
+    elif storage_options:
         path = _with_options(path, storage_options)
-    if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
+    path = _found_by_name(path, data_dir)
+    return _open(path, format, options) if split is None else _open_split(path, split, format, options)
+
+
+def _open(path: Any, format: str | None, options: dict[str, Any]) -> Any:
+    if _is_one_folder(path):
         return _open_folder(os.fsdecode(path), format, options)
     given = [path] if isinstance(path, str | os.PathLike) else path
-    ranged = isinstance(given, Sequence) and any(_has_range(one) for one in given)
-    return _open_files(paths_of(path), format, options, given=list(given) if ranged else None)
+    return _open_files(paths_of(path), format, options, given=list(given) if _is_ranged(path) else None)
+
+
+def _open_split(path: Any, split: Any, format: str | None, options: dict[str, Any]) -> Any:
+    form = _form_of_folder(os.fsdecode(path), format) if _is_one_folder(path) else None
+    if form is not None and form.name in HAVE_SPLITS:
+        return _open(path, format, options | {"split": split})
+    what = splits.shown(path)
+    if not any(part.name for part in parse(split)):
+        return splits.open_slices(_open(path, format, options), split, what)
+    has_names = not _is_ranged(path) and (form is None or form.name == "images")
+    named = splits.by_name(paths_of(path)) if has_names else {}
+    return splits.open_named(named, split, what, lambda some: _open(some, format, options))
+
+
+def _found_by_name(path: Any, data_dir: str | os.PathLike | None = None) -> Any:
+    """A path as it is; for `tfds:NAME`, the folder of that dataset."""
+    if isinstance(path, str) and path.startswith(BY_NAME) and not files.is_remote(path):
+        return formats.imported("tfds.folder_by_name")(path.removeprefix(BY_NAME), data_dir)
+    if data_dir is not None:
+        raise PipelineError(f"`data_dir` is for datasets of TFDS by name, as in '{BY_NAME}mnist'; got {path!r}.")
+    return path
+
+
+def _is_one_folder(path: Any) -> bool:
+    return isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path))
 
 
 def examples_in(records: Any) -> IterDataset[Any] | MapDataset[Any]:
@@ -67,7 +110,8 @@ def parts_of(
     """The format of a data set, what of it can be opened alone (files, or the folder), and what its checksums cover."""
     if storage_options:
         path = _with_options(path, storage_options)
-    if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
+    path = _found_by_name(path)
+    if _is_one_folder(path):
         folder = os.fsdecode(path)
         form = _form_of_folder(folder, format)
         if form is not None:
@@ -90,7 +134,8 @@ def _form_of_files(paths: list[str]) -> Format:
 
 def paths_of(path: Any) -> list[str]:
     """The files that `open` reads for a path, a pattern or a sequence of these; for a folder, its content."""
-    if isinstance(path, str | os.PathLike) and is_folder(os.fsdecode(path)):
+    path = _found_by_name(path)
+    if _is_one_folder(path):
         return [one for one in listed(os.fsdecode(path)) if not is_hidden(one)]
     given = [path] if isinstance(path, str | os.PathLike) else path
     plain = [file for one in given for file in _meant(one)] if isinstance(given, Sequence) else given
@@ -158,6 +203,11 @@ def _with_options(path: Any, options: Mapping[str, Any]) -> Any:
     if isinstance(path, str | os.PathLike):
         return Address(os.fsdecode(path), **options)
     return [Address(os.fsdecode(one), **options) for one in path]
+
+
+def _is_ranged(path: Any) -> bool:
+    given = [path] if isinstance(path, str | os.PathLike) else path
+    return isinstance(given, Sequence) and any(map(_has_range, given))
 
 
 def _has_range(path: Any) -> bool:

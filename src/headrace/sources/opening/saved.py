@@ -3,14 +3,15 @@
 import os
 from typing import Any
 
-from headrace.errors import PipelineError, optional
+from headrace.errors import optional
 from headrace.sources import files, metadata
 from headrace.sources.array_files.paths import damage_named
 
 
-def open_saved(folder: str, *, split: str | None = None, decode: bool = True) -> Any:
+def open_saved(folder: str, *, split: Any = None, decode: bool = True) -> Any:
     """A source of what `save_to_disk` wrote; of several splits, `train` by default."""
     from headrace.sources.hugging_face import HuggingFaceDataSource
+    from headrace.sources.hugging_face.splits import chosen
 
     datasets = optional("datasets", extra="hf")
     if not files.is_remote(folder):
@@ -18,12 +19,9 @@ def open_saved(folder: str, *, split: str | None = None, decode: bool = True) ->
     with damage_named(folder, "a dataset that `save_to_disk` wrote"):
         saved = datasets.load_from_disk(str(folder), storage_options=getattr(folder, "options", None))
     if isinstance(saved, datasets.DatasetDict):
-        name = split or "train"
-        if name not in saved:
-            raise PipelineError(f"{folder} has no split {name!r}; there are {', '.join(saved)}.")
-        return HuggingFaceDataSource(saved[name], decode=decode)
-    if split not in (None, str(saved.split)):
-        raise PipelineError(f"{folder} is one dataset (its split is {str(saved.split)!r}); got the split {split!r}.")
+        saved = chosen(saved, split or "train", str(folder))
+    elif split is not None:
+        saved = chosen({str(saved.split or ""): saved}, split, str(folder))
     return HuggingFaceDataSource(saved, decode=decode)
 
 

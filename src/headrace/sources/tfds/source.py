@@ -23,6 +23,7 @@ from headrace.sources.indices import Parts, place_of, places_of
 from headrace.sources.metadata import Node
 from headrace.sources.tf_example import ExampleParser
 from headrace.sources.tfds.features import Leaf, features_of, leaves, mapped, supervised
+from headrace.sources.tfds.names import folder_of
 from headrace.sources.tfds.splits import Piece, pieces_of
 from headrace.sources.tfrecord import TFRecordDataSource
 
@@ -35,30 +36,38 @@ class TfdsDataSource:
     Sequences of sequences, or of images whose sizes may differ, are lists of arrays.
 
     Args:
-        folder: The folder that has `dataset_info.json`, as in `~/tensorflow_datasets/mnist/3.0.1`.
+        folder: The folder that has `dataset_info.json`, as in `~/tensorflow_datasets/mnist/3.0.1`; or the name of a
+            dataset that was prepared in `data_dir`: `mnist`, `mnist:3.0.1`, `glue/cola`.
         split: A split, a part of it, or a sum of these: `train`, `train[:80%]`, `train[10:20]+test`, `train[-1shard:]`,
             `all`.
+        data_dir: Where TFDS keeps datasets. By default, it is TFDS_DATA_DIR, or `~/tensorflow_datasets`.
         as_supervised: Whether elements are pairs of input and target, as the dataset defines them.
         decode: Whether to decode images; with False, they stay bytes.
     """
 
     def __init__(
-        self, folder: str | os.PathLike, split: str = "train", *, as_supervised: bool = False, decode: bool = True
+        self,
+        folder: str | os.PathLike,
+        split: str = "train",
+        *,
+        data_dir: str | os.PathLike | None = None,
+        as_supervised: bool = False,
+        decode: bool = True,
     ):
-        self._folder = files.absolute(os.path.expanduser(folder))
+        self._folder = folder_of(folder, data_dir)
         described = _described(self._folder)
         features = _features(files.below(self._folder, "features.json"), decode=decode)
         self._labels = [leaf.name for leaf in leaves(features) if leaf.is_label]
         self._tree = supervised(features, described) if as_supervised else features
         self._parser = ExampleParser({name: feature for leaf in leaves(self._tree) for name, feature in leaf.parts()})
-        pieces = pieces_of(split, _splits(self._folder, described))
+        told = [described.at("name"), described.get("configName"), described.get("version")]
+        named = "/".join(node.text() for node in told if node is not None and node.value)
+        pieces = pieces_of(split, _splits(self._folder, described), named)
         self._paths = [piece.path for piece in pieces]
         self._parts = Parts(piece.stop - piece.start for piece in pieces)
         self._starts = np.array([piece.start for piece in pieces], np.int64)
         self._firsts, self._records = _records(_file_format(described), pieces)
         options = f"{', as_supervised=True' if as_supervised else ''}{'' if decode else ', decode=False'}"
-        told = [described.at("name"), described.get("configName"), described.get("version")]
-        named = "/".join(node.text() for node in told if node is not None and node.value)
         self._named = f"TfdsDataSource({named!r}, split={split!r}{options}, length={len(self)})"
 
     @functools.cached_property

@@ -73,6 +73,11 @@ def _checked(
         return run.report(type(source).__name__, type(source).__name__, None)
     form, paths, checksums = opening.parts_of(source, format=format, storage_options=storage_options)
     options |= {"format": form.name}
+    if "split" in options and form.name not in opening.HAVE_SPLITS:
+        raise PipelineError(
+            f"{form.name} files are verified as a whole: leave out `split`, or verify what `headrace.open(path, "
+            f"split={options['split']!r})` returns."
+        )
     if form.name == "TFDS":
         options = {"split": "all"} | options
     if form.name == "Hugging Face" and "split" not in options:
