@@ -9,6 +9,7 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 from benchmarks import (  # noqa: E402
     core,
+    disk_cache,
     hosts,
     images,
     loader,
@@ -26,6 +27,7 @@ from benchmarks.measure import print_table  # noqa: E402
 
 MODULES = (
     core,
+    disk_cache,
     hosts,
     workers,
     images,

@@ -1,6 +1,7 @@
 """Random pipelines for property tests."""
 
 import random
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from headrace import DatasetIterator, DatasetOptions, IterDataset, MapDataset, W
 from headrace.packing import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
 from headrace.testing import FakeSource
 from headrace.transforms import Map, SeedGlobals
+
+_disk = tempfile.TemporaryDirectory(prefix="headrace-chains-")
+DISK = _disk.name  # one folder for all: their keys must tell pipelines apart
 
 
 def number_of(x: Any) -> int:
@@ -211,6 +215,7 @@ ORDER = {
     "concatenate": lambda ds, k: MapDataset.concatenate([ds, ds.shuffle(seed=k), ds]),
     "mix": lambda ds, k: MapDataset.mix([ds, ds[::-1], ds], weights=[1, k % 4 + 1, 0.7]),
     "cache": lambda ds, k: ds.cache(),
+    "cache on disk": lambda ds, k: ds.cache(DISK),
     "seed": lambda ds, k: ds.seed(k),
     "take": lambda ds, k: ds.take(k % 7 + 1),
     "skip": lambda ds, k: ds.skip(k % len(ds)),
@@ -263,6 +268,7 @@ STREAM_OPS = ELEMENT | {
     "take": lambda ds, k: ds.take(k * 2),
     "skip": lambda ds, k: ds.skip(k % 5),
     "cache": lambda ds, k: ds.cache(),
+    "cache on disk": lambda ds, k: ds.cache(DISK),
     "cache and repeat": lambda ds, k: ds.cache().repeat(2),
     "mix": lambda ds, k: IterDataset.mix([ds, ds.skip(1)], weights=[1, k % 3 + 1]),
     "mix by name": lambda ds, k: IterDataset.mix({"a": ds, "b": ds.skip(1)}, {"a": 2, "b": 1}),

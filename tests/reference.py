@@ -19,6 +19,7 @@ from headrace._ops import (
     buffer,
     by_size,
     combine,
+    disk_cache,
     element,
     global_batch,
     group,
@@ -127,6 +128,8 @@ def index(op: order.IndexOp, i: int) -> int:
 def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
     """The elements of a stream, or of one of its lanes: element `i` of lane `l` of `L` is number `i * L + l`."""
     match op:
+        case disk_cache.FromDisk():
+            yield from stream(op.cache.parent)
         case buffer.ToStream():
             for i in range(lane.index, op.parent.length(), lane.count):
                 x = item(op.parent, i)

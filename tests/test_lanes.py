@@ -16,7 +16,9 @@ from headrace.testing import assert_equal, assert_resumable
 from tests import reference
 from tests.chains import STREAM_OPS, Tail, map_datasets
 
-IN_LANES = sorted(set(STREAM_OPS) - {"user", "interleave lazily", "global_batch", "global_batch of lanes", "cache"})
+IN_LANES = sorted(
+    set(STREAM_OPS) - {"user", "interleave lazily", "global_batch", "global_batch of lanes", "cache", "cache on disk"}
+)
 HOSTS = (1, 2, 3, 4, 6)
 TWO = MultiprocessingOptions(num_workers=2)
 

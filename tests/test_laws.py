@@ -226,6 +226,7 @@ def until_it_fails(iterator):
 
 BY_SIZE = {"by size", "by size of a feature", "by size, not padded"}
 GROUPS = BY_SIZE | {
+    "cache on disk",
     "shuffle",
     "window_shuffle",
     "padded",

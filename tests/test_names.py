@@ -24,6 +24,8 @@ NAMES = {
     "images": """CenterCrop ColorJitter Compose Crop CutMix Decode MixUp Normalize RandAugment RandomCrop
         RandomHorizontalFlip RandomResizedCrop Resize""",
     "text": "Tokenize",
+    "audio": "Decode RandomClip seconds_of",
+    "video": "Decode RandomClip seconds_of",
     "checkpoint": "CheckpointHandler CheckpointRestore CheckpointSave merge",
     "constants": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD RECORD_KEY SEED",
     "multiprocessing": "MultiprocessingOptions SharedMemoryArray SharedMemoryArrayMetadata",
@@ -36,7 +38,7 @@ NAMES = {
         ParquetIterDataset RandomAccessDataSource RangeDataSource SharedMemoryDataSource SqlDataSource
         TFRecordDataSource TFRecordIterDataset TableBatches TextLinesDataSource TextLinesIterDataset TfdsDataSource
         TorchIterDataset ZarrDataSource from_generator open shuffled_groups write_array_record write_parquet
-        write_tfrecord""",
+        write_tar write_tfrecord DecodeSample TarDataSource TarIterDataset AudioDataSource VideoDataSource""",
     "transforms": """Batch DatasetSelectionMap Filter FlatMap Map MapWithIndex RandomMap SeedGlobals TfRandomMap Transformation
         Transformations""",
     "experimental": """BOSHandling BestFitPackIterDataset CacheIterDataset ConcatThenSplitIterDataset DatasetOptions
@@ -104,7 +106,7 @@ def test_every_name_is_there(name):
         assert getattr(module, each) is not None, f"{module.__name__}.{each}"
 
 
-@pytest.mark.parametrize("name", ["", "checkpoint", "experimental", "images", "python", "sources"])
+@pytest.mark.parametrize("name", ["", "audio", "checkpoint", "experimental", "images", "python", "sources", "video"])
 def test_no_public_name_appears_unseen(name):
     """In the modules that are names only."""
     module = sys.modules.get(f"headrace.compat.grain.{name}") or namespace(headrace, name)
@@ -130,7 +132,12 @@ def test_each_difference_that_is_listed_is_there(found):
 
 
 def test_every_public_module_of_the_wheel_is_compared():
-    assert set(public_modules(grain)) == {*NAMES, "python.experimental", "monitoring", "proto"} - {"images", "text"}
+    assert set(public_modules(grain)) == {*NAMES, "python.experimental", "monitoring", "proto"} - {
+        "audio",
+        "images",
+        "text",
+        "video",
+    }
 
 
 class Theirs:

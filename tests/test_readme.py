@@ -1,4 +1,4 @@
-"""The code of the README and of the documents on sources, text and images runs as it stands."""
+"""The code of the README and of the documents on sources, text, images, audio and video runs as it stands."""
 
 import re
 import tempfile
@@ -44,5 +44,14 @@ def test_images_become_batches(capsys, monkeypatch, tmp_path):
 
 def test_splits_are_read_and_what_is_written_is_read_back(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     run_blocks("docs/sources.md")
     assert capsys.readouterr().out == "8 [8, 9, 103, 104]\n6 2\n(28, 28) uint8 (0, 4) a (28, 28)\n"
+
+
+def test_audio_and_video_are_decoded_as_the_document_says(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("av")
+    pytest.importorskip("soundfile")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_blocks("docs/media.md")
+    assert capsys.readouterr().out == "(8000,) float32 16000 1\n(8, 24, 32, 3) uint8\n"

@@ -49,7 +49,7 @@ if _TYPE_CHECKING:
     from headrace.sources.verification import verify as verify
 
 __version__ = "0.1.0"
-_MODULES = ("images", "packing", "proto", "text")
+_MODULES = ("audio", "images", "packing", "proto", "text", "video")
 _getattr, _dir, _ = _later(
     __name__,
     {

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import io
 import json
 import random
 import shutil
@@ -128,6 +129,24 @@ def _gzipped(write: Write) -> Write:
         path.write_bytes(gzip.compress(path.read_bytes()))
 
     return write_gzipped
+
+
+def _samples() -> list[Any]:
+    records = _records()
+    return [{"__key__": f"{i // 10}/{i}", "bin": records[i], "cls": str(i % 7).encode()} for i in range(ROWS)]
+
+
+def _tar(path: Path) -> None:
+    import tarfile
+
+    formats = tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT
+    with tarfile.open(path, "w") as archive:
+        for i, sample in enumerate(_samples()):
+            archive.format = formats[i % 3]
+            for extension in ("bin", "cls"):
+                entry = tarfile.TarInfo(f"{sample['__key__']}.{extension}")
+                entry.size, entry.mtime = len(sample[extension]), i / 4
+                archive.addfile(entry, io.BytesIO(sample[extension]))
 
 
 def _parquet(path: Path) -> None:
@@ -291,6 +310,7 @@ _opened = _source("opening", "open")
 _tfrecords, _tfrecord_stream = _source("tfrecord", "TFRecordDataSource"), _source("tfrecord", "TFRecordIterDataset")
 _arrow_source, _line_stream = _source("tables", "ArrowDataSource"), _source("json_lines", "JsonLinesIterDataset")
 _idx_source, _zarr_source = _source("array_files", "IdxDataSource"), _source("array_files", "ZarrDataSource")
+_tar_stream = _source("tar", "TarIterDataset")
 _images = _source("images", "ImageFolderDataSource")
 _csv_source = _source("tables", "CsvDataSource", block_bytes=1000)
 _table_rows, _vectors = _rows("id", "text", "flag"), lambda: list(_numbers()["x"])
@@ -309,6 +329,9 @@ FORMS = {
     "tfrecord": Form(_tfrecord, _tfrecords, "a.tfrecord", (), _records, True),
     "tfrecord_stream": Form(_tfrecord, _tfrecord_stream, "a.tfrecord", (), _records),
     "tfrecord_gz": Form(_gzipped(_tfrecord), _tfrecord_stream, "a.tfrecord.gz", (), _records),
+    "tar": Form(_tar, _source("tar", "TarDataSource"), "a.tar", (), _samples, True),
+    "tar_stream": Form(_tar, _tar_stream, "a.tar", (), _samples, True),
+    "tar_gz": Form(_gzipped(_tar), _tar_stream, "a.tar.gz", (), _samples, True),
     "parquet": Form(_parquet, _source("tables", "ParquetDataSource"), "a.parquet", _ARROW, _table_rows, True),
     "parquet_stream": Form(_parquet, _source("parquet", "ParquetIterDataset"), "a.parquet", _ARROW, _table_rows),
     "arrow": Form(_arrow, _arrow_source, "a.arrow", _ARROW, _table_rows, True),

@@ -23,7 +23,7 @@ from tests.sources.intact import FORMS
 REPOSITORY = Path(__file__).resolve().parents[2]
 MUTATIONS = int(os.environ.get("HEADRACE_MUTATIONS", "50"))
 OPEN = ["array_record", "bagz", "tfrecord", "parquet", "arrow", "arrow_stream", "feather", "json_lines", "npy", "hdf5"]
-OPEN += ["hugging_face", "csv"]
+OPEN += ["hugging_face", "csv", "tar"]
 
 
 def written(name, folder):

@@ -99,9 +99,7 @@ def test_a_file_is_opened_by_its_suffix(tmp_path, suffix):
 def test_a_file_is_opened_by_its_first_bytes(tmp_path, suffix, name):
     written(suffix, tmp_path / f"a.{suffix}").rename(tmp_path / name)
     if suffix == "jsonl" and ("parquet" in name or "tfrecord" in name):
-        with pytest.raises(
-            DataError, match="does not begin as a (Parquet|TFRecord) file does: its first bytes are b'{"
-        ):
+        with pytest.raises(DataError, match="does not begin as (Parquet|TFRecord) files do: its first bytes are b'{"):
             open(tmp_path / name)
         return
     assert kind(open(tmp_path / name)) == CLASSES[suffix]
@@ -334,7 +332,7 @@ def test_unknown_files_are_an_error_that_lists_what_is_known(tmp_path):
 def test_damaged_files_are_an_error(tmp_path):
     path = written("parquet", tmp_path / "a.parquet")
     path.write_bytes(b"XXXX" + path.read_bytes()[4:])
-    with pytest.raises(DataError, match="a.parquet does not begin as a Parquet file does: its first bytes are b'XXXX"):
+    with pytest.raises(DataError, match="a.parquet does not begin as Parquet files do: its first bytes are b'XXXX"):
         open(path)
 
 

@@ -18,7 +18,19 @@ from tests.sources.test_remote_s3 import address
 server, cache_folder, bucket = test_remote.server, test_remote.cache_folder, test_remote_s3.bucket
 
 NUM_ROWS = 600
-FORMATS = ["array_record", "parquet", "tfrecord", "tfrecord.gz", "jsonl", "jsonl.gz", "csv", "npy", "zarr.zip"]
+FORMATS = [
+    "array_record",
+    "parquet",
+    "tfrecord",
+    "tfrecord.gz",
+    "jsonl",
+    "jsonl.gz",
+    "csv",
+    "npy",
+    "zarr.zip",
+    "tar",
+    "tar.gz",
+]
 WORDS = ["", "text", "wörd"]
 
 
@@ -36,6 +48,12 @@ def write(path, suffix):
         path.write_text("x,y\n" + "".join("{x},{y}\n".format(**row) for row in rows))
     elif suffix.startswith("jsonl"):
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    elif suffix.startswith("tar"):
+        (plain,) = writers.write_tar(
+            [{"bin": record, "cls": i} for i, record in enumerate(records)], path.parent / "p.tar"
+        )
+        content = Path(plain).read_bytes()
         path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     elif suffix == "tfrecord.gz":
         (plain,) = writers.write_tfrecord(records, path.parent / "plain")

@@ -23,7 +23,7 @@ from headrace.sources.writers import write_parquet
 from tests.proc import nothing_left, until
 from tests.sources.intact import FORMS, MORE_FORMS
 
-SAME_FILES = ("tfrecord_stream", "parquet_stream", "examples", "text_lines_stream", "sql")
+SAME_FILES = ("tfrecord_stream", "tar_stream", "parquet_stream", "examples", "text_lines_stream", "sql")
 RECORDS = [b"record %d" % i for i in range(40)]
 
 

@@ -51,6 +51,8 @@ def _convert(given: argparse.Namespace) -> int:
     form, _, _ = opening.parts_of(given.source, format=given.format)
     if form.decodes:
         options["decode"] = given.decode
+    if form.has_paths:
+        options["contents"] = True
     records: Any = opening.open(given.source, format=given.format, **options)
     parses = given.parse_examples
     if form.has_records and write not in HOLD_RECORDS and not given.raw_records:

@@ -26,6 +26,8 @@ LIBRARIES = {  # by extra: what it is for, and its packages
     "hdf5": ("HDF5", ("h5py",)),
     "zarr": ("Zarr", ("zarr",)),
     "image": ("images", ("simplejpeg", "opencv-python-headless")),
+    "audio": ("audio", ("soundfile", "soxr")),
+    "video": ("video", ("av",)),
     "text": ("tokenizers", ("tokenizers", "tiktoken", "sentencepiece")),
     "cloud": ("addresses: s3://, gs://, https://", ("fsspec", "s3fs", "gcsfs", "aiohttp")),
     "jax": ("arrays of JAX", ("jax",)),

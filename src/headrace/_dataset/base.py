@@ -11,9 +11,11 @@ import numpy as np
 from headrace import transforms
 from headrace._executors import context
 from headrace._executors.bad_records import BadRecords
+from headrace._executors.filling import fill_caches
 from headrace._executors.workers import Workers
 from headrace._ops.base import ENDLESS, Op
 from headrace._ops.buffer import Cache, ToStream
+from headrace._ops.disk_cache import DiskCache, stream_from_disk
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.ending import num_outputs
 from headrace._ops.group import Batch, PadTo
@@ -245,12 +247,26 @@ class Dataset(Generic[T]):
         """
         return self._then(Seed(self._op, seed))
 
-    def cache(self) -> Self:
-        """Keeps computed elements in memory; later epochs get those of the first.
+    def cache(self, path: "str | os.PathLike[str] | None" = None, *, version: str | None = None) -> Self:
+        """Keeps computed elements in memory or on disk; later epochs get those of the first.
 
-        Put random operations and `repeat` after it.
+        Put random operations and `repeat` after it. On disk, they are computed once: before the first element comes, an
+        iterator fills a folder of its own below `path`, and later runs read it. Its name is a digest of all that comes
+        before, functions and files included, so a changed pipeline fills another one. Remove folders that are no longer
+        needed: see `docs/guide.md`.
+
+        Args:
+            path: The folder; without it, elements are kept in memory. Elements on disk are dicts, lists and tuples of
+                arrays, numbers, texts and bytes.
+            version: Text that stands for all that comes before, instead of the digest.
         """
-        return self._then(Cache(self._op))
+        if path is None:
+            return self._then(Cache(self._op))
+        from headrace._states.content_key import content_key, named_key  # hardly ever needed
+
+        op, folder = self._op, os.path.abspath(os.fsdecode(path))
+        key = content_key(op) if version is None else named_key(version)
+        return self._then(stream_from_disk(op, folder, key) if op.is_stream else DiskCache(op, path=folder, key=key))
 
     def with_options(self, options: DatasetOptions) -> Self:
         """Sets options of the whole pipeline."""
@@ -313,6 +329,7 @@ class Dataset(Generic[T]):
         op = self._stream_op
         if op.endless:
             raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
+        fill_caches(op)
         plan = Plan(op)
         workers = Workers(plan)
         run_on = context(plan, workers, Recorder(), BadRecords(plan).guard())

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace._executors import memory as memory
 from headrace._executors.autotune import AutotunedExecutor
+from headrace._executors.filling import fill_caches
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.prefetch_thread import Aheads
 from headrace._executors.threads import ThreadExecutor, Threads
@@ -34,6 +35,7 @@ def context(
         interrupt=partial(_interrupt, aheads, threads),
         close=threads.close,
         record=recorder.of,
+        fill=fill_caches,
         guard=guard,
     )
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from headrace._executors import thread_executor
 from headrace._executors.block_codec import Memory, decode, encode
+from headrace._executors.filling import fill_caches
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import Threads
 from headrace._executors.tracebacks import packed_error
@@ -234,6 +235,7 @@ class TaskRunner:
             executor=self._executor,
             watch=counts.watch,
             fetch=lambda op, guard: self._fetch(op, stacked, empty),
+            fill=fill_caches,
             guard=self.guard,
             memory=lambda op: empty if op is stacked else None,
             record=lambda op, where: StageRecord(where, op, self._operations),

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace._executors import context, hang_watch
 from headrace._executors.bad_records import BadRecords
+from headrace._executors.filling import fill_caches
 from headrace._executors.first_wait import FirstWait
 from headrace._executors.growth import Growth
 from headrace._executors.workers import Workers
@@ -89,6 +90,7 @@ class Walk:
         self._stream_is_single_step = False
         self._in_step = False  # whether `_run` has everything pulled from the stream
         self._ended = self._closed = False
+        self._caches_are_full = not op.has_disk_cache
         # Since when a thread waits for a run, and which; and the last wait that was told, and how often.
         self.waiting: tuple[float, int] | None = None
         self.told: tuple[tuple[float, int] | None, int] = (None, 0)
@@ -155,7 +157,7 @@ class Walk:
         """Prepares the next outputs for handing over; `None` if there are none now."""
         if operator.length_hint(self._run.iterator):
             return self._run.iterator  # a new chain continues the run of the last one
-        if self._closed or self._ended or self._error is not None:
+        if self._closed or self._ended or self._error is not None or not self._has_caches():
             return None
         if not self._in_step:
             self._discard_stream()  # an interrupt hit it, and perhaps a second one hit its handling
@@ -178,6 +180,19 @@ class Walk:
             self._run = Handover(rows, run.at)
         self._in_step = True
         return self._run.iterator if rows else None
+
+    def _has_caches(self) -> bool:
+        """Fills caches on disk; after an error, which comes before the first output, every call raises it."""
+        if not self._caches_are_full:
+            self._handlers = signal_handlers()
+            try:
+                fill_caches(self.op)
+                self._caches_are_full = True
+            except Exception as e:
+                if raised_by_signal(e, self._handlers):
+                    raise
+                self._error = _no_stop(e), users_frames(e)
+        return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:
         begin, waited_s, outputs = time.perf_counter(), here.waited_s, self.recorder.outputs
@@ -293,6 +308,7 @@ class Walk:
     def start(self) -> None:
         if self._closed:
             raise ClosedError("This iterator is closed; make a new one.")
+        fill_caches(self.op)
         try:
             stream = self._open()
             stream.start()

@@ -254,6 +254,12 @@ class Op:
 
     @property
     @from_parents
+    def has_disk_cache(self) -> bool:
+        """Whether it, or an operation before it, keeps elements on disk."""
+        return any(parent.has_disk_cache for parent in self.parents)
+
+    @property
+    @from_parents
     def lanes(self) -> int:
         """How many lanes its stream has."""
         return max((parent.lanes for parent in self.parents), default=1)

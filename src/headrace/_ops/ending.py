@@ -5,6 +5,7 @@ import math
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, Skip, ToStream
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
+from headrace._ops.disk_cache import FromDisk
 from headrace._ops.global_batch import GlobalBatch, has_rows, makes_rows
 from headrace._ops.group import Batch, BufferShuffle, PaddedBatch
 from headrace._ops.order import IndexOp, Repeat, WindowShuffle, gather_options
@@ -46,6 +47,8 @@ def num_outputs(op: Op, *, surely: bool = False) -> float | None:
 def _num_outputs(op: Op, counts: dict[Op, float | None]) -> float | None:
     """The number of outputs of an operation, given those of its parents."""
     if op.lanes > 1:  # a template of several streams
+        return None
+    if isinstance(op, FromDisk) and not op.cache.length_is_known:
         return None
     if isinstance(op, ToStream):
         skips = op.parent.is_sparse and not op.allow_nones

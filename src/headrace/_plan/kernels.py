@@ -6,7 +6,7 @@ indices are. User functions get Python ints and elements that they may change.
 
 import contextlib
 from collections.abc import Callable
-from functools import partial, singledispatch
+from functools import cache, partial, singledispatch
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache
 from headrace._ops.combine import RouteOp, Zip
+from headrace._ops.disk_cache import DiskCache
 from headrace._ops.element import Filter, FlatMap, Map, Transformed
 from headrace._ops.global_batch import GlobalBatch
 from headrace._ops.group import Batch
@@ -25,7 +26,7 @@ from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, blame_blo
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace._plan.profile import measuring, timed
 from headrace._plan.program import Program, split_index_program
-from headrace._plan.reading import Fetch, fetch_together, first_error, reader, user_reader
+from headrace._plan.reading import Fetch, fetch_together, first_error, naming, reader, user_reader
 from headrace._utils import trees
 from headrace._utils.batch_rows import making_batch
 from headrace.errors import PipelineError, StructureError
@@ -44,9 +45,9 @@ def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
 
 
 class Gather:
-    """A source behind an index program; `read` gets indices of the source's first epoch, unless it is seeded."""
+    """A source, or a cache on disk, behind an index program; `read` gets indices of its first epoch; if seeded, all."""
 
-    def __init__(self, program: Program, source: Source, guard: Guard | None):
+    def __init__(self, program: Program, source: Source | DiskCache, guard: Guard | None):
         finds = guard is None or not guard.skips  # a guard that skips reads one by one itself
         self.program, self.read, self.op, self.source = program, reader(source, finds=finds), source, source.source
 
@@ -87,6 +88,21 @@ def _(op: Cache, guard: Guard | None = None) -> Fetch:
         return Rows([items.get(i, BAD) for i in wanted], owned=False)
 
     return fetch
+
+
+@fetcher.register
+def _(op: DiskCache, guard: Guard | None = None) -> Fetch:
+    if op.gathers_columns:
+        return guarded_read(Gather(Program([], modulo=op.length()), op, guard), op, op, guard)
+
+    def fetch(idx: Indices) -> Block:
+        elements = op.opened()
+        wanted = as_array(idx) % max(op.length(), 1)
+        return compute()(wanted) if elements is None else Rows(elements.__getitems__(wanted), owned=True)
+
+    compute = cache(lambda: fetcher(op.parent, guard))  # an element asked for before the folder is complete
+    read = naming(op, partial(timed, op, fetch), finds=guard is None or not guard.skips)
+    return guarded_read(read, op, op, guard)
 
 
 @fetcher.register
@@ -163,7 +179,7 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
         if isinstance(op, IndexOp):
             top = op
             program, op = split_index_program(op)
-            if isinstance(op, Source):
+            if isinstance(op, Source) or (isinstance(op, DiskCache) and op.gathers_columns):
                 base = guarded_read(Gather(program, op, guard), top, op, guard)
                 break
             if program.steps:

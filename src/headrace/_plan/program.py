@@ -28,7 +28,7 @@ def split_index_program(op: Op) -> "tuple[Program, Op]":
     while isinstance(op, IndexOp) and not isinstance(op, Cache):
         steps.append(op)
         op = op.parent
-    later_epochs_are_alike = isinstance(op, Source) and not isinstance(op, SeededSource)
+    later_epochs_are_alike = (isinstance(op, Source) or op.gathers_columns) and not isinstance(op, SeededSource)
     return Program(steps, modulo=op.length() if later_epochs_are_alike else None), op
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from headrace._ops.base import Op
+from headrace._ops.disk_cache import DiskCache
 from headrace._ops.source import SeededSource, Source, UserDataset
 from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array
 from headrace._plan.elements import blame, blame_block, ints, may_be_found
@@ -17,12 +18,12 @@ from headrace.sources import RangeDataSource
 Fetch = Callable[[Indices], Block]
 
 
-def reader(op: Source, *, finds: bool = True) -> Fetch:
+def reader(op: Source | DiskCache, *, finds: bool = True) -> Fetch:
     """The function from indices of a source's first epoch to its items; of all epochs, if it is seeded.
 
     If a block cannot be read, it finds the first item that fails, unless `finds` is false.
     """
-    source = op.source
+    source: Any = op.source
     if isinstance(op, SeededSource):
         return _SeededReader(op)
     if isinstance(source, RangeDataSource):
@@ -139,7 +140,7 @@ class GetItems:
 class _ManyReader:
     """Reads many items with one call, or one by one after that call has turned out not to work."""
 
-    def __init__(self, op: Source | UserDataset, source: Any):
+    def __init__(self, op: Source | DiskCache | UserDataset, source: Any):
         self._op, self._source, self._getitems = op, source, op.kept.of(GetItems)
 
     def __call__(self, idx: Indices) -> Rows:

@@ -243,20 +243,21 @@ def _codenumber_of(function: Any) -> int:
     code = getattr(function, "__code__", None)
     if code is None and not isinstance(function, type):
         code = next((c for name in _METHODS if (c := getattr(getattr(function, name, None), "__code__", None))), None)
-    return 0 if code is None else zlib.crc32(_bytes_of(code)) % (1 << 31)
+    return 0 if code is None else zlib.crc32(bytes_of_code(code)) % (1 << 31)
 
 
 _FUNCTIONS = ("transform", "size", "weigh_by")  # arguments of operations
 _METHODS = ("map", "filter", "random_map", "map_with_index", "flat_map", "__call__")
 
 
-def _bytes_of(code: types.CodeType) -> bytes:
+def bytes_of_code(code: types.CodeType) -> bytes:
+    """What a function does, whatever file and line it is in."""
     return b"\0".join([code.co_code, *map(_bytes_of_constant, code.co_consts), repr(code.co_names).encode()])
 
 
 def _bytes_of_constant(constant: Any) -> bytes:
     if isinstance(constant, types.CodeType):
-        return _bytes_of(constant)
+        return bytes_of_code(constant)
     if isinstance(constant, frozenset):  # its order differs between processes
         return repr(sorted(map(repr, constant))).encode()
     return repr(constant).encode()

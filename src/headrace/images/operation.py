@@ -1,14 +1,13 @@
 """What operations on images have in common: they find the image in an element, and leave all else as it is."""
 
 import abc
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from headrace import transforms
+from headrace._utils.fields import field_in, with_field
 from headrace._utils.spec import ShapeDtypeStruct
-from headrace.errors import PipelineError
 from headrace.images.geometry import Crop
 from headrace.images.picture import Picture
 from headrace.images.sampling import BILINEAR, Sampling
@@ -19,27 +18,10 @@ ENCODED = ShapeDtypeStruct((None, None, 3), np.dtype(np.uint8))  # once it is de
 
 def image_in(element: Any, key: str) -> Any:
     """The image of an element: the value of a key, the first item of a tuple or list, or the element itself."""
-    if isinstance(element, Mapping):
-        try:
-            return element[key]
-        except KeyError:
-            raise PipelineError(
-                f"The element has no image under {key!r}; it has {sorted(map(str, element))}. Give `key` its name."
-            ) from None
-    if isinstance(element, tuple | list):
-        if not element:
-            raise PipelineError(f"The element is an empty {type(element).__name__}; its first item should be an image.")
-        return element[0]
-    return element
+    return field_in(element, key, "image")
 
 
-def with_image(element: Any, key: str, image: Any) -> Any:
-    """The element with another image."""
-    if isinstance(element, Mapping):
-        return {**element, key: image}
-    if isinstance(element, tuple):
-        return type(element)(image, *element[1:]) if hasattr(element, "_fields") else (image, *element[1:])
-    return [image, *element[1:]] if isinstance(element, list) else image
+with_image = with_field
 
 
 def decoded_spec(image: Any) -> ShapeDtypeStruct:

@@ -27,6 +27,7 @@ __getattr__, __dir__, _MODULE_OF = later(
             "TextLinesDataSource",
             "TextLinesIterDataset",
         ),
+        "sources.media": ("AudioDataSource", "VideoDataSource"),
         "sources.opening": ("open",),
         "sources.parquet": ("ParquetIterDataset",),
         "sources.remote": ("Address",),
@@ -38,6 +39,7 @@ __getattr__, __dir__, _MODULE_OF = later(
             "TableBatches",
             "shuffled_groups",
         ),
+        "sources.tar": ("DecodeSample", "TarDataSource", "TarIterDataset"),
         "sources.tf_example": (
             "ExampleDataSource",
             "ExampleParser",
@@ -48,6 +50,6 @@ __getattr__, __dir__, _MODULE_OF = later(
         "sources.tfds": ("TfdsDataSource",),
         "sources.tfrecord": ("TFRecordDataSource", "TFRecordIterDataset"),
         "sources.torch_data": ("TorchDataSource", "TorchIterDataset"),
-        "sources.writers": ("write_array_record", "write_parquet", "write_tfrecord"),
+        "sources.writers": ("write_array_record", "write_parquet", "write_tar", "write_tfrecord"),
     },
 )

@@ -10,6 +10,8 @@ import errno
 import glob
 import hashlib
 import io
+import itertools
+import math
 import mmap
 import os
 import re
@@ -24,6 +26,8 @@ from headrace.sources.descriptors import KEPT, Holder
 LOOKING_THREADS = 16
 READING_THREADS = 16
 GZIP, ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"  # the first bytes of compressed files
+MOST_IN_BRACES = 100_000
+_BRACES = re.compile(r"\{([^{},]*(?:,[^{},]*)+|\d+\.\.\d+)\}", re.ASCII)
 _ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z0-9+.:-]*)?://")
 
 
@@ -94,24 +98,52 @@ def name_of(path: str) -> str:
 
 
 def expand(paths: Any, *, what: str) -> list[str]:
-    """The files that a path, a pattern (`*`, `?`, `[…]`), or a sequence of these means, in a fixed order.
+    """The files that a path, a pattern (`*`, `?`, `[…]`, `{000..009}`), or a sequence of these means, in a fixed order.
 
-    The matches of a pattern are sorted by name. Raises `FileNotFoundError` that names all missing paths, before
-    anything is read. `what` is the kind of files, for messages.
+    The matches of a pattern are sorted by name; those of names in braces are in the order in which they are given.
+    Raises `FileNotFoundError` that names all missing paths, before anything is read. `what` is the kind of
+    files, for messages.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Sequence) or not all(isinstance(path, str | os.PathLike) for path in given):
         raise PipelineError(f"{what} are given by a path, a pattern, or a sequence of these; got {paths!r}.")
     if not given:
         raise PipelineError(f"{what} need at least one path; got an empty sequence.")
+    given = [one for path in given for one in in_braces(os.fsdecode(path))]
     found, missing = [], []
-    every = map_in_threads(_matches, map(os.fsdecode, given), LOOKING_THREADS, "headrace-look")
+    every = map_in_threads(_matches, given, LOOKING_THREADS, "headrace-look")
     for path, matches in zip(given, every, strict=True):
         found += matches
-        missing += [] if matches else [os.fsdecode(path)]
+        missing += [] if matches else [path]
     if missing:
         raise not_found(missing, len(given), what=what)
     return found
+
+
+def in_braces(path: str) -> list[str]:
+    """The paths that one with braces means: `{000..009}` stands for numbers, `{a,b}` for names; not braces in braces.
+
+    >>> in_braces("data/{train,test}-{08..10}.tar")[:4]
+    ['data/train-08.tar', 'data/train-09.tar', 'data/train-10.tar', 'data/test-08.tar']
+    """
+    parts = _BRACES.split(path)  # plain text and what is in braces, in turn
+    if len(parts) == 1 or any(sign in text for text in parts[::2] for sign in "{}") or os.path.exists(path):
+        return [path]
+    choices = [_choices(text) if i % 2 else [text] for i, text in enumerate(parts)]
+    if math.prod(map(len, choices)) > MOST_IN_BRACES:
+        raise PipelineError(f"{path} means {math.prod(map(len, choices))} files; the most are {MOST_IN_BRACES}.")
+    return [like(path, "".join(chosen)) for chosen in itertools.product(*choices)]
+
+
+def _choices(text: str) -> Sequence[str]:
+    """What stands for the text in braces."""
+    if "," in text:
+        return text.split(",")
+    first, _, last = text.partition("..")
+    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+    step = 1 if int(last) >= int(first) else -1
+    numbers = range(int(first), int(last) + step, step)
+    return [f"{number:0{width}}" for number in numbers[: MOST_IN_BRACES + 1]]
 
 
 def not_found(missing: Sequence[str], num_paths: int, *, what: str) -> FileNotFoundError:
@@ -255,6 +287,11 @@ class MappedFile:
             self.version = _fingerprint(os.fstat(file.fileno()))
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.size = self.version.size
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """All bytes of the file, where they are."""
+        return self._bytes
 
     def check_unchanged(self, path: str) -> None:
         """Raises if the file was truncated, written to or replaced since it was opened."""

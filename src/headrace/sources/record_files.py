@@ -246,12 +246,17 @@ class RecordFiles(FileSource[bytes], abc.ABC):
 
 def _given(paths: Any, form: str) -> list[Part]:
     if isinstance(paths, str | os.PathLike | FileInstruction):
-        return [_part(paths)]
+        return _parts(paths)
     if not isinstance(paths, Sequence):
         raise _not_a_path(paths)
     if not paths:
         raise PipelineError(f"A source of {form} files needs at least one path; got an empty sequence.")
-    return [_part(path) for path in paths]
+    return [part for path in paths for part in _parts(path)]
+
+
+def _parts(given: Any) -> list[Part]:
+    """One part, or one for each file that a path with braces means."""
+    return [_part(one) for one in files.in_braces(given)] if isinstance(given, str) and "{" in given else [_part(given)]
 
 
 def _part(given: Any) -> Part:

@@ -182,6 +182,7 @@ class Context:
         memory: Makes the arrays to stack an operation's batches in; `None` for NumPy's own.
         stop: A random-access chain ends before this index.
         dense: Whether an index without an element is an error.
+        fill: Fills the caches on disk that a random-access chain reads, given the start of a stream.
         guard: Decides about bad records; `None` where every error ends the run.
         kept: What belongs to an iterator until it goes to another position, also if streams are opened again.
     """
@@ -203,6 +204,7 @@ class Context:
     memory: Callable[[Op], Empty | None] = lambda op: None
     stop: int | None = None
     dense: bool = False
+    fill: Callable[[Op], None] = lambda op: None
     guard: Guard | None = None
     kept: Kept = field(default_factory=Kept)
 

@@ -8,6 +8,7 @@ from threading import get_ident
 
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
+from headrace._ops.disk_cache import FromDisk
 from headrace._ops.element import Filter, FlatMap, Map
 from headrace._ops.source import SeededSource, Source, UserDataset
 from headrace._plan.blocks import Block, Rows, concat
@@ -40,6 +41,8 @@ class IndexStream(Stream):
 
     def __init__(self, op: ToStream, position: Position, context: Context):
         super().__init__(position or 0)
+        if op.has_disk_cache:
+            context.fill(op)
         self._op, self._is_late, self._element_s = op, False, 0.0
         self._guard = context.guard
         fetch = context.fetch(op.parent, context.guard)
@@ -204,6 +207,14 @@ def _last_filter(op: Op) -> Filter | None:
 
 
 stream_of.register(ToStream, IndexStream)
+
+
+@stream_of.register
+def _(op: FromDisk, position: Position, context: Context) -> Stream:
+    context.fill(op)
+    if op.cache.opened() is None:  # whoever only looks at some elements does not fill it
+        return open_stream(op.cache.parent, position, context)
+    return IndexStream(op, position, context)
 
 
 @computes(Limit)

@@ -4,8 +4,7 @@ Images are in the order of their names, and decoded when they are read, or later
 """
 
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from headrace._utils.spec import ShapeDtypeStruct
 from headrace._utils.threads import map_in_threads
 from headrace.errors import PipelineError
 from headrace.sources import files
+from headrace.sources.class_folders import find_files
 from headrace.sources.images.decoding import decode_image
 from headrace.sources.images.file import ImageFile
 from headrace.sources.indices import place_of
@@ -42,11 +42,9 @@ class ImageFolderDataSource:
             raise PipelineError(f"`channels` is 1 (grey) or 3 (red, green, blue); got {channels!r}.")
         self._channels, self._decode = channels, decode
         self._root = files.absolute(root)
-        found, folders = _listed(self._root)
-        self._names, self._flat = _chosen(self._root, found, flat)
-        self.class_names: list[str] = [] if self._flat else sorted({_top(name) for name in self._names} | folders)
-        number = {name: i for i, name in enumerate(self.class_names)}
-        self._labels = np.array([] if self._flat else [number[_top(name)] for name in self._names], np.int64)
+        found = find_files(self._root, SUFFIXES, "image", flat=flat)
+        self._names, self._flat, self._labels = found.names, found.is_flat, found.labels
+        self.class_names: list[str] = found.class_names
 
     @property
     def paths(self) -> list[str]:
@@ -84,62 +82,3 @@ class ImageFolderDataSource:
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
         options = f"channels={self._channels}" + ("" if self._decode else ", decode=False")
         return f"ImageFolderDataSource({counts}, {options}, hash_of_paths={digest})"
-
-
-def _listed(root: str) -> tuple[list[str], set[str]]:
-    """The names of all images under a folder, relative to it, and of its subfolders."""
-    if files.is_remote(root):
-        return _listed_far_away(root), set()
-    if not os.path.isdir(root):
-        raise FileNotFoundError(f"{root} is not a folder.")
-    with os.scandir(root) as entries:
-        folders = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
-    return list(_images_below(root, "", ())), folders
-
-
-def _images_below(folder: str, prefix: str, ancestors: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    status = os.stat(folder)
-    if (status.st_dev, status.st_ino) in ancestors:  # a link back to it
-        return
-    ancestors = (*ancestors, (status.st_dev, status.st_ino))
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                yield prefix + entry.name
-            elif entry.is_dir():
-                yield from _images_below(entry.path, f"{prefix}{entry.name}/", ancestors)
-
-
-def _listed_far_away(root: str) -> list[str]:
-    top = re.sub(r"^.*?://", "", files.below(root, "").partition("::")[0]).lstrip("/")
-    try:
-        found = files.expand(files.below(root, "**"), what="Images")
-    except FileNotFoundError:
-        found = []
-    heads = [path.partition("::")[0] if "://" in path.partition("::")[0] else path for path in found]
-    names = [head[head.index(top) + len(top) :] for head in heads if top in head]
-    return [name for name in names if name.lower().endswith(SUFFIXES) and not re.search(r"(^|/)\.", name)]
-
-
-def _chosen(root: str, found: list[str], flat: bool | None) -> tuple[list[str], bool]:
-    """The names of the images to read, in order, and whether they have no classes."""
-    loose, classed = [name for name in found if "/" not in name], [name for name in found if "/" in name]
-    if not found:
-        raise PipelineError(f"There is no image under {root}: none of its files ends in {', '.join(SUFFIXES)}.")
-    if flat is None and loose and classed:
-        raise PipelineError(
-            f"{root} has {len(loose)} images directly in it, as in {min(loose)!r}, and {len(classed)} in folders, as "
-            f"in {min(classed)!r}: pass `flat=True` to take all without classes, or `flat=False` to take the "
-            "folders as classes and ignore the others."
-        )
-    if flat or (flat is None and loose):
-        return sorted(found, key=os.path.split), True
-    if not classed:
-        raise PipelineError(f"{root} has images, but no folder for each class: pass `flat=True`.")
-    return sorted(classed, key=lambda name: (_top(name), *os.path.split(name))), False
-
-
-def _top(name: str) -> str:
-    return name.partition("/")[0]

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from headrace.errors import DataError, PipelineError
 from headrace.sources.files import GZIP, ZSTD, is_folder, listed, name_of
 from headrace.sources.images.folder import SUFFIXES
+from headrace.sources.media import AUDIO, VIDEO
+from headrace.sources.tar.members import is_header
 from headrace.sources.tfrecord.framing import begins_record
 
 BEGIN_BYTES = 512
@@ -28,6 +30,7 @@ class Format(NamedTuple):
     checksums: str = "none"  # what they cover
     has_records: bool = False  # whether elements are bytes, which may be `tf.train.Example`
     decodes: bool = False  # whether the source decodes images, unless it is told not to
+    has_paths: bool = False  # whether elements have paths of files, unless it is told to read them
 
 
 def imported(name: str) -> Any:
@@ -43,6 +46,19 @@ def _starts(*magics: bytes) -> Callable[[bytes], bool]:
 def _is_idx(begin: bytes) -> bool:
     """Whether a dtype and a number of dimensions are where IDX has them."""
     return len(begin) > 4 and begin[:2] == b"\0\0" and begin[2] in b"\x08\x09\x0b\x0c\x0d\x0e" and 0 < begin[3] < 9
+
+
+def _is_audio(begin: bytes) -> bool:
+    """Whether a file begins like WAV, FLAC, Ogg or MP3."""
+    is_wave = begin[:4] in (b"RIFF", b"RF64") and begin[8:12] == b"WAVE"
+    is_mp3 = begin[:3] == b"ID3" or (len(begin) > 1 and begin[0] == 0xFF and begin[1] & 0xE0 == 0xE0)
+    return is_wave or is_mp3 or begin[:4] in (b"fLaC", b"OggS")
+
+
+def _is_video(begin: bytes) -> bool:
+    """Whether a file begins like MP4, QuickTime, Matroska, WebM or AVI."""
+    is_mp4 = begin[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+    return is_mp4 or begin[:4] == b"\x1a\x45\xdf\xa3" or (begin[:4] == b"RIFF" and begin[8:11] == b"AVI")
 
 
 def _is_text(begin: bytes) -> bool:
@@ -110,6 +126,23 @@ _ZIPPED = (
         checksums="every chunk",
     ),
 )
+_TAR = Format(
+    "tar",
+    (".tar", ".tgz"),
+    lambda begin: len(begin) < BEGIN_BYTES or is_header(begin),
+    "tar.TarDataSource",
+    "tar.TarIterDataset",
+    checksums="headers; not the content of files",
+)
+_AUDIO = Format(
+    "audio",
+    AUDIO,
+    _is_audio,
+    "media.AudioDataSource",
+    checksums="FLAC: all samples; others: none",
+    has_paths=True,
+)
+_VIDEO = Format("video", VIDEO, _is_video, "media.VideoDataSource", has_paths=True)
 _TELLING = _BINARY + _ZIPPED
 _TEXTS = (
     Format("JSON lines", (".jsonl", ".ndjson", ".jsonlines"), _is_text, _JSON, _JSON_STREAM),
@@ -134,8 +167,15 @@ FOLDERS = (
         checksums="PNG: all bytes; JPEG, WebP and BMP: none",
         decodes=True,
     ),
+    _AUDIO,
+    _VIDEO,
 )
-FORMATS = _TELLING + _TEXTS + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource", has_records=True),)
+FORMATS = (
+    _TELLING
+    + (_TAR, _AUDIO, _VIDEO)
+    + _TEXTS
+    + (Format("Bagz", (".bagz", ".bag"), None, "bagz.BagzDataSource", has_records=True),)
+)
 
 
 def named(name: str) -> Format:
@@ -158,7 +198,7 @@ def format_of(path: str, begin: bytes) -> Format:
         return found
     if expected is not None:
         raise DataError(
-            f"{path} does not begin as a {expected.name} file does: its first bytes are {begin[:16]!r}. It is damaged, "
+            f"{path} does not begin as {expected.name} files do: its first bytes are {begin[:16]!r}. It is damaged, "
             "or has the suffix of another format, which you can name with `format`."
         )
     if begin.lstrip().startswith(b"{") and _is_text(begin):
@@ -231,12 +271,16 @@ def kind_of_folder(folder: str) -> str | None:
         return "Hugging Face"
     if names & {".zgroup", ".zarray", "zarr.json"}:
         return "Zarr"
-    folders = (path for path in paths if not is_hidden(path) and is_folder(path))
-    return "images" if _has_images(paths) or any(_has_images(listed(path)) for path in folders) else None
+    inside = [paths, *(listed(path) for path in paths if not is_hidden(path) and is_folder(path))]
+    media = {"images": SUFFIXES, "audio": AUDIO, "video": VIDEO}
+    found = [name for name, suffixes in media.items() if any(_has(paths, suffixes) for paths in inside)]
+    if len(found) > 1 and "images" not in found:
+        raise DataError(f"{folder} is a folder that has {' and '.join(found)}. Name the one to read with `format`.")
+    return found[0] if found else None
 
 
-def _has_images(paths: list[str]) -> bool:
-    return any(path.lower().endswith(SUFFIXES) for path in paths)
+def _has(paths: list[str], suffixes: tuple[str, ...]) -> bool:
+    return any(path.lower().endswith(suffixes) and not is_hidden(path) for path in paths)
 
 
 def is_hidden(path: str) -> bool:

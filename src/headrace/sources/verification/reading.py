@@ -20,10 +20,13 @@ import numpy as np
 
 from headrace._executors.messages import STARTED_AS_WORKER
 from headrace._utils.addresses import redacted
+from headrace.audio.reading import check as check_audio
 from headrace.errors import HeadraceError, MissingDependency, PipelineError, in_words
 from headrace.sources import opening, sidecar
+from headrace.sources.media import MediaFiles
 from headrace.sources.verification.process import NUMBERS_BYTES, Task, Unit
 from headrace.sources.verification.report import likeness
+from headrace.video.reading import check as check_video
 
 BLOCK_S, BLOCK_RECORDS = 0.05, 1024  # blocks grow until they take this long, or have so many records
 RUN_RECORDS = 8  # after so many records in a row that fail alike, one looks for the end of the damage
@@ -114,11 +117,26 @@ def _opened(task: Task, unit: Unit) -> Any:
     if unit.is_pickled:
         return pickle.loads(unit.given)
     try:
-        return opening.open(unit.given, **task.options)
+        source = opening.open(unit.given, **task.options)
+        return Recordings(source) if isinstance(source, MediaFiles) else source
     except TypeError as e:
         if "unexpected keyword argument" in str(e):
             raise Refused(f"{unit.path} cannot be opened with these options: {e}.") from e
         raise
+
+
+class Recordings:
+    """Files of audio or video, which are decoded to their end: the source has no more than their paths."""
+
+    def __init__(self, source: MediaFiles):
+        self._source, self.__where__ = source, source.__where__
+        self._check = {"audio": check_audio, "video": check_video}[source.KEY]
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> None:
+        self._check(self._source[index][self._source.KEY])
 
 
 def _limit_memory(num_bytes: int) -> None:

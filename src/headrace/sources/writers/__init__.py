@@ -1,4 +1,4 @@
-"""Writes records to files, in shards: ArrayRecord, TFRecord, JSON lines, Parquet, Arrow and CSV.
+"""Writes records to files, in shards: ArrayRecord, TFRecord, JSON lines, Parquet, Arrow, CSV and tar.
 
 A file appears under its name only when it is complete: it is written under another name and then renamed. Shards hold
 consecutive records, so reading them one after the other restores the order. A stopped call that is made again with the
@@ -17,6 +17,7 @@ from headrace.sources.writers.shards import Progress as Progress
 from headrace.sources.writers.shards import shard_names as shard_names
 from headrace.sources.writers.tables import write_arrow as write_arrow
 from headrace.sources.writers.tables import write_parquet as write_parquet
+from headrace.sources.writers.tar import write_tar as write_tar
 
 WRITERS: dict[str, Callable[..., list[str]]] = {
     ".array_record": write_array_record,
@@ -28,6 +29,7 @@ WRITERS: dict[str, Callable[..., list[str]]] = {
     ".feather": write_arrow,
     ".csv": write_csv,
     ".jsonl": write_json_lines,
+    ".tar": write_tar,
 }
 
 

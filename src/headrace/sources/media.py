@@ -1,0 +1,136 @@
+"""Files of audio and video as sources: of a folder, with one for each class or none, or by name.
+
+An element has the path of a file: recordings may be long, and `headrace.audio` and `headrace.video` read and decode no
+more of them than a clip needs.
+"""
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from headrace._utils.addresses import redacted
+from headrace._utils.spec import ShapeDtypeStruct
+from headrace.errors import PipelineError
+from headrace.sources import files
+from headrace.sources.class_folders import Suffixes, find_files
+from headrace.sources.indices import place_of
+
+AUDIO = (".wav", ".flac", ".ogg", ".mp3")
+VIDEO = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
+READ_BYTES = 1 << 16
+
+
+def name_of(source: Any, what: str) -> str:
+    """What a file, or the bytes of one, is called in messages."""
+    return redacted(os.fsdecode(source)) if isinstance(source, str | os.PathLike) else f"The {what}"
+
+
+@contextlib.contextmanager
+def stream_of(source: Any, what: str) -> Iterator[Any]:
+    """Opens a file to be read, given by path, address or its bytes."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        yield io.BytesIO(source)
+    elif isinstance(source, str | os.PathLike):
+        path = source if isinstance(source, str) else os.fsdecode(source)  # an address may have options
+        with contextlib.closing(files.open_file(path)) as file:
+            yield io.BufferedReader(files.Seekable(file), READ_BYTES)
+    else:
+        raise PipelineError(
+            f"The {what} of an element is the path of a file or its bytes; got {type(source).__name__}: "
+            f"{source!r:.60}. Give `key` its name."
+        )
+
+
+class MediaFiles:
+    """The paths of files, and the labels of the folders that they are in."""
+
+    KEY: ClassVar[str]
+    SUFFIXES: ClassVar[Suffixes]
+    _what: ClassVar[str]
+
+    def __init__(self, paths: Any, *, flat: bool | None = None, contents: bool = False):
+        self._contents = contents
+        self.class_names: list[str] = []
+        self._labels: np.ndarray | None = None
+        if isinstance(paths, str | os.PathLike) and files.is_folder(os.fsdecode(paths)):
+            root = files.absolute(paths)
+            found = find_files(root, self.SUFFIXES, self._what, flat=flat)
+            self._paths = [files.below(root, name) for name in found.names]
+            self.class_names = found.class_names
+            self._labels = None if found.is_flat else found.labels
+        elif flat is False:
+            raise PipelineError(f"`flat=False` is for a folder with a folder for each class; got {paths!r}.")
+        else:
+            self._paths = [files.absolute(path) for path in files.expand(paths, what=f"{self._what}s".capitalize())]
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in the order of their elements."""
+        return list(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._element(place_of(index, len(self), "files"))
+
+    def _element(self, place: int) -> dict[str, Any]:
+        path = self._paths[place]
+        found: dict[str, Any] = {self.KEY: _content(path) if self._contents else path}
+        return found if self._labels is None else found | {"label": int(self._labels[place])}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self._element, range(len(self)))
+
+    def __where__(self, index: int) -> tuple[str, None]:
+        """The file of an element, which has no number in it."""
+        return self._paths[index], None
+
+    @property
+    def element_spec(self) -> Any:
+        path = {self.KEY: ShapeDtypeStruct((), np.dtype(object))}
+        return path if self._labels is None else path | {"label": ShapeDtypeStruct((), np.dtype(np.int64))}
+
+    def __repr__(self) -> str:
+        classes = "" if self._labels is None else f", num_classes={len(self.class_names)}"
+        digest = files.hash_of_paths(self._paths)
+        contents = ", contents=True" if self._contents else ""
+        return f"{type(self).__name__}(num_files={len(self)}{classes}{contents}, hash_of_paths={digest})"
+
+
+def _content(path: str) -> bytes:
+    with files.open_stream(path) as stream:
+        return stream.read()
+
+
+class AudioDataSource(MediaFiles):
+    """Audio files: `{"audio": path, "label": int}` with a folder for each class, otherwise without label.
+
+        ds = MapDataset.source(AudioDataSource("recordings/")).map(audio.Decode(sampling_rate=16_000, mono=True))
+
+    Args:
+        paths: A folder of `.wav`, `.flac`, `.ogg` and `.mp3` files, with a folder for each class or without; or a
+            file, a pattern, an address, or a sequence of these.
+        flat: Whether to take all files under the folder, without classes; by default, if some are directly in it.
+        contents: Whether elements have the bytes of files instead of their paths.
+    """
+
+    KEY, SUFFIXES, _what = "audio", AUDIO, "audio file"
+
+
+class VideoDataSource(MediaFiles):
+    """Videos: `{"video": path, "label": int}` with a folder for each class, otherwise without label.
+
+        ds = MapDataset.source(VideoDataSource("videos/")).map(video.Decode(frames=8, size=(224, 224)))
+
+    Args:
+        paths: A folder of `.mp4`, `.m4v`, `.mov`, `.mkv`, `.webm` and `.avi` files, otherwise as in `AudioDataSource`.
+        flat: As there.
+        contents: As there.
+    """
+
+    KEY, SUFFIXES, _what = "video", VIDEO, "video"
