@@ -8,6 +8,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 from benchmarks import (  # noqa: E402
+    autotune,
     core,
     disk_cache,
     hosts,
@@ -30,6 +31,7 @@ MODULES = (
     disk_cache,
     hosts,
     workers,
+    autotune,
     images,
     loader,
     on_ray,

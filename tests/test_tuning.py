@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ from headrace import AUTOTUNE, IterDataset, MapDataset, ReadOptions
 from headrace._executors.closing import open_pools
 from headrace._executors.pool import ProcessPool
 from headrace._executors.tuning import IDLE_WINDOWS, LITTLE_BYTES, Climber, Window
+from headrace._utils.threads import ThreadPool
 from headrace.testing import assert_equal
 from tests.chains import stream_datasets
 from tests.proc import LIMIT_S, nothing_left, until, workers_of
@@ -161,6 +163,30 @@ def test_workers_are_added_while_the_consumer_waits():
             if most > max(2, os.cpu_count()) or time.monotonic() > end:
                 break
     assert most > max(2, os.cpu_count())
+
+
+def test_threads_are_added_while_they_wait_for_data():
+    ds = MapDataset.range(100_000).map(sleepy).to_iter_dataset()
+    most, end = 0, time.monotonic() + LIMIT_S
+    with iter(ds) as iterator:
+        for i, element in enumerate(iterator):
+            assert element[0] == i
+            most = max(most, *(stage.computed_by for stage in iterator.stats().stages)) if i % 50 == 0 else most
+            if most > 16 or time.monotonic() > end:
+                break
+    assert most > 16
+
+
+def test_a_pool_of_threads_changes_its_size():
+    pool = ThreadPool(2, "headrace-test")
+    for size, expected in ((2, 2), (5, 5), (1, 1), (3, 3)):
+        pool.resize(size)
+        meeting = threading.Barrier(expected)
+        futures = [pool.submit(meeting.wait, LIMIT_S) for _ in range(expected)]  # all of them at once
+        assert sorted(future.result() for future in futures) == list(range(expected))
+        until(lambda size=size: sum(thread.is_alive() for thread in pool.threads) == size, "threads leave")
+    pool.close()
+    assert not any(thread.is_alive() for thread in pool.threads)
 
 
 @pytest.mark.usefixtures("no_other_workers")

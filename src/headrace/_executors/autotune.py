@@ -15,10 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.threads import ThreadExecutor, Threads
+from headrace._executors.tuning import Tuner
 from headrace._utils.threads import has_gil, num_cores, on_cores_s, thread_wanted_s
 from headrace.protocols import Executor
 
@@ -26,6 +27,7 @@ ELEMENT_S = 200e-6  # an element that costs less is not worth handing over betwe
 TRIAL_S = 0.03  # how long to try each side
 LONG_S, LATER_S = 1e-3, 0.3  # elements that compute for less are tried later: starting threads costs some 40 ms
 FEWEST_THREADS, MOST_THREADS = 4, 16  # on trial; as many as there are cores, if that is in between
+MOST_WAITING_THREADS = 128  # of those that wait for data
 GAIN = 1.2  # threads must be this much faster
 WAITS = 0.5  # a consumer that wants a core for less of the time waits for something else
 SCALES = 1.15  # threads that keep fewer cores busy do not scale
@@ -76,6 +78,29 @@ class _Phase:
         self.ran, self.queued = ((end - begin) / self.took_s for begin, end in did_s)
 
 
+class ThreadsAsWorkers:
+    """Threads, as a `Tuner` sees workers."""
+
+    pids: ClassVar[list[int]] = []  # their time on cores is that of this process
+
+    def __init__(self, executor: ThreadExecutor):
+        self._executor = executor
+
+    @property
+    def num_workers(self) -> int:
+        return self._executor.num_threads
+
+    @property
+    def worked_s(self) -> float:
+        return self._executor.worked_s
+
+    def all_ready(self) -> bool:
+        return True
+
+    def resize(self, num_workers: int) -> None:
+        self._executor.resize(num_workers)
+
+
 class AutotunedExecutor:
     """Inline at first; then whichever way a trial found faster.
 
@@ -103,6 +128,7 @@ class AutotunedExecutor:
         self.inline = False
         self._phases = [_Phase()]  # inline, in threads, inline again
         self._unmeasured = 0  # results to come that do not count
+        self._tuner: Tuner | None = None  # of threads that wait for data
 
     @property
     def threads_pay(self) -> bool | None:
@@ -131,7 +157,7 @@ class AutotunedExecutor:
     def next(self) -> Any:
         executor, size = self._tasks.popleft()
         if not self._on_trial or executor is not self._current:
-            block = executor.next()
+            block = executor.next() if self._tuner is None else self._tuned(executor, size)
         elif self._unmeasured > 0:
             block = executor.next()
             self._unmeasured -= size
@@ -149,6 +175,8 @@ class AutotunedExecutor:
         first, phase = self._phases[0], self._phases[-1]
         if phase.waited_s < TRIAL_S and (phase is first or phase.elements < 8 * first.elements):
             return
+        if len(self._phases) == 2 and phase.elements < 2 * self._num_threads:
+            return  # results of threads that wait for data come in bursts
         phase.end()
         if phase is first:
             self._on_trial = first.waited_s >= ELEMENT_S * first.elements
@@ -170,8 +198,19 @@ class AutotunedExecutor:
             return
         self._on_trial = False
         self._change(self._make_threads(None if waits else self._num_threads) if pays else self._inline)
+        if pays and waits:
+            self._tuner = Tuner(ThreadsAsWorkers(self._current), most=MOST_WAITING_THREADS)  # type: ignore[arg-type]
         if not waits:
             self._judge(inline, gain)
+
+    def _tuned(self, executor: Executor, size: int) -> Any:
+        """A result of threads that wait for data: more of them start while the consumer waits."""
+        begin_s = time.perf_counter()
+        block = executor.next()
+        assert self._tuner is not None
+        if executor is self._current:
+            self._tuner.saw(size, time.perf_counter() - begin_s)
+        return block
 
     def _judge(self, inline: float, gain: float) -> None:
         """Tells if threads wait for each other, unless the consumer hardly waited for them."""

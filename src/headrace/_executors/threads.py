@@ -32,14 +32,15 @@ class Threads:
     """The thread pools of one iterator, by number of threads; started when first needed."""
 
     def __init__(self):
-        self._pools: dict[int, ThreadPool] = {}
+        self._pools: dict[Any, ThreadPool] = {}
         self.num_users = 0
 
-    def pool(self, num_threads: int) -> ThreadPool:
-        """The pool with `num_threads` threads."""
-        if num_threads not in self._pools:
-            self._pools[num_threads] = ThreadPool(num_threads, "headrace-read-ahead")
-        return self._pools[num_threads]
+    def pool(self, num_threads: int, owner: object = None) -> ThreadPool:
+        """The pool with `num_threads` threads; that of an owner, who may resize it, is not shared."""
+        key = num_threads if owner is None else owner
+        if key not in self._pools:
+            self._pools[key] = ThreadPool(num_threads, "headrace-read-ahead")
+        return self._pools[key]
 
     def interrupt(self) -> "list[Thread]":
         """Tells the threads to end, and returns them."""
@@ -69,6 +70,8 @@ class ThreadExecutor:
         self._chunk, self._growth = 1, Growth()
         self._element_bytes: float | None = None  # known once a result has been seen
         self._closed = False
+        self._owner: object = None  # of threads that only this executor uses
+        self.worked_s = 0.0
         threads.num_users += 1
 
     def wants(self, n: int) -> int:
@@ -84,7 +87,7 @@ class ThreadExecutor:
         return size if (self._elements + size) * self._element_bytes <= share else 0
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
-        self._pending.append((self._threads.pool(self._num_threads).submit(_timed, task), size))
+        self._pending.append((self._threads.pool(self._num_threads, self._owner).submit(_timed, task), size))
         self._elements += size
 
     def ready(self) -> bool:
@@ -93,6 +96,12 @@ class ThreadExecutor:
     @property
     def num_threads(self) -> int:
         return self._num_threads
+
+    def resize(self, num_threads: int) -> None:
+        """Changes the number of threads."""
+        self._owner = self._owner or object()
+        self._num_threads = num_threads
+        self._threads.pool(num_threads, self._owner).resize(num_threads)
 
     def filled(self) -> float:
         """How full the buffer is, from 0 to 1."""
@@ -103,6 +112,7 @@ class ThreadExecutor:
         done = future.result()
         self._pending.popleft()
         self._elements -= size
+        self.worked_s += done.took_s
         self._element_bytes = max((self._element_bytes or 0.0) * 0.9, done.num_bytes / max(size, 1))
         self._adapt(done.took_s, size)
         return done.block

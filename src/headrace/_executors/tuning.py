@@ -1,4 +1,4 @@
-"""Changes the number of workers while they run, for `num_workers=AUTOTUNE`.
+"""Changes the number of workers while they run, for `num_workers=AUTOTUNE`, and of threads that wait for data.
 
 While the consumer waits, and there are cores and memory for more, workers are added; those that bring no more outputs
 leave again. So do workers that have nothing to do, and some of them if memory gets short. Tasks give the same results
@@ -145,10 +145,10 @@ class Climber:
 class Tuner:
     """Looks at a pool now and then, and changes its number of workers."""
 
-    def __init__(self, pool: Resizable, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, pool: Resizable, *, most: int | None = None, clock: Callable[[], float] = time.perf_counter):
         self._pool, self._clock = pool, clock
         cores = num_cores()
-        most = min(MOST_WORKERS, MOST_PER_CORE * max(cores, FEW_CORES))
+        most = most or min(MOST_WORKERS, MOST_PER_CORE * max(cores, FEW_CORES))
         self._climber = Climber(pool.num_workers, max(most, pool.num_workers), cores)
         self._begin()
 

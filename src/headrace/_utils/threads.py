@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 CLOSE_S = 5.0
+MANY_THREADS = 256  # more than a pool ever has, unless it was asked for more
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _running: dict[threading.Thread, Callable[[], None]] = {}  # with the function that stops each
@@ -153,6 +154,7 @@ class ThreadPool:
 
     def __init__(self, num_threads: int, name: str):
         self._num_threads, self._name = num_threads, name
+        self._leaving = 0  # of all threads that were started
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self._closed = False
@@ -165,17 +167,24 @@ class ThreadPool:
             raise ClosedError("These threads were closed while they were given work.")
         future: Future[Any] = Future()
         self._tasks.put((future, function, args))
-        if len(self.threads) < self._num_threads:
+        if len(self.threads) - self._leaving < self._num_threads:
             # Threads refer only to the queue, so a pool that nobody uses is deleted, and ends them.
-            stop = partial(_stop, self._tasks, self._num_threads)
+            stop = partial(_stop, self._tasks, max(self._num_threads, MANY_THREADS))
             name = f"{self._name}_{len(self.threads)}"  # as those of `concurrent.futures`
             self.threads.append(start_thread(_compute, self._tasks, name=name, stop=stop))
         return future
 
+    def resize(self, num_threads: int) -> None:
+        """Changes the number of threads: more start when they are needed, and some end after the tasks so far."""
+        self._num_threads = num_threads
+        for _ in range(len(self.threads) - self._leaving - num_threads):
+            self._leaving += 1
+            self._tasks.put(None)
+
     def close(self, *, wait: bool = True) -> None:
         """Cancels what has not begun and ends the threads."""
         self._closed = True
-        _stop(self._tasks, self._num_threads)
+        _stop(self._tasks, max(len(self.threads), self._num_threads))
         if wait:
             join_threads(self.threads)
 
