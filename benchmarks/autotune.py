@@ -1,5 +1,6 @@
 """`mp_prefetch()`, which tunes itself, against fixed numbers of threads and workers."""
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,7 @@ FIXED: dict[str, Callable[[Any], Any]] = {
     "1 worker": lambda ds: ds.mp_prefetch(1),
     "2 workers": lambda ds: ds.mp_prefetch(2),
     "4 workers": lambda ds: ds.mp_prefetch(4),
+    "a worker for each core": lambda ds: ds.mp_prefetch(os.cpu_count() or 1),
 }
 
 
