@@ -27,7 +27,7 @@ def register_profile(name, max_examples, **options):
     )
 
 
-register_profile("quick", 12, derandomize=True)  # the same examples every time: CI judges changes, the others search
+register_profile("quick", 6, derandomize=True)  # the same examples every time: CI judges changes, the others search
 register_profile("default", 60)
 register_profile("thorough", 300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -136,6 +136,11 @@ class AutotunedExecutor:
         return None if self._on_trial else self._current is not self._inline
 
     @property
+    def waits_for_data(self) -> bool:
+        """Whether threads pay because they wait for something else than cores."""
+        return self._tuner is not None
+
+    @property
     def num_threads(self) -> int:
         return self._current.num_threads
 

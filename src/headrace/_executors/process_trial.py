@@ -1,9 +1,10 @@
 """Decides by a trial whether worker processes pay, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
 
-Outputs are computed in this process first, in threads if those pay. If they are costly and threads do not help, workers
-are started. Once they are ready, they go on from the position after the last output, and stay if they are faster.
-Positions say nothing of who computes, so nothing but speed depends on the choice. It is kept with the operation, for
-the next iterator.
+Outputs are computed in this process first, in threads if those pay. If the consumer waits for them, workers are
+started: soon if outputs are costly and threads do not help, otherwise only after a while, since a short run is over
+before they are ready. Then they go on from the position after the last output, and stay if they are faster. Positions
+say nothing of who computes, so nothing but speed depends on the choice. It is kept with the operation, for the next
+iterator.
 """
 
 import time
@@ -19,7 +20,10 @@ from headrace.protocols import Executor
 
 HERE_S = 0.25  # how long to wait for outputs that are computed here: longer than most trials of threads
 THREADS_S = 1.0  # where threads come first: longer than all of them
-WORKERS_S = 0.1  # and for those of workers, once each has given some
+WORKERS_S = 0.2  # and for those of workers,
+RAMP_S = 0.3  # once their chunks have grown
+WAITS, MOSTLY = 0.1, 0.5  # the share of time that a consumer waits for costly outputs, and for others, to want workers
+LOOKS = 4  # how many times in a row, for others
 
 
 class Choice:
@@ -62,6 +66,8 @@ class TrialStream(Stream):
         self._with_workers = False
         self._rate_here = 0.0
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 0
+        self._since_s = time.perf_counter()
+        self._late_looks, self._ramp_end_s = 0, 0.0
         self._ends = num_cores() == 1
 
     def _open_here(self, position: Position) -> Stream:
@@ -79,6 +85,8 @@ class TrialStream(Stream):
 
     def pull(self, n: int) -> Run | None:
         begin = time.perf_counter()
+        if not self._outputs:
+            self._since_s = begin
         run = self._stream.pull(n)
         if run is None:
             return None
@@ -97,18 +105,35 @@ class TrialStream(Stream):
         self._outputs += outputs
         self._waited_s += waited_s
         if self._with_workers:
-            if self._waited_s >= WORKERS_S or self._outputs * WORKERS_S >= 8 * self._rate_here:
-                self._ends = True
-                self._choice.workers = self._outputs / max(self._waited_s, 1e-9) >= GAIN * self._rate_here
-                if not self._choice.workers:
-                    self._go_on_here()
+            self._judge_workers()
         elif self._outputs and (self._waited_s >= self._here_s or (self._is_stuck and self._waited_s > 0)):
-            self._rate_here = self._outputs / self._waited_s
-            threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
-            if threads_pay or self._waited_s < ELEMENT_S * self._outputs:
-                self._ends, self._choice.workers = True, False
-            else:
-                self._try(self._start)
+            self._judge_here()
+
+    def _judge_here(self) -> None:
+        """Starts workers if the consumer waits too long for what is computed here."""
+        elapsed_s = time.perf_counter() - self._since_s
+        self._rate_here = self._outputs / self._waited_s
+        threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
+        waits_for_data = any(executor.waits_for_data for executor in self._executors)
+        if threads_pay and (waits_for_data or not has_gil()):  # workers would do no better
+            self._ends, self._choice.workers = True, False
+            return
+        is_costly = self._waited_s >= ELEMENT_S * self._outputs and not threads_pay
+        is_late = self._waited_s > (WAITS if is_costly else MOSTLY) * elapsed_s
+        self._late_looks = self._late_looks + 1 if is_late else 0
+        if self._late_looks >= (1 if is_costly else LOOKS):
+            self._try(self._start)
+        self._outputs, self._waited_s = 0, 0.0
+
+    def _judge_workers(self) -> None:
+        """Keeps the workers if they are faster."""
+        if time.perf_counter() < self._ramp_end_s:
+            self._outputs, self._waited_s = 0, 0.0
+        elif self._waited_s >= WORKERS_S or self._outputs * WORKERS_S >= 8 * self._rate_here:
+            self._ends = True
+            self._choice.workers = self._outputs / max(self._waited_s, 1e-9) >= GAIN * self._rate_here
+            if not self._choice.workers:
+                self._go_on_here()
 
     @property
     def _here_s(self) -> float:
@@ -140,6 +165,7 @@ class TrialStream(Stream):
         workers = self._open_workers(self.position)
         self._are_ready, self._with_workers = None, True
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 2 * num_cores()
+        self._ramp_end_s = time.perf_counter() + RAMP_S
         self._stream.close(wait=False)
         self._stream = workers
         self._choice.workers = True  # also after an error: what ends its process must not run here
