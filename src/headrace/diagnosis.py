@@ -74,9 +74,9 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
     or `prefetch` at the end of the pipeline is left out first.
 
     >>> from headrace import MapDataset
-    >>> found = diagnose(MapDataset.range(10_000).map(lambda x: x + 1).batch(10), seconds=0.3)
-    >>> found.best
-    0
+    >>> found = diagnose(MapDataset.range(10_000).map(str).batch(10), seconds=0.3)
+    >>> found.operations[0].operation, sorted(found.rates)[:2]
+    ('map(str)', [0, 1])
 
     Args:
         ds: A `MapDataset`, `IterDataset` or `DataLoader`.

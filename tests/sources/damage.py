@@ -34,7 +34,7 @@ HANGS_AFTER_S = 20
 
 def read_all(source: Any) -> Iterator[Any]:
     """Everything in a source or stream: one element, a block in another order, and all in order."""
-    if not hasattr(source, "__len__"):
+    if not hasattr(source, "__getitem__"):
         yield from source
         return
     length = len(source)

@@ -212,7 +212,7 @@ def test_several_files_and_patterns_are_read_one_after_the_other(form, source, p
         for _ in range(2):  # without hidden files beside them, and with those
             both = form.open(given)
             assert_equal(list(both), elements + elements)
-            if hasattr(both, "__len__"):
+            if hasattr(both, "__getitem__"):
                 assert [*map(str, both.paths)] == [str(path), str(path.with_name(f"b{form.name}"))]
                 indices = np.random.default_rng(1).integers(-len(both), len(both), len(both)).tolist()
                 assert_equal(both.__getitems__(indices), [both[i] for i in indices])

@@ -1,5 +1,6 @@
 """Signed addresses: nothing shows the signature, and an object that is signed anew is the same object."""
 
+import argparse
 import json
 import stat
 import traceback
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import DataLoader, IterDataset, MapDataset, __main__
+from headrace._cli import convert
 from headrace.errors import HeadraceError, RemoteError
 from headrace.samplers import IndexSampler
 from headrace.sources import (
@@ -281,11 +283,11 @@ def test_a_store_that_its_library_opens_shows_no_secret(server):
 
 def test_a_conversion_that_may_go_on_later_notes_no_secret(server, tmp_path):
     server.contents.update(write_files(tmp_path))
-    parse = __main__._parser().parse_args
-    notes = [
-        __main__._identity(parse(["convert", signed(server, "a.jsonl", token), "a.parquet"]), {})
-        for token in SECRETS[:2]
-    ]
+    notes = []
+    for token in SECRETS[:2]:
+        parser = argparse.ArgumentParser()
+        convert.add_arguments(parser)
+        notes.append(convert._identity(parser.parse_args([signed(server, "a.jsonl", token), "a.parquet"]), {}))
     assert not shows(notes[0])
     assert notes[0] == notes[1]
 
