@@ -136,7 +136,7 @@ def test_threads_are_used_for_functions_that_release_the_gil(executors, function
         read(MapDataset.range(10_000).map(function).to_iter_dataset())
         if executors[-1].threads_pay:
             return
-        are_free += two_threads_gain() > 1.6
+        are_free += os.getloadavg()[0] < num_cores() and two_threads_gain() > 1.6
         assert are_free < TRIES // 3, "threads were never used"
     pytest.skip("others use the cores")
 
