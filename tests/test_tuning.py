@@ -17,6 +17,7 @@ from headrace._executors.closing import open_pools
 from headrace._executors.pool import ProcessPool
 from headrace._executors.tuning import IDLE_WINDOWS, LITTLE_BYTES, Climber, Window
 from headrace._utils.threads import ThreadPool
+from headrace.errors import WorkerError
 from headrace.testing import assert_equal
 from tests.chains import stream_datasets
 from tests.proc import LIMIT_S, nothing_left, until, workers_of
@@ -142,6 +143,28 @@ def test_workers_that_leave_end_and_leave_nothing():
         pool.resize(3)
         assert pool.num_workers == 3
         assert next(iterator) == next(expected)
+
+
+@pytest.mark.usefixtures("no_other_workers")
+def test_a_stream_goes_on_if_no_more_processes_can_be_started(monkeypatch):
+    with nothing_left(), iter(MapDataset.range(100).map(abs).to_iter_dataset().mp_prefetch(1)) as iterator:
+        assert next(iterator) == 0
+
+        def refused(index, pool):
+            raise WorkerError("Resource temporarily unavailable")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("headrace._executors.pool.Process", refused)
+            pool_of_this_process().resize(3)
+        assert pool_of_this_process().num_workers == 1
+        assert list(iterator) == list(range(1, 100))
+
+
+def test_after_a_refusal_the_next_try_is_late():
+    machine, climber = Machine(cores=16, work_s=0.01, cpu_s=0.01), Climber(2, 64, 16)
+    assert climber.next(machine.window(2)) > 2
+    climber.settle_for(2)
+    assert {climber.next(machine.window(2)) for _ in range(50)} == {2}
 
 
 # ------------------------------------------------------------------------------------- as users meet it

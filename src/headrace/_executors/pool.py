@@ -95,14 +95,20 @@ class ProcessPool(ClosingPool):
     # ---- the number of workers
 
     def resize(self, num_workers: int) -> None:
-        """Changes the number of workers; one that computes a whole stream stays, and so do those before it."""
+        """Changes the number of workers; one that computes a whole stream stays, and so do those before it.
+
+        If the system allows no more processes, there are as many as it does: see `num_workers`.
+        """
         with self.locked():
             self._check()
             busy = max((process.index + 1 for process in self._processes if process.num_streams), default=1)
             self.num_workers = max(num_workers, busy)
             self.slots.lease_up_to(LEASED_SLOTS + self.num_workers)
-            if self.num_workers > len(self._processes):
-                self._add(self.num_workers - len(self._processes))
+            try:
+                while len(self._processes) < self.num_workers:
+                    self._add(1)
+            except (WorkerError, OSError):
+                self.num_workers = len(self._processes)
             self._let_go()
 
     def all_ready(self) -> bool:

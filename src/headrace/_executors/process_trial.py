@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace._executors.autotune import ELEMENT_S, GAIN, AutotunedExecutor
 from headrace._ops.buffer import MpPrefetch, ToStream
-from headrace._plan.streams import Context, Position, Run, Stream, open_stream
+from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
 from headrace._utils.threads import has_gil, num_cores
 from headrace.protocols import Executor
 
@@ -32,7 +32,7 @@ class Choice:
     workers: bool | None = None
 
 
-class TrialStream(Stream):
+class TrialStream(UnaryStream):
     """Outputs computed here, then by workers, and from then on by whoever was faster.
 
     Args:
@@ -61,8 +61,8 @@ class TrialStream(Stream):
         self._context = context
         self._executors: list[AutotunedExecutor] = []
         self._is_stuck = False
-        self._stream = self._open_here(position)
-        super().__init__(self._stream.position)
+        stream = self._open_here(position)
+        super().__init__(stream.position, stream)
         self._with_workers = False
         self._rate_here = 0.0
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 0
@@ -87,7 +87,7 @@ class TrialStream(Stream):
         begin = time.perf_counter()
         if not self._outputs:
             self._since_s = begin
-        run = self._stream.pull(n)
+        run = self.parent.pull(n)
         if run is None:
             return None
         run = self._run(*run)
@@ -166,24 +166,15 @@ class TrialStream(Stream):
         self._are_ready, self._with_workers = None, True
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 2 * num_cores()
         self._ramp_end_s = time.perf_counter() + RAMP_S
-        self._stream.close(wait=False)
-        self._stream = workers
+        self.parent.close(wait=False)
+        self.parent = workers
         self._choice.workers = True  # also after an error: what ends its process must not run here
 
     def _go_on_here(self) -> None:
         self._with_workers = False
-        self._stream.close()
+        self.parent.close()
         self._end_workers()
-        self._stream = self._open_here(self.position)
-
-    def ready(self) -> bool:
-        return self._stream.ready()
-
-    def start(self) -> None:
-        self._stream.start()
-
-    def close(self, *, wait: bool = True) -> None:
-        self._stream.close(wait=wait)
+        self.parent = self._open_here(self.position)
 
 
 def number(num_workers: Any) -> int:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from headrace._executors.memory import available_bytes
 from headrace._plan.profile import here
-from headrace._plan.streams import Run, Stream
+from headrace._plan.streams import Run, Stream, UnaryStream
 from headrace._utils.threads import num_cores
 
 MOST_WORKERS = 64
@@ -116,6 +116,12 @@ class Climber:
             self._try_fewer(seen)
         return self.number
 
+    def settle_for(self, number: int) -> None:
+        """There are other workers than asked for: some could not leave, or no more could be started."""
+        if number < self.number:
+            self._before, self._is_new, self._pause_left = None, False, LONGEST_PAUSE
+        self.number = number
+
     def _try_more(self, seen: Window) -> None:
         self._idle_windows = 0
         busy = max(seen.cores / self.number, 0.05)  # cores that one more keeps busy
@@ -168,7 +174,7 @@ class Tuner:
         number = self._climber.next(self._window(seconds))
         if number != self._pool.num_workers:
             self._pool.resize(number)
-            self._climber.number = self._pool.num_workers  # it may keep some that cannot leave
+            self._climber.settle_for(self._pool.num_workers)
         self._begin()
 
     def _window(self, seconds: float) -> Window:
@@ -208,26 +214,17 @@ def _own_bytes(pid: int) -> int:
     return PAGE_BYTES * (resident - shared)
 
 
-class TunedStream(Stream):
+class TunedStream(UnaryStream):
     """A stream that workers compute, as many of them as its tuner finds best."""
 
     def __init__(self, stream: Stream, tuner: Tuner):
-        self._stream, self._tuner = stream, tuner
-        super().__init__(stream.position)
+        super().__init__(stream.position, stream)
+        self._tuner = tuner
 
     def pull(self, n: int) -> Run | None:
         before_s = here.waited_s
-        run = self._stream.pull(n)
+        run = self.parent.pull(n)
         if run is None:
             return None
         self._tuner.saw(len(run.block), here.waited_s - before_s)
         return self._run(*run)
-
-    def ready(self) -> bool:
-        return self._stream.ready()
-
-    def start(self) -> None:
-        self._stream.start()
-
-    def close(self, *, wait: bool = True) -> None:
-        self._stream.close(wait=wait)
