@@ -21,6 +21,7 @@ from benchmarks import (  # noqa: E402
     sources_json_lines,
     sources_tables,
     sources_tfrecord,
+    statistics_cost,
     text,
     workers,
 )
@@ -42,6 +43,7 @@ MODULES = (
     sources_json_lines,
     packing,
     text,
+    statistics_cost,
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace._executors.autotune import ELEMENT_S, GAIN, AutotunedExecutor
+from headrace._executors.autotune import ELEMENT_S, AutotunedExecutor
 from headrace._ops.buffer import MpPrefetch, ToStream
 from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
 from headrace._utils.threads import has_gil, num_cores
@@ -24,6 +24,7 @@ WORKERS_S = 0.2  # and for those of workers,
 RAMP_S = 0.3  # once their chunks have grown
 WAITS, MOSTLY = 0.1, 0.5  # the share of time that a consumer waits for costly outputs, and for others, to want workers
 LOOKS = 4  # how many times in a row, for others
+GAIN = 1.1  # workers must be this much faster: then what is chosen has nine tenths of the best speed
 
 
 class Choice:

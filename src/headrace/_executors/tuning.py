@@ -22,6 +22,7 @@ MOST_PER_CORE, FEW_CORES = 4, 4  # workers may be more than cores: some of them 
 WINDOW_S, LONG_WINDOW_S = 0.4, 4.0  # what one look covers; longer if there are few outputs
 WAITS = 0.1  # a consumer that waits for less of the time has enough
 WORTH = 0.3  # of what more workers would give if all of them had a core
+BUSY = 0.9  # of all cores: if so many are busy, more workers would only take them from each other
 PAUSE, LONGEST_PAUSE = 4, 128  # windows until the next try, after one that did not help
 IDLE_WINDOWS = 8  # a worker leaves if so many windows in a row had no work for it
 LITTLE_BYTES = 256 << 20  # less free memory is short
@@ -125,7 +126,7 @@ class Climber:
     def _try_more(self, seen: Window) -> None:
         self._idle_windows = 0
         busy = max(seen.cores / self.number, 0.05)  # cores that one more keeps busy
-        fitting = round((self._cores - seen.cores) / busy)
+        fitting = round((self._cores - seen.cores) / busy) if seen.cores < BUSY * self._cores else 0
         more = min(fitting, self.number, self._most - self.number)
         if more > 0 and seen.has_memory_for(more):
             self._before, self._is_new = (self.number, seen.rate), True

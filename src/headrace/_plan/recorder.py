@@ -10,7 +10,7 @@ from headrace._ops.base import Op
 from headrace._plan.blocks import Block
 from headrace._plan.profile import Profile
 
-CALL_S = 2e-6  # what measuring costs, for each call of an operation
+MEASURED_RUN_S, CALL_S = 50e-6, 2e-6  # what measuring costs: for a run, and for each call of an operation in it
 MOST_COST = 0.005  # of all time, for measuring
 SNAPSHOT_S = 1.0
 MOST_SNAPSHOTS = 6
@@ -86,13 +86,14 @@ class StageRecord:
         self.busy_s = self.waited_s = self.starved_s = self.cpu_s = 0.0
         self._measure_at, self._sampling, self._measures_all = 1, _Sampling(), measures_all
 
-    def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0) -> None:
+    def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0, starved_s: float = 0.0) -> None:
         """Counts a run."""
         with self._lock:
             self._runs += 1
             self.elements += len(block)
             self.busy_s += busy_s
             self.waited_s += waited_s
+            self.starved_s += starved_s
             if self._runs == self._measure_at:
                 self._measure_at *= 4
                 self._measured += len(block)
@@ -174,7 +175,7 @@ class _Sampling:
             return 0.0, 0.0
         scales = self._work_s / work_s if work_s > 0 else 1.0, self._elements / elements if elements else 1.0
         self._work_s, self._elements = 0.0, 0
-        self._owed_s = max(0.0, self._owed_s) + (profile.calls + 1) * CALL_S / MOST_COST - work_s
+        self._owed_s = max(0.0, self._owed_s) + (MEASURED_RUN_S + profile.calls * CALL_S) / MOST_COST - work_s
         return scales
 
 
@@ -270,8 +271,7 @@ class Recorder:
         if self._last_end_s is not None:
             self.consumer_s += begin_s - self._last_end_s
         self._last_end_s, took_s = end_s, end_s - begin_s
-        self.outputs.add(block, took_s)
-        self.outputs.add_starved(waited_s)
+        self.outputs.add(block, took_s, starved_s=waited_s)
         self.outputs.add_profile(profile, took_s - waited_s, len(block))
         if not self.snapshots or end_s - self.snapshots[-1].at_s > SNAPSHOT_S:
             self.snapshots.append(self.totals(end_s))

@@ -301,10 +301,10 @@ class Column:
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...], begin: int):
         self.dtype, self.shape, self.begin = dtype, shape, begin
 
-    def rows(self, buffer: Any, num_records: int, record_bytes: int, places: np.ndarray) -> np.ndarray:
-        """Copies of those in some records."""
-        size = self.dtype.itemsize * math.prod(self.shape)
+    def taker(self, buffer: Any, num_records: int, record_bytes: int) -> Callable[[np.ndarray], np.ndarray]:
+        """A function that returns copies of those in some records."""
+        dtype, shape, size = self.dtype, self.shape, self.dtype.itemsize * math.prod(self.shape)
         if not size:
-            return np.zeros((len(places), *self.shape), self.dtype)
+            return lambda places: np.zeros((len(places), *shape), dtype)
         every = np.ndarray((num_records,), f"V{size}", buffer, self.begin, (record_bytes,))
-        return every[places].view(self.dtype).reshape(len(places), *self.shape)
+        return lambda places: every[places].view(dtype).reshape(len(places), *shape)

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from headrace.errors import DataError
 from headrace.sources import files
 from headrace.sources.base import BlockSource
 from headrace.sources.indices import place_of, places_of
-from headrace.sources.kept_elements.layout import Column, Decode, Layout, columns, decoder
+from headrace.sources.kept_elements.layout import Decode, Layout, columns, decoder
 from headrace.sources.kept_elements.writing import MANIFEST, OFFSETS, OWN_LAYOUT, RECORDS, VERSION
 
 MAPPED_BYTES = 1 << 20  # offsets of at least this size are mapped, so processes share them
@@ -51,6 +51,8 @@ class KeptElements(BlockSource[Any]):
             raise self._damaged(f"{RECORDS} has {version.size} bytes, not {self._num_bytes}")
         self._pool = files.Pool(versions={self._records: version}, maps=True)
         self._decoders: list[Decode] = [decoder(layout) for layout in self._layouts]
+        self._mapped: files.MappedFile | None = None  # the file that columns are taken from, by `_takes`
+        self._takes: Any = None
 
     def _damaged(self, what: str) -> DataError:
         return DataError(f"{self.folder} cannot be read as a cache of elements: {what}. Remove it: it is made again.")
@@ -102,21 +104,23 @@ class KeptElements(BlockSource[Any]):
     def __getcolumns__(self) -> Any:
         if self._columns is None:
             raise AttributeError("__getcolumns__")
-        return functools.partial(self._gather, *self._columns)
+        return self._gather
 
-    def _gather(self, tree: Any, record_bytes: int, indices: np.ndarray) -> Any:
-        places = places_of(indices, self._length, "elements")
-        file = self._pool.get(self._records)
-        assert isinstance(file, files.MappedFile)
-
-        def gather(node: Any) -> Any:
-            if isinstance(node, Column):
-                return node.rows(file.buffer, self._length, record_bytes, places)
-            return {k: gather(v) for k, v in node.items()} if isinstance(node, dict) else tuple(map(gather, node))
-
-        return gather(tree)
+    def _gather(self, indices: np.ndarray) -> Any:
+        """The elements at `indices`, all in `0..len - 1`, as new columns."""
+        if self._mapped is None:
+            file = self._pool.get(self._records)
+            assert isinstance(file, files.MappedFile)
+            assert self._columns is not None
+            tree, record_bytes = self._columns
+            self._takes = _each_column(lambda column: column.taker(file.buffer, self._length, record_bytes), tree)
+            self._mapped = file
+        else:
+            self._mapped.check_unchanged(self._records)
+        return _each_column(lambda take: take(indices), self._takes)
 
     def close(self) -> None:
+        self._mapped = self._takes = None
         self._pool.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,6 +133,15 @@ class KeptElements(BlockSource[Any]):
 
     def __repr__(self) -> str:
         return f"KeptElements({self.folder!r}, num_elements={self._length})"
+
+
+def _each_column(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of what a function makes of each column."""
+    if isinstance(tree, dict):
+        return {key: _each_column(function, inner) for key, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple([_each_column(function, inner) for inner in tree])
+    return function(tree)
 
 
 def _as_layout(found: Any) -> Layout:
