@@ -74,7 +74,10 @@ def _pipelines() -> dict[str, tuple[Callable[[], Iterable[Any]], int]]:
             1000,
         ),
         "MNIST arrays": (lambda: mnist_pipeline(digits), 1500),
-        "a `__getitem__` source": (lambda: hr.MapDataset.source(floats).repeat().batch(BATCH).to_iter_dataset(inline), 300),
+        "a `__getitem__` source": (
+            lambda: hr.MapDataset.source(floats).repeat().batch(BATCH).to_iter_dataset(inline),
+            300,
+        ),
         "one that makes its arrays": (
             lambda: hr.MapDataset.source(images).shuffle(seed=1).repeat().batch(BATCH).to_iter_dataset(inline),
             200,

@@ -111,13 +111,14 @@ def test_batches_are_gathered_from_columns(tmp_path):
     )
 
 
-def test_a_cache_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
-    ds = MapDataset.range(1000).map(lambda i: np.full(3, i)).cache(tmp_path).shuffle(seed=1).batch(10)
+@pytest.mark.parametrize(("file", "make"), [("column-0", lambda i: np.full(3, i)), ("records", int)])
+def test_a_cache_that_is_cut_off_while_it_is_read_is_an_error(tmp_path, file, make):
+    ds = MapDataset.range(1000).map(make).cache(tmp_path).shuffle(seed=1).batch(10)
     with iter(ds) as iterator:
         next(iterator)
         (name,) = folders(tmp_path)
-        os.truncate(tmp_path / name / "records", 100)
-        with pytest.raises(DataError, match="records.*changed"):
+        os.truncate(tmp_path / name / file, 100)
+        with pytest.raises(DataError, match=f"{file}.*changed"):
             list(iterator)
 
 

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from headrace.errors import DataError, PipelineError
 from headrace.sources import files
-from headrace.sources.kept_elements import Folder, KeptElements, writing
+from headrace.sources.kept_elements import Folder, KeptElements, records
 from headrace.testing import assert_equal
 
 DTYPES = st.one_of(
@@ -89,20 +89,28 @@ def test_mappings_come_back_as_dicts(tmp_path, kind):
     assert exactly(found) == exactly({"inner": inner, **inner})
 
 
-def test_large_files_are_not_mapped_and_read_the_same(tmp_path, monkeypatch):
-    elements = [{"x": np.arange(i), "y": "z" * i} for i in range(50)]
+@pytest.mark.parametrize(
+    ("file", "elements"),
+    [
+        ("records", [{"x": np.arange(i), "y": "z" * i} for i in range(50)]),
+        ("column-1", [{"x": np.arange(i, i + 3), "y": np.float32(i)} for i in range(50)]),
+    ],
+)
+def test_large_files_are_not_mapped_and_read_the_same(tmp_path, monkeypatch, file, elements):
     kept = keep(tmp_path, elements)
-    assert isinstance(kept._pool.get(kept._records), files.MappedFile)
+    path = os.path.join(kept.folder, file)
+    assert isinstance(kept._reader._pool.get(path), files.MappedFile)
     monkeypatch.setattr(os, "sysconf", lambda name: 1)
     again = KeptElements(kept.folder)
-    assert isinstance(again._pool.get(again._records), files.LocalFile)
+    assert isinstance(again._reader._pool.get(path), files.LocalFile)
     assert_equal(list(again), elements)
+    assert exactly(again[3]) == exactly(elements[3])
 
 
 def test_elements_of_one_layout_are_columns_and_others_are_not(tmp_path):
     alike = [{"a": np.arange(i, i + 3), "b": (np.float32(i), np.full((2, 2), i))} for i in range(10)]
     kept = keep(tmp_path, alike)
-    indices = np.array([3, 3, -1, 0])
+    indices = np.array([3, 3, 9, 0])
     found = kept.__getcolumns__(indices)
     assert_equal(found["a"], np.stack([alike[i]["a"] for i in indices]))
     assert_equal(found["b"], (np.array([3, 3, 9, 0], np.float32), np.stack([alike[i]["b"][1] for i in indices])))
@@ -115,17 +123,26 @@ def test_elements_of_one_layout_are_columns_and_others_are_not(tmp_path):
             [1, 2],
             [{"a": np.zeros(2), "b": "x"}],
             [np.array(1)],
+            [{str(i): np.zeros(1) for i in range(65)}],
             [],
         )
     ):
         assert not hasattr(keep(tmp_path, others, str(i)), "__getcolumns__")
 
 
+@pytest.mark.parametrize("other", [None, np.zeros(4), np.zeros(3, np.float32), {"a": np.zeros(3)}])
+def test_columns_become_records_when_an_element_is_not_alike(tmp_path, other):
+    elements = [*(np.arange(i, i + 3.0) for i in range(1500)), other, np.zeros(3)]
+    kept = keep(tmp_path, elements)
+    assert sorted(os.listdir(kept.folder)) == ["manifest.json", "offsets", "records"]
+    assert list(map(exactly, kept)) == list(map(exactly, elements))
+
+
 def test_very_many_layouts_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "MOST_LAYOUTS", 3)
+    monkeypatch.setattr(records, "MOST_LAYOUTS", 3)
     elements = [{f"é{i}": i, "x": (i, np.zeros(i))} for i in range(10)]
     kept = keep(tmp_path, elements)
-    assert len(kept._layouts) == 3
+    assert len(kept._reader._decoders) == 3
     assert_equal(list(kept), elements)
 
 
@@ -149,10 +166,11 @@ def test_what_cannot_be_kept_is_an_error_that_says_where(tmp_path, element, said
     assert [name for name in os.listdir(tmp_path) if not name.endswith(".lock")] == []
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "records", "offsets"])
+@pytest.mark.parametrize("name", ["manifest.json", "records", "offsets", "column-0", "column-1"])
 @pytest.mark.parametrize("how", ["cut", "empty", "gone"])
 def test_a_damaged_folder_is_an_error_that_says_what_to_do(tmp_path, name, how):
-    kept = keep(tmp_path, [{"x": i} for i in range(9)])
+    value = (lambda i: np.full(3, i)) if name.startswith("column") else int
+    kept = keep(tmp_path, [{"x": value(i), "y": value(i)} for i in range(9)])
     path = os.path.join(kept.folder, name)
     if how == "gone":
         os.unlink(path)
@@ -165,12 +183,11 @@ def test_a_damaged_folder_is_an_error_that_says_what_to_do(tmp_path, name, how):
 
 
 def test_numbers_that_make_no_sense_are_errors(tmp_path):
-    kept = keep(tmp_path, [{"x": np.zeros(3)}] * 4)
-    content = Path(kept._records).read_bytes()
+    kept = keep(tmp_path, [{"x": np.zeros(3 + i)} for i in range(4)])
+    path = Path(kept.folder) / "records"
+    content = path.read_bytes()
     for at, number in ((0, 99), (8, 1 << 50), (8, -1)):
-        damaged = content[:at] + number.to_bytes(8, "little", signed=True) + content[at + 8 :]
-        with open(kept._records, "wb") as file:
-            file.write(damaged)
+        path.write_bytes(content[:at] + number.to_bytes(8, "little", signed=True) + content[at + 8 :])
         with pytest.raises(DataError, match=f"{kept.folder} cannot be read as a cache of elements"):
             KeptElements(kept.folder)[0]
 

@@ -284,7 +284,8 @@ class MappedFile:
 
     def __init__(self, path: str):
         with io.open(path, "rb") as file:  # noqa: UP020
-            self.version = _fingerprint(os.fstat(file.fileno()))
+            status = os.fstat(file.fileno())
+            self.version, self._found = _fingerprint(status), version_of(status)
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.size = self.version.size
 
@@ -296,7 +297,7 @@ class MappedFile:
     def check_unchanged(self, path: str) -> None:
         """Raises if the file was truncated, written to or replaced since it was opened."""
         with contextlib.suppress(FileNotFoundError):  # a mapped file stays readable
-            if _fingerprint(os.stat(path)) != self.version:
+            if version_of(os.stat(path)) != self._found:
                 raise changed(path)
 
     def read(self, offset: int, length: int) -> bytes:

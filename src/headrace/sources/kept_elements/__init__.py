@@ -1,6 +1,7 @@
 """Elements of a pipeline in a folder, as `cache(path)` keeps them: as they were, with their types, dtypes and shapes.
 
-`records` has the elements one after the other, `offsets` says where each begins, and `manifest.json` how they are laid
+Elements that are alike are columns: `column-0`, `column-1`, … have the rows of one array each. Others are records:
+`records` has them one after the other, and `offsets` says where each begins. `manifest.json` says how they are laid
 out. A folder appears under its name when it is complete. No code is stored, so none is run when it is read.
 """
 

@@ -4,8 +4,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from headrace.sources.kept_elements.names import MANIFEST, UNFINISHED
 from headrace.sources.kept_elements.reading import KeptElements
-from headrace.sources.kept_elements.writing import MANIFEST, UNFINISHED, Filling, remove
+from headrace.sources.kept_elements.writing import Filling, remove
 
 
 class Folder:

@@ -24,10 +24,11 @@ _MANY = {int: "ints", float: "floats", bool: "bools", str: "texts", bytes: "many
 
 
 class Element:
-    """The bytes of an element: its layout, the pieces of its record, and the shapes of arrays in it."""
+    """The bytes of an element: its layout, the pieces of its record, and the values and shapes of arrays in it."""
 
     def __init__(self, value: Any):
         self.pieces: list[Any] = []
+        self.arrays: list[Any] = []
         self.shapes: list[tuple[int, ...]] = []
         self.layout = self._add(value, "")
 
@@ -54,8 +55,7 @@ class Element:
             return ("text",)
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             array = np.asarray(value)
-            self.shapes.append(())
-            self._pad(array.tobytes())
+            self._add_values((), array.tobytes())
             return ("scalar", _name_of(array.dtype))
         if isinstance(value, bytes):
             self._add_bytes(value)
@@ -67,9 +67,8 @@ class Element:
     def _add_array(self, array: np.ndarray, place: str) -> Layout:
         if array.dtype.hasobject:
             raise _cannot_keep(array, place)
-        self.shapes.append(array.shape)
         self.pieces.append(struct.pack(f"<{array.ndim}q", *array.shape))
-        self._pad(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b"")
+        self._add_values(array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b"")
         return ("array", _name_of(array.dtype), array.ndim)
 
     def _add_dict(self, value: Mapping[Any, Any], place: str) -> Layout:
@@ -104,6 +103,11 @@ class Element:
 
     def _add_bytes(self, content: bytes) -> None:
         self.pieces.append(_Q.pack(len(content)))
+        self._pad(content)
+
+    def _add_values(self, shape: tuple[int, ...], content: Any) -> None:
+        self.shapes.append(shape)
+        self.arrays.append(content)
         self._pad(content)
 
     def _pad(self, content: Any) -> None:
@@ -263,48 +267,3 @@ _DECODERS: dict[str, Decode] = {
     "texts": _texts,
     "many bytes": _many_bytes,
 }
-
-
-# ----------------------------------------------------------------------------------------------- columns
-
-
-def columns(layout: Layout, shapes: list[tuple[int, ...]]) -> tuple[Any, int] | None:
-    """Where each array is in a record, as a tree of dtype, shape and offset, and the record's size.
-
-    `None` if something in it is not an array or a number of NumPy.
-    """
-    left, at = list(shapes), 8
-
-    def place(layout: Layout) -> Any:
-        nonlocal at
-        kind = layout[0]
-        if kind == "dict":
-            return {key: place(inner) for key, inner in zip(layout[1], layout[2], strict=True)}
-        if kind == "tuple" and layout[1]:
-            return tuple(map(place, layout[1]))
-        if kind not in ("array", "scalar") or (kind == "array" and not layout[2]):
-            raise LookupError
-        shape, dtype = left.pop(0), dtype_named(layout[1])
-        begin = at + 8 * len(shape)
-        at = begin + (dtype.itemsize * math.prod(shape) + 7 & ~7)
-        return Column(dtype, shape, begin)
-
-    try:
-        return (place(layout), at) if layout[0] in ("array", "scalar", "dict", "tuple") else None
-    except LookupError:
-        return None
-
-
-class Column:
-    """An array in every record."""
-
-    def __init__(self, dtype: np.dtype, shape: tuple[int, ...], begin: int):
-        self.dtype, self.shape, self.begin = dtype, shape, begin
-
-    def taker(self, buffer: Any, num_records: int, record_bytes: int) -> Callable[[np.ndarray], np.ndarray]:
-        """A function that returns copies of those in some records."""
-        dtype, shape, size = self.dtype, self.shape, self.dtype.itemsize * math.prod(self.shape)
-        if not size:
-            return lambda places: np.zeros((len(places), *shape), dtype)
-        every = np.ndarray((num_records,), f"V{size}", buffer, self.begin, (record_bytes,))
-        return lambda places: every[places].view(dtype).reshape(len(places), *shape)
