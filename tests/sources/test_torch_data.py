@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace.errors import ClosedError, MissingDependency, PipelineError, StateError
+from headrace.errors import ClosedError, MissingDependency, PipelineError, StateError, StructureError
 from headrace.sources.torch_data import TorchDataSource, TorchIterDataset, _from_json, _to_json, as_arrays
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 
@@ -93,6 +93,38 @@ def test_a_map_style_dataset_gives_arrays(kind):
     batch = next(iter(MapDataset.source(source).shuffle(seed=1).batch(8)))
     assert_equal(batch["x"][:, 0], batch["i"])
     assert_resumable(MapDataset.source(source).shuffle(seed=2).to_iter_dataset())
+
+
+@pytest.mark.parametrize("make", [lambda i: torch.arange(i, i + 6).reshape(2, 3).T, lambda i: torch.tensor(i > 3)])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_of_tensors_are_those_of_their_arrays(make, num_workers):
+    ds = MapDataset.range(10).map(make).batch(4)
+    expected = [np.stack([make(i).numpy() for i in part]) for part in (range(4), range(4, 8), range(8, 10))]
+    found = list(ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=num_workers)))
+    assert_equal(found, expected)
+    assert all(type(batch) is np.ndarray and batch.flags.writeable for batch in found)
+
+
+def test_rows_of_a_tensor_are_copied_alone():
+    every = torch.zeros(1000, 7)
+
+    def add(row):
+        assert row.untyped_storage().nbytes() == 28  # not all 1,000 rows
+        return row.add_(1)
+
+    assert MapDataset.source(every).map(add).batch(1000)[0].sum() == 7000
+    assert MapDataset.source(data.StackDataset(every)).map(lambda row: add(row[0])).batch(1000)[0].sum() == 7000
+    assert every.sum() == 0
+
+
+def test_tensors_that_cannot_be_batched_are_errors():
+    unlike = MapDataset.source([0, 1]).map(lambda i: torch.zeros(2 + i)).batch(2)
+    with pytest.raises(StructureError, match=r"element 0 of the batch has shape \(2,\), element 1 has \(3,\)"):
+        unlike[0]
+    with pytest.raises(RuntimeError, match="requires grad"):
+        MapDataset.range(2).map(lambda i: torch.zeros(2, requires_grad=True)).batch(2)[0]
+    promoted = MapDataset.range(2).map(lambda i: torch.zeros(2, dtype=(torch.int32, torch.float64)[i])).batch(2)
+    assert promoted[0].dtype == np.float64
 
 
 def test_getitems_of_the_dataset_is_used():

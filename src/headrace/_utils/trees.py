@@ -5,6 +5,7 @@ Dicts and other mappings, lists, tuples, named tuples and every node type that o
 mappings has plain dicts in their place, unless their class is a node type, such as `OrderedDict`.
 """
 
+import contextlib
 import copy
 import itertools
 import sys
@@ -81,6 +82,11 @@ def num_bytes(tree: Any) -> int:
     if type(tree) is dict:
         return sum(map(num_bytes, tree.values()))
     return sum(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf, 64) for leaf in leaves(tree))
+
+
+def is_tensor(kind: type) -> bool:
+    """Whether this is PyTorch's tensor itself, not a class made of it."""
+    return kind is getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 # ---------------------------------------------------------------------------------------------- stacking
@@ -234,6 +240,8 @@ def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str, empty: Empty
 
 
 def _stack_nodes(rows: Sequence[Any], where: str, empty: Empty | None) -> Any:
+    if is_tensor(type(rows[0])):
+        return _stack_tensors(rows, where, empty)
     first, spec = flatten(rows[0])
     if spec.is_leaf():
         return _stack_leaves(rows, where)
@@ -246,6 +254,17 @@ def _stack_nodes(rows: Sequence[Any], where: str, empty: Empty | None) -> Any:
     names = [f"{where}{path}" for path, _ in named_leaves(rows[0])]
     stacked = [stack(column, name, empty) for column, name in zip(columns, names, strict=False)]
     return spec.unflatten(stacked if first else [])
+
+
+def _stack_tensors(rows: Sequence[Any], where: str, empty: Empty | None) -> np.ndarray:
+    """Tensors of PyTorch, which stacks them faster than NumPy can make an array of each."""
+    if len({tensor.dtype for tensor in rows}) == 1:
+        torch, first = sys.modules["torch"], np.asarray(rows[0])  # an error if it has no array, such as on a GPU
+        stacked = (empty or np.empty)((len(rows), *first.shape), first.dtype)
+        with contextlib.suppress(RuntimeError):  # shapes that differ, and gradients
+            torch.stack(rows, out=torch.from_numpy(stacked))
+            return stacked
+    return _stack_leaves(rows, where)
 
 
 def _stack_leaves(rows: Sequence[Any], where: str) -> np.ndarray:
@@ -364,6 +383,8 @@ def copy_tree(node: Any) -> Any:
         return {key: copy_tree(child) for key, child in node.items()}
     if kind in (list, tuple):
         return kind(map(copy_tree, node))
+    if is_tensor(kind) and not node.requires_grad:
+        return node.clone()  # not `deepcopy`, which copies all of the tensor that a row is a view of
     if kind in _IMMUTABLE or _is_opaque(node):
         return node
     try:
