@@ -9,7 +9,7 @@ JOBS ?= 3
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: demo test soak faults check bench clean
+.PHONY: demo test soak faults check bench dist clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/$(BIN)/python examples/digits.py
@@ -50,6 +50,11 @@ check: $(VENV)/installed
 
 bench: $(BENCH)/installed
 	$(BENCH)/$(BIN)/python -m benchmarks
+
+dist: $(VENV)/installed
+	rm -rf dist
+	$(VENV)/$(BIN)/python -m build
+	$(VENV)/$(BIN)/python -m twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) $(BENCH) $(DEMO) dist build
