@@ -1,5 +1,7 @@
 # One command per task; each makes its own environment first.
 PYTHON ?= python3
+BIN := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+GROUP ?= dev
 VENV := .venv
 BENCH := .venv-bench
 DEMO := .venv-demo
@@ -7,47 +9,52 @@ JOBS ?= 3
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: demo test soak faults check bench clean
+.PHONY: demo test soak faults check bench dist clean
 
 demo: $(DEMO)/installed
-	$(DEMO)/bin/python examples/digits.py
+	$(DEMO)/$(BIN)/python examples/digits.py
 
 $(VENV)/installed: pyproject.toml
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q -U "pip>=25.1"
-	$(VENV)/bin/python -m pip install -q -e . --group dev
+	test -x $(VENV)/$(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/$(BIN)/python -m pip install -q -U "pip>=25.1"
+	$(VENV)/$(BIN)/python -m pip install -q -e . --group $(GROUP)
 	touch $@
 
 $(BENCH)/installed: pyproject.toml
-	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip install -q -U "pip>=25.1"
-	$(BENCH)/bin/python -m pip install -q -e . --group bench
+	test -x $(BENCH)/$(BIN)/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/$(BIN)/python -m pip install -q -U "pip>=25.1"
+	$(BENCH)/$(BIN)/python -m pip install -q -e . --group bench
 	touch $@
 
 $(DEMO)/installed: pyproject.toml
-	test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python -m pip install -q -U "pip>=25.1"
-	$(DEMO)/bin/python -m pip install -q -e . --group demo
+	test -x $(DEMO)/$(BIN)/python || $(PYTHON) -m venv $(DEMO)
+	$(DEMO)/$(BIN)/python -m pip install -q -U "pip>=25.1"
+	$(DEMO)/$(BIN)/python -m pip install -q -e . --group demo
 	touch $@
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup
+	$(VENV)/$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 soak: $(VENV)/installed
-	$(VENV)/bin/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
+	$(VENV)/$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 faults: $(VENV)/installed
 	HEADRACE_FAULT_RUNS=$(or $(RUNS),200) HYPOTHESIS_PROFILE=thorough \
-	  $(VENV)/bin/python -m pytest tests/test_faults.py tests/test_processes.py
+	  $(VENV)/$(BIN)/python -m pytest tests/test_faults.py tests/test_processes.py
 
 check: $(VENV)/installed
-	$(VENV)/bin/ruff check src tests benchmarks examples
-	$(VENV)/bin/ruff format --check src tests benchmarks examples
-	$(VENV)/bin/pyright
-	$(VENV)/bin/lint-imports
+	$(VENV)/$(BIN)/ruff check src tests benchmarks examples
+	$(VENV)/$(BIN)/ruff format --check src tests benchmarks examples
+	$(VENV)/$(BIN)/pyright
+	$(VENV)/$(BIN)/lint-imports
 
 bench: $(BENCH)/installed
-	$(BENCH)/bin/python -m benchmarks
+	$(BENCH)/$(BIN)/python -m benchmarks
+
+dist: $(VENV)/installed
+	rm -rf dist
+	$(VENV)/$(BIN)/python -m build
+	$(VENV)/$(BIN)/python -m twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) $(BENCH) $(DEMO) dist build

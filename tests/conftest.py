@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -31,6 +32,21 @@ register_profile("quick", 6, derandomize=True)  # the same examples every time: 
 register_profile("default", 60)
 register_profile("thorough", 300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+NOT_EVERYWHERE = {"bagz", "cv2", "google_crc32c", "grain", "orjson", "polars", "ray", "simplejpeg", "zstandard"}
+NOT_EVERYWHERE |= {"fcntl", "resource", "termios"}  # of Python itself, not on Windows
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Skips files that import a library that there is not for all builds of Python and all systems."""
+    report = yield
+    missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr or ""))
+    if report.failed and missing and missing[1] in NOT_EVERYWHERE:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {missing[1]} is not installed")
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 import ast
 import importlib.metadata
+import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import MapDataset
-from headrace.errors import MissingDependency, SpecError, available, optional
+from headrace import MapDataset, errors
+from headrace.errors import MissingDependency, SpecError, available, install_command, optional
 from headrace.sources.remote.addresses import DRIVERS
 from tests.proc import LIMIT_S
 
@@ -90,7 +92,7 @@ def test_the_message_names_both(module, extra, monkeypatch):
     with pytest.raises(MissingDependency) as caught:
         optional(module, extra=extra)
     message = str(caught.value)
-    assert message.endswith(f"is not installed. Install it with: pip install 'headrace[{extra}]'")
+    assert message.endswith(f"is not installed. Install it with: {install_command(extra)}")
     said = [normal(each) for each in re.findall(r"[\w.-]+", message.partition(" is not")[0])]
     direct = {normal(re.split(r"[^\w.-]", each)[0]) for each in EXTRAS[extra]}
     assert direct & {*said, normal(package)} or not direct & packages_with(package)
@@ -115,6 +117,61 @@ def test_what_is_installed_but_broken_is_not_said_to_be_missing(tmp_path, monkey
         optional("old_library", extra="image")
 
 
+# ------------------------------------------------------------------------------- commands that work where one is
+
+
+def installed_from(tmp_path, monkeypatch, direct_url):
+    """A Headrace in a folder of installed packages, with a note of where it was installed from."""
+    site = tmp_path / "site-packages"
+    info = site / "headrace-9.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: headrace\nVersion: 9\n")
+    if direct_url is not None:
+        (info / "direct_url.json").write_text(direct_url if isinstance(direct_url, str) else json.dumps(direct_url))
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(errors, "_PACKAGE", str(site / "headrace"))
+
+
+def test_a_checkout_is_installed_with_the_extra(tmp_path, monkeypatch):
+    for name in ("plain", "it's mine"):
+        project = tmp_path / name
+        (project / "src").mkdir(parents=True)
+        (project / "pyproject.toml").touch()
+        monkeypatch.setattr(errors, "_PACKAGE", str(project / "src" / "headrace"))
+        assert shlex.split(install_command("hf")) == ["pip", "install", "-e", f"{project}[hf]"]
+
+
+def test_a_windows_shell_knows_double_quotes_alone(monkeypatch):
+    monkeypatch.setattr(errors.os, "name", "nt")
+    assert errors._quoted("headrace[hf]") == '"headrace[hf]"'
+
+
+def test_what_is_from_an_index_comes_from_there(tmp_path, monkeypatch):
+    installed_from(tmp_path, monkeypatch, None)
+    assert install_command("hf") == "pip install 'headrace[hf]'"
+
+
+def test_what_is_from_a_folder_a_file_or_a_repository_comes_from_there(tmp_path, monkeypatch):
+    folder = tmp_path / "my clone"
+    folder.mkdir()
+    installed_from(tmp_path, monkeypatch, {"url": folder.as_uri(), "dir_info": {}})
+    assert install_command("hf") == f"pip install '{folder}[hf]'"
+    note = tmp_path / "site-packages" / "headrace-9.dist-info" / "direct_url.json"
+    wheel = tmp_path / "headrace-9-py3-none-any.whl"
+    wheel.touch()
+    note.write_text(json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
+    assert install_command("hf") == f"pip install 'headrace[hf] @ {wheel.as_uri()}'"
+    git = {"vcs": "git", "requested_revision": "main", "commit_id": "0123abc"}
+    note.write_text(json.dumps({"url": "https://example.org/headrace", "vcs_info": git}))
+    assert install_command("hf") == "pip install 'headrace[hf] @ git+https://example.org/headrace@main'"
+
+
+@pytest.mark.parametrize("note", [{"url": "file:///no/such/folder", "dir_info": {}}, "", "{", "[]", '{"url": 3}'])
+def test_a_note_that_helps_no_more_is_left_alone(tmp_path, monkeypatch, note):
+    installed_from(tmp_path, monkeypatch, note)
+    assert install_command("hf") == "pip install 'headrace[hf]'"
+
+
 # ------------------------------------------------------------------------------------- as users meet them
 
 
@@ -128,13 +185,10 @@ def without(modules, program):
 def test_addresses_of_hugging_face():
     pytest.importorskip("fsspec")
     program = "import headrace; headrace.open('hf://datasets/a/b/data.parquet')"
-    needs = (
-        "hf://datasets/a/b/data.parquet needs a driver, `huggingface_hub`. Install it with: pip install 'headrace[hf]'"
-    )
+    install = install_command("hf")
+    needs = f"hf://datasets/a/b/data.parquet needs a driver, `huggingface_hub`. Install it with: {install}"
     assert without(["huggingface_hub"], program).endswith(needs)
-    assert without(["fsspec"], program).endswith(
-        "`fsspec` is not installed. Install it with: pip install 'headrace[hf]'"
-    )
+    assert without(["fsspec"], program).endswith(f"`fsspec` is not installed. Install it with: {install}")
 
 
 def test_addresses_of_other_servers():
@@ -142,7 +196,7 @@ def test_addresses_of_other_servers():
     program = "import headrace; headrace.open({!r})"
     for path, package in (("s3://b/a.csv", "s3fs"), ("zip://a.csv::gs://b/a.zip", "gcsfs")):
         last = without([package], program.format(path))
-        assert last.endswith(f"{path} needs a driver, `{package}`. Install it with: pip install 'headrace[cloud]'")
+        assert last.endswith(f"{path} needs a driver, `{package}`. Install it with: {install_command('cloud')}")
     last = without(["adlfs"], program.format("abfs://b/a.csv"))  # which no extra has
     assert re.search(r"abfs://b/a.csv needs a driver: .*adlfs", last)
     assert "pip install" not in last
@@ -150,7 +204,7 @@ def test_addresses_of_other_servers():
 
 def test_images():
     fixture = ROOT / "tests/sources/fixtures/tfds/tfrecord"
-    hint = "`cv2` (opencv-python-headless) is not installed. Install it with: pip install 'headrace[image]'"
+    hint = f"`cv2` (opencv-python-headless) is not installed. Install it with: {install_command('image')}"
     for program in (
         f"from headrace.sources import TfdsDataSource as T; print(T({str(fixture)!r}, 'test', as_supervised=True)[0])",
         "import numpy as np; from headrace.images import pixels; pixels.adjust_hue(np.zeros((2, 2, 3), np.uint8), 0.1)",

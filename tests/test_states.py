@@ -7,7 +7,6 @@ import random
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import grain
 import numpy as np
@@ -19,11 +18,19 @@ from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOption
 from headrace._ops.base import Op
 from headrace._plan.stages import all_operations
 from headrace.errors import HeadraceError, StateError, StateWarning
-from tests.fixtures.make_states import makers, streams
+from tests.fixtures.make_states import FOLDER, RELEASE, digest, makers, streams
 from tests.proc import WAIT_S, workers_of
 
-FIXTURES = Path(__file__).parent / "fixtures"
-OLD, NEWER = (json.loads((FIXTURES / f"states-{version}.json").read_text()) for version in ("0.1", "0.2"))
+
+def saved(kind):
+    """What was saved, by version."""
+    found = {path.stem.removeprefix(f"{kind}-"): path for path in sorted(FOLDER.glob(f"{kind}-*.json"))}
+    return {version: json.loads(path.read_text()) for version, path in found.items()}
+
+
+STATES, OUTPUTS = saved("states"), saved("outputs")
+OLD = STATES["0.1.0.dev1"]
+MAKE = "run `python -m tests.fixtures.make_states`"
 
 
 def state_after(ds, count):
@@ -273,14 +280,24 @@ def test_the_state_of_a_fresh_iterator_starts_no_worker():
 
 
 @pytest.mark.filterwarnings("ignore:Functions have changed")  # those of the tests
-@pytest.mark.parametrize(("name", "states"), [*OLD.items(), *NEWER.items()])
-def test_states_that_were_saved_before_are_restored(name, states):
+@pytest.mark.parametrize(("version", "name"), [(version, name) for version in STATES for name in STATES[version]])
+def test_states_that_were_saved_before_are_restored(version, name):
     make = makers()[name]
     outputs = [repr(x) for x in make()]
-    for count, state in states.items():
+    for count, state in STATES[version][name].items():
         with iter(make()) as iterator:
             iterator.set_state(state)
             assert [repr(x) for x in iterator] == outputs[int(count) :]
+
+
+@pytest.mark.parametrize(("version", "name"), [(version, name) for version in OUTPUTS for name in OUTPUTS[version]])
+def test_seeds_mean_what_they_meant_before(version, name):
+    assert digest(makers()[name]()) == OUTPUTS[version][name]
+
+
+def test_this_release_has_saved_states_and_outputs():
+    assert RELEASE in STATES, MAKE
+    assert makers().keys() == STATES[RELEASE].keys() == OUTPUTS[RELEASE].keys(), MAKE
 
 
 def subclasses(kind):
@@ -295,7 +312,6 @@ def test_every_operation_with_a_state_has_one_that_was_saved():
     }
     missing = with_state - {type(op) for _, ds in streams() for op in all_operations(ds._op)}
     assert not missing, f"add streams with {missing} to STREAM_OPS in tests/chains.py"
-    assert makers().keys() == NEWER.keys(), "run python -m tests.fixtures.make_states tests/fixtures/states-0.2.json"
 
 
 # ---- what is no state

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace._utils.spec import ShapeDtypeStruct
-from headrace.errors import DataError, MissingDependency, PipelineError
+from headrace.errors import DataError, MissingDependency, PipelineError, install_command
 from headrace.packing import FirstFitPackIterDataset
 from headrace.sources import JsonLinesIterDataset
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
@@ -486,7 +486,7 @@ def test_what_is_no_text(bpe):
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_missing_library_says_how_to_install_it(made, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingDependency, match=rf"`{library}` is not installed.*pip install 'headrace\[text\]'"):
+    with pytest.raises(MissingDependency, match=rf"`{library}` is not installed.*{re.escape(install_command('text'))}"):
         made[library].tokenize()
 
 

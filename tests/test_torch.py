@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, loader
-from headrace.errors import PipelineError, StateError
+from headrace.errors import PipelineError, StateError, install_command
 from headrace.samplers import IndexSampler
 from headrace.transforms import Batch
 from tests.proc import LIMIT_S, nothing_left
@@ -353,7 +353,7 @@ def test_without_torch_the_error_says_what_to_install():
         except ImportError as e:
             print(e)
     """)
-    assert found == "`torch` is not installed. Install it with: pip install 'headrace[torch]'"
+    assert found == f"`torch` is not installed. Install it with: {install_command('torch')}"
 
 
 class WithMore(TorchDataset):

@@ -22,6 +22,7 @@ Headrace shows the login or the query of an address, or a password: neither in i
 import importlib
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from types import FrameType, ModuleType, TracebackType
@@ -181,7 +182,41 @@ def optional(module: str, *, extra: str) -> ModuleType:
         if not isinstance(e, ModuleNotFoundError) or (e.name or "").partition(".")[0] != package:
             raise MissingDependency(f"`{module}` is installed, but cannot be imported: {e}") from e
         name = f"`{module}` ({_PACKAGES[package]})" if package in _PACKAGES else f"`{module}`"
-        raise MissingDependency(f"{name} is not installed. Install it with: pip install 'headrace[{extra}]'") from e
+        raise MissingDependency(f"{name} is not installed. Install it with: {install_command(extra)}") from e
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra for the copy of Headrace that runs: of a checkout, or of an index."""
+    project = os.path.dirname(os.path.dirname(_PACKAGE))
+    if os.path.basename(os.path.dirname(_PACKAGE)) == "src" and os.path.exists(os.path.join(project, "pyproject.toml")):
+        return f"pip install -e {_quoted(f'{project}[{extra}]')}"
+    return f"pip install {_quoted(_origin(extra) or f'headrace[{extra}]')}"
+
+
+def _origin(extra: str) -> str | None:
+    """Headrace with an extra, where it was installed from: a folder, a file or a repository; None for an index."""
+    import json
+    from importlib import metadata
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        found = json.loads(metadata.distribution("headrace").read_text("direct_url.json") or "null")
+        url, path = found["url"], url2pathname(urlsplit(found["url"]).path)
+        if url.startswith("file:") and not os.path.exists(path):
+            return None  # it is gone
+        if "dir_info" in found:
+            return f"{path}[{extra}]"
+        if "vcs_info" in found:
+            vcs = found["vcs_info"]
+            url = f"{vcs['vcs']}+{url}@{vcs.get('requested_revision') or vcs['commit_id']}"
+        return f"headrace[{extra}] @ {url}"
+    except (metadata.PackageNotFoundError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _quoted(requirement: str) -> str:
+    return f'"{requirement}"' if os.name == "nt" else shlex.quote(requirement)
 
 
 def available(module: str) -> Any:

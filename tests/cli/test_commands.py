@@ -16,6 +16,7 @@ from headrace import MapDataset
 from headrace.__main__ import main
 from headrace._cli import COMMANDS, machine
 from headrace._cli.values import as_json
+from headrace.errors import install_command
 from headrace.sources import write_array_record, write_tfrecord
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -395,11 +396,11 @@ def test_doctor_of_a_machine(capsys, monkeypatch, tmp_path):
     assert found["libraries"][-1] == {
         "for": "dreams",
         "packages": {"numpy": np.__version__, "no-such-library": None},
-        "missing": "no-such-library: pip install 'headrace[imaginary]'",
+        "missing": f"no-such-library: {install_command('imaginary')}",
     }
     shown = out_of(capsys, "doctor")
     assert f"headrace {headrace.__version__}" in " ".join(shown.split())
-    assert "no-such-library: pip install 'headrace[imaginary]'" in shown
+    assert f"no-such-library: {install_command('imaginary')}" in shown
 
 
 def test_doctor_knows_all_extras():

@@ -1,6 +1,7 @@
 """Files of every kind: odd ones are read right, and damaged ones are errors that name the file."""
 
 import io
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace._utils.image_headers import read_header
-from headrace.errors import DataError
+from headrace.errors import DataError, install_command
 from headrace.images import CenterCrop, Compose, Decode, RandomResizedCrop, Resize, decoding, geometry, sampling
 from headrace.images.operation import Operation
 from headrace.sources import ImageFolderDataSource
@@ -269,12 +270,10 @@ def test_sizes_by_pillow(without):
 
 def test_a_library_that_is_missing_is_named(without):
     without("cv2", "simplejpeg", "PIL.Image", "PIL")
-    with pytest.raises(
-        ImportError,
-        match=r"`cv2` \(opencv-python-headless\) is not installed. Install it with: pip install 'headrace\[image\]'",
-    ):
+    hint = f"`cv2` (opencv-python-headless) is not installed. Install it with: {install_command('image')}"
+    with pytest.raises(ImportError, match=re.escape(hint)):
         Resize(10).map(PHOTO)
-    with pytest.raises(ImportError, match=r"pip install 'headrace\[image\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_command("image"))):
         Decode().map(FILES["png"])
 
 

@@ -1,6 +1,7 @@
 """Hugging Face's datasets: rows and columns against what `datasets` itself gives."""
 
 import pickle
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace.errors import MissingDependency, PipelineError
+from headrace.errors import MissingDependency, PipelineError, install_command
 from headrace.sources.hugging_face import HuggingFaceDataSource, HuggingFaceIterDataset
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 
@@ -316,7 +317,7 @@ def test_datasets_of_another_kind_are_errors_that_say_what_to_do():
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'headrace\[hf\]'"):
+    with pytest.raises(MissingDependency, match=re.escape(install_command("hf"))):
         HuggingFaceDataSource(None)
 
 

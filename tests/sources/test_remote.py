@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace.errors import MissingDependency, PipelineError, RemoteError
+from headrace.errors import MissingDependency, PipelineError, RemoteError, install_command
 from headrace.sources import files, retries
 from headrace.sources.remote import reading
 from tests.proc import until
@@ -343,5 +343,5 @@ def test_an_unknown_protocol_and_a_missing_driver_say_so():
     try:
         import gcsfs  # noqa: F401
     except ImportError:
-        with pytest.raises(MissingDependency, match=r"gs://b/a needs a driver.*pip install 'headrace\[cloud\]'"):
+        with pytest.raises(MissingDependency, match="gs://b/a needs a driver.*" + re.escape(install_command("cloud"))):
             files.open_file("gs://b/a")

@@ -13,6 +13,7 @@ from headrace import __version__
 from headrace._cli.output import Fields, Lines, Part, Table
 from headrace._executors.memory import available_bytes
 from headrace._utils.threads import num_cores
+from headrace.errors import install_command
 from headrace.sources.files import cache_folder
 
 LIBRARIES = {  # by extra: what it is for, and its packages
@@ -86,7 +87,7 @@ def _versions(library: dict[str, Any]) -> str:
 def _library(extra: str, purpose: str, packages: tuple[str, ...]) -> dict[str, Any]:
     versions = {name: _version(name) for name in packages}
     missing = [name for name, version in versions.items() if version is None]
-    how = f"{', '.join(missing)}: pip install 'headrace[{extra}]'" if missing else None
+    how = f"{', '.join(missing)}: {install_command(extra)}" if missing else None
     return {"for": purpose, "packages": versions, "missing": how}
 
 

@@ -56,6 +56,8 @@ class ZarrDataSource(StoredArrays):
             raise ValueError("there is no group or array at its top") from e
 
     def _opened(self, file: Any, arrays: Any) -> None:
+        for array in trees.leaves(arrays):
+            _refuse_pickles(array)
         if not isinstance(file.store, _checked_store()):
             return
         found = {array.path: _blosc_chunk_bytes(array) for array in trees.leaves(arrays)}
@@ -103,6 +105,12 @@ def _checked_store() -> Any:
             return found
 
     return CheckedStore
+
+
+def _refuse_pickles(array: Any) -> None:
+    """Raises if reading the array would run code in it: some versions of numcodecs unpickle chunks."""
+    if any(getattr(codec, "codec_id", None) == "pickle" for codec in (*array.filters, *array.compressors)):
+        raise ValueError(f"the chunks of array {array.path or '/'!r} are pickled, and so could run code")
 
 
 def _check_blosc(key: str, chunk: Any, expected: int | None) -> None:

@@ -8,7 +8,7 @@ import secrets
 from typing import Any, NamedTuple, Self
 
 from headrace._utils.addresses import digest, identity, place_of, redacted, without_login
-from headrace.errors import MissingDependency, PipelineError, available, optional, without_secrets
+from headrace.errors import MissingDependency, PipelineError, available, install_command, optional, without_secrets
 from headrace.sources.files import like
 from headrace.sources.retries import patiently
 
@@ -167,9 +167,7 @@ def _missing_driver(path: str, error: ImportError) -> MissingDependency:
     for protocol in (part.partition("://")[0] for part in path.split("::")):
         package, extra = DRIVERS.get(protocol, ("", ""))
         if package and available(package) is None:
-            return MissingDependency(
-                f"{path} needs a driver, `{package}`. Install it with: pip install 'headrace[{extra}]'"
-            )
+            return MissingDependency(f"{path} needs a driver, `{package}`. Install it with: {install_command(extra)}")
     return MissingDependency(f"{path} needs a driver: {str(error).rstrip('.')}.")  # fsspec says which one
 
 
