@@ -128,6 +128,8 @@ class IndexSampler(BuiltInSampler):
     >>> [metadata.record_key for metadata in IndexSampler(5, shuffle=True, seed=0, num_epochs=1)]
     [0, 4, 1, 2, 3]
 
+    Differs from Grain: more records than the source has are an error, and uneven shards lose no record.
+
     Args:
         num_records: How many records the source has.
         shard_options: The shard that this process reads.
