@@ -1,5 +1,6 @@
 """The reference: every public name has a docstring and an example that runs, and is on a page in docs/reference."""
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace
@@ -36,7 +38,7 @@ OWN = {
     "testing": "assert_block_law",
 }
 MORE = {
-    "device": "device_put in_step",
+    "device": "device_put",
     "packing": """BOSHandling BestFitPackIterDataset ConcatThenSplitIterDataset FirstFitPackIterDataset
         PackAndBatchOperation Padding PaddingReport padding_report""",
     "sources.verification": "Damage Part Verification",
@@ -74,6 +76,12 @@ def _defined(name: str) -> list[str]:
     ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _libraries():
+    for library in ("jax", "orbax.checkpoint", "torch"):  # some public names need these to be imported
+        pytest.importorskip(library)
+
+
 @cache
 def public() -> dict[str, Any]:
     """What every public name stands for, by its dotted name."""
@@ -92,6 +100,10 @@ def public() -> dict[str, Any]:
 def is_documented(value: Any) -> bool:
     """Whether it has a docstring of its own: a class or a function, not a constant or a union of types."""
     return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def first_line(value: Any) -> str:
+    return (value.__doc__ or "").partition("\n")[0].strip()
 
 
 def of_grain(name: str) -> bool:
@@ -150,41 +162,58 @@ def inherited_example(kind: type, method: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", [name for name, value in public().items() if is_documented(value)])
-def test_every_public_name_has_a_docstring_and_an_example(name):
-    value = public()[name]
-    first = (value.__doc__ or "").partition("\n")[0].strip()
-    assert first, f"{name} has no docstring"
-    assert first.endswith("."), f"the first line of {name} is not a sentence: {first!r}"
-    instead = of_grain(name) and first.startswith("`")
-    assert has_example(value) or instead, f"{name} ({value.__module__}) has no example that runs"
+def test_every_public_name_has_a_docstring():
+    firsts = {name: first_line(value) for name, value in public().items() if is_documented(value)}
+    assert [name for name, first in firsts.items() if not first] == []
+    assert [first for first in firsts.values() if not first.endswith(".")] == []
 
 
-@pytest.mark.parametrize("name", [f"{kind}.{each}" for kind in WITH_METHODS for each in methods(kind)])
-def test_every_method_of_the_main_classes_has_an_example(name):
-    kind, _, method = name.rpartition(".")
-    assert inherited_example(resolve(kind), method), f"{name} has no example that runs"
+def test_every_public_name_has_an_example_that_runs():
+    missing = {
+        f"{name} ({value.__module__})"
+        for name, value in public().items()
+        if is_documented(value) and not has_example(value)
+        if not (of_grain(name) and first_line(value).startswith("`"))  # which says what to use instead
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("kind", WITH_METHODS)
+def test_every_method_of_the_main_classes_has_an_example(kind):
+    assert [name for name in methods(kind) if not inherited_example(resolve(kind), name)] == []
+
+
+def test_lines_on_grain_are_sentences():
+    lines = [
+        re.sub(r"\s+", " ", line)
+        for value in public().values()
+        if is_documented(value)
+        for line in re.findall(r"Differs from Grain:.*?(?=\n\s*\n|\Z)", inspect.getdoc(value) or "", re.S)
+    ]
+    assert lines
+    assert [line for line in lines if not re.fullmatch(r"Differs from Grain: [^ ].*\.", line)] == []
 
 
 # ------------------------------------------------------------------------------------------------------ pages
 
-DIRECTIVE = re.compile(r"^( *)\.\. auto(?:class|data|exception|function|method|property)?:: +([\w.]+)", re.M)
+DIRECTIVE = re.compile(r"^( *)\.\. auto(?:class|data|exception|function|method|property):: +([\w.]+)(.*)", re.M)
 
 
 @cache
-def documented() -> dict[str, str]:
-    """What the pages have directives for, with the page; those within a class come by their full name."""
-    found = {}
+def directives() -> list[tuple[str, str, str]]:
+    """Page, name and signature, if it is written there; names within a class are full ones."""
+    found = []
     for page in sorted(PAGES.glob("*.md")):
         outer = ""
-        for indent, name in DIRECTIVE.findall(page.read_text()):
-            if indent:
-                name = f"{outer}.{name}"
-            else:
-                outer = name
-            assert name not in found, f"{name} is on {found[name]} and on {page.name}"
-            found[name] = page.name
+        for indent, name, signature in DIRECTIVE.findall(page.read_text()):
+            outer = outer if indent else name
+            found.append((page.name, f"{outer}.{name}" if indent else name, signature))
     return found
+
+
+def documented() -> dict[str, str]:
+    """What the pages have directives for, with the page."""
+    return {name: page for page, name, _ in directives()}
 
 
 @cache
@@ -193,20 +222,48 @@ def mentioned() -> set[str]:
     return {name for page in PAGES.glob("*.md") for name in re.findall(r"`(headrace[\w.]+)`", page.read_text())}
 
 
-@pytest.mark.parametrize("name", list(public()))
-def test_every_public_name_is_on_a_page(name):
-    assert name in documented() or name in mentioned(), f"{name} is on no page of docs/reference"
-    same = [each for each in documented() if resolve(each) is public()[name]]
-    assert same or of_grain(name), f"no page of docs/reference has the docstring of {name}"
+def test_every_public_name_is_on_a_page():
+    assert public().keys() - documented() - mentioned() == set()
+
+
+def test_every_docstring_is_on_a_page():
+    shown = {id(resolve(name)) for name in documented()}
+    assert [name for name, value in public().items() if id(value) not in shown and not of_grain(name)] == []
 
 
 @pytest.mark.parametrize("kind", WITH_METHODS)
 def test_every_method_of_the_main_classes_is_on_a_page(kind):
     page = (PAGES / documented()[kind]).read_text()
-    options = page.partition(f"autoclass:: {kind}\n")[2].partition("\n\n")[0]
+    options = re.split(rf"autoclass:: {re.escape(kind)}(?:\(.*)?\n", page)[1].partition("\n\n")[0]
     if ":members:" in options and ":inherited-members:" in options:
         return
     assert [each for each in methods(kind) if f"{kind}.{each}" not in documented()] == []
+
+
+def test_no_name_is_on_two_pages():
+    names = [name for _, name, _ in directives()]
+    assert [name for name in names if names.count(name) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [(name, text) for _, name, text in directives() if text not in ("", "()")]
+)
+def test_signatures_on_pages_are_those_of_the_code(name, written):
+    """Where the page has one, since that of the code says less; `()` is for what users do not make themselves."""
+    (function,) = ast.parse(f"def f{written}: ...").body
+    assert isinstance(function, ast.FunctionDef)
+    parameters = inspect.signature(resolve(name)).parameters
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters.values()):  # of a transform, of a function or none
+        return
+    assert [each.arg for each in [*function.args.args, *function.args.kwonlyargs]] == [
+        each for each in parameters if each != "self"
+    ]
+    defaults = function.args.defaults + [each for each in function.args.kw_defaults if each is not None]
+    meant = [each.default for each in parameters.values() if each.default is not each.empty]
+    if resolve(name) is headrace.DatasetOptions:
+        meant = [getattr(headrace.DatasetOptions(), each) for each in parameters]
+    for shown, default in zip(defaults, meant, strict=True):
+        assert eval(ast.unparse(shown), {**vars(headrace), **vars(headrace.options), "np": np}) == default
 
 
 def test_the_pages_name_only_what_there_is():

@@ -13,7 +13,7 @@ MOST_WORKERS = 256
 MOST_WORKERS_PER_CORE = 16
 
 
-class _Autotune(enum.Enum):
+class AutotuneParameter(enum.Enum):
     """The type of `AUTOTUNE`, which lets Headrace measure and choose a number.
 
     >>> AutotuneParameter.AUTOTUNE is AUTOTUNE
@@ -26,10 +26,8 @@ class _Autotune(enum.Enum):
         return "AUTOTUNE"
 
 
-AUTOTUNE = _Autotune.AUTOTUNE
+AUTOTUNE = AutotuneParameter.AUTOTUNE
 """Lets Headrace measure and choose a number."""
-
-AutotuneParameter = _Autotune
 
 
 def check_count(name: str, value: Any, *, least: int, autotune: bool = False) -> Any:
@@ -136,7 +134,7 @@ class RayOptions(MultiprocessingOptions):
     >>> options = RayOptions(num_workers=64, address="auto", num_cpus=2)
     >>> ds = MapDataset.range(100).to_iter_dataset().mp_prefetch(options)
 
-    Differs from Grain: it has no workers on other machines.
+    Differs from Grain: there, workers run on one machine.
 
     Args:
         num_workers: Actors. Those that the cluster has no room for start when it has. AUTOTUNE, the default, uses what
@@ -197,7 +195,7 @@ class ErrorPolicy:
     >>> list(MapDataset.source(["1", "x", "3"]).map(int).with_options(DatasetOptions(on_error=policy)))
     [1, 3]
 
-    Differs from Grain: it has no policy, and an error ends the run.
+    Differs from Grain: there, an error always ends the run.
 
     Args:
         action: "raise" ends the run. "skip" leaves the record out. A function gets the `BadRecord` and returns what the

@@ -31,7 +31,7 @@ class ZarrDataSource(StoredArrays):
     {'x': np.int64(1)}
 
     Args:
-        path: The store: a folder, or a `.zip` file.
+        path: The store: a folder, or a zip file.
         group: The group in it; or a single array, whose rows are then the elements.
         keys: Which members of the group; all by default.
         require_chunks: Whether a missing chunk is an error. By default it reads as the fill value, even if its file was
