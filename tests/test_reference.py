@@ -218,8 +218,13 @@ def documented() -> dict[str, str]:
 
 @cache
 def mentioned() -> set[str]:
-    """The dotted names that the pages mention as code."""
-    return {name for page in PAGES.glob("*.md") for name in re.findall(r"`(headrace[\w.]+)`", page.read_text())}
+    """The dotted names that the pages mention as code, and those of tables in sections on a module."""
+    texts = [page.read_text() for page in PAGES.glob("*.md")]
+    found = {name for text in texts for name in re.findall(r"`(headrace[\w.]+)`", text)}
+    for section in "".join(texts).split("\n## ")[1:]:
+        if module := re.match(r"`(headrace[\w.]+)`", section):
+            found |= {f"{module[1]}.{name}" for name in re.findall(r"^\| `(\w+)` \|", section, re.M)}
+    return found
 
 
 def test_every_public_name_is_on_a_page():

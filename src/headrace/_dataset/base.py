@@ -247,7 +247,7 @@ class Dataset(Generic[T]):
         >>> list(MapDataset.range(5).batch(2))
         [array([0, 1]), array([2, 3]), array([4])]
 
-        Differs from Grain: elements that do not stack are an error, and so is `batch` after `filter` on a `MapDataset`.
+        Differs from Grain: numbers together with dicts, and `batch` after `filter` on a `MapDataset`, are errors.
 
         Args:
             batch_size: How many elements a batch has.
