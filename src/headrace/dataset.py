@@ -48,6 +48,19 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
     To write your own, subclass it and define `__len__` and `__getitem__` (and `__getitems__`, if several elements
     are cheaper together).
+
+    >>> ds = MapDataset.range(5).map(lambda x: x * x)
+    >>> len(ds), ds[3], ds[-1], list(ds[1:3])
+    (5, 9, 16, [1, 4])
+    >>> class Squares(MapDataset):
+    ...     def __len__(self):
+    ...         return 5
+    ...     def __getitem__(self, index):
+    ...         return (index % 5) ** 2
+    >>> list(Squares().shuffle(seed=1).batch(2))
+    [array([1, 4]), array([9, 0]), array([16])]
+
+    Differs from Grain: `ds[-1]` is the last element, and `ds[[3, 1]]` picks elements.
     """
 
     _is_stream = False
@@ -89,6 +102,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         >>> MapDataset.source({"x": np.arange(4), "y": np.eye(4)})[1]
         {'x': np.int64(1), 'y': array([0., 1., 0., 0.])}
 
+        Differs from Grain: arrays, dicts of arrays, tables and paths are sources too.
+
         Args:
             source: The source.
             seed_globals: The source's `__getitem__` draws from the generators of `random`, NumPy or torch, as
@@ -104,7 +119,11 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
     @staticmethod
     def range(start: int, stop: int | None = None, step: int = 1) -> "MapDataset[int]":
-        """The ints of `range(start, stop, step)`."""
+        """The ints of `range(start, stop, step)`.
+
+        >>> list(MapDataset.range(2, 10, 3))
+        [2, 5, 8]
+        """
         first, last = (0, start) if stop is None else (start, stop)
         return MapDataset._of(Source(RangeDataSource(first, last, step)))
 
@@ -130,24 +149,52 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
     @staticmethod
     def concatenate(datasets: "Sequence[MapDataset[T]]") -> "MapDataset[T]":
-        """One dataset after the other."""
+        """One dataset after the other.
+
+        >>> list(MapDataset.concatenate([MapDataset.range(2), MapDataset.range(10, 12)]))
+        [0, 1, 10, 11]
+        """
         return MapDataset._of(Concatenate(map_ops(datasets, "concatenate")))
 
     @staticmethod
     def zip(datasets: "Sequence[MapDataset[Any]]", *, strict: bool = True) -> "MapDataset[tuple[Any, ...]]":
-        """Tuples of one element from each dataset."""
+        """Tuples of one element from each dataset.
+
+        >>> list(MapDataset.zip([MapDataset.range(3), MapDataset.source(["a", "b", "c"])]))
+        [(0, 'a'), (1, 'b'), (2, 'c')]
+        >>> list(MapDataset.zip([MapDataset.range(3), MapDataset.range(2)], strict=False))
+        [(0, 0), (1, 1)]
+
+        Differs from Grain: there it is `experimental.ZipMapDataset`.
+        """
         return MapDataset._of(Zip(map_ops(datasets, "zip"), strict=strict))
 
     @staticmethod
     def select_from_datasets(
         datasets: "Sequence[MapDataset[T]]", selection_map: transforms.DatasetSelectionMap
     ) -> "MapDataset[T]":
-        """The elements that a selection map chooses."""
+        """The elements that a selection map chooses.
+
+        >>> class FromTheEnd(transforms.DatasetSelectionMap):
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, index):
+        ...         return 1 - index // 2, index % 2
+        >>> list(MapDataset.select_from_datasets([MapDataset.range(2), MapDataset.range(10, 12)], FromTheEnd()))
+        [10, 11, 0, 1]
+
+        Differs from Grain: an empty dataset that is chosen is an error that names it.
+        """
         return MapDataset._of(Select(map_ops(datasets, "select_from_datasets"), selection_map))
 
     # ---- access
 
     def __len__(self) -> int:
+        """How many elements an epoch has.
+
+        >>> len(MapDataset.range(10).batch(3))
+        4
+        """
         return (self._operation or self._op).length()
 
     @functools.cached_property
@@ -159,7 +206,16 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     @overload
     def __getitem__(self, index: builtins.slice | Sequence[int] | np.ndarray) -> "MapDataset[T]": ...
     def __getitem__(self, index: Any) -> Any:
-        """An element by index; for a slice or a sequence of ints, a dataset."""
+        """An element by index; for a slice or a sequence of ints, a dataset.
+
+        >>> ds = MapDataset.range(4).shuffle(seed=1)
+        >>> ds[1], ds[-1], list(ds[:2]), list(ds[[3, 0]])
+        (2, 0, [1, 2], [0, 1])
+        >>> ds[4 + 1]  # of the next epoch, which has another order
+        3
+
+        Differs from Grain: a negative index counts from the end, and a sequence of indices picks elements.
+        """
         if isinstance(index, builtins.slice):
             return self.slice(index)
         if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
@@ -191,8 +247,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
     def slice(self, sl: builtins.slice) -> "MapDataset[T]":
         """The elements of a slice, as a dataset.
 
-        >>> list(MapDataset.range(10)[2:8:3])
-        [2, 5]
+        >>> list(MapDataset.range(10).slice(slice(2, 8, 3))), list(MapDataset.range(10)[2:8:3])
+        ([2, 5], [2, 5])
         """
         if not isinstance(sl, builtins.slice):
             raise PipelineError(f"`slice` takes a slice, as in `ds.slice(slice(3))`; got {type(sl).__name__}: {sl!r}.")
@@ -200,11 +256,23 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         return MapDataset._of(Slice(self._op, start, step, len(range(start, stop, step))))
 
     def take(self, count: int) -> "MapDataset[T]":
-        """The first `count` elements."""
+        """The first `count` elements.
+
+        >>> list(MapDataset.range(10).take(3))
+        [0, 1, 2]
+
+        Differs from Grain: there, write `ds[:count]`.
+        """
         return self.slice(builtins.slice(_non_negative("take", count)))
 
     def skip(self, count: int) -> "MapDataset[T]":
-        """All but the first `count` elements."""
+        """All but the first `count` elements.
+
+        >>> list(MapDataset.range(10).skip(7))
+        [7, 8, 9]
+
+        Differs from Grain: there, write `ds[count:]`.
+        """
         return self.slice(builtins.slice(_non_negative("skip", count), None))
 
     def shard(self, num_shards: int, index: int, *, drop_remainder: bool = False) -> "MapDataset[T]":
@@ -212,6 +280,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
         >>> list(MapDataset.range(7).shard(3, 0)), list(MapDataset.range(7).shard(3, 0, drop_remainder=True))
         ([0, 3, 6], [0, 3])
+
+        Differs from Grain: there, write `ds[index::num_shards]`.
         """
         if num_shards < 1 or not 0 <= index < num_shards:
             raise PipelineError(
@@ -229,6 +299,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         >>> ds = MapDataset.range(10)
         >>> list(ds.split("[:75%]")), list(ds.split("[75%:]")), list(ds.split("[:1]+[-2:]"))
         ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [0, 8, 9])
+
+        Differs from Grain: only Headrace has it.
         """
         return MapDataset._of(split_of(self._op, text))
 
@@ -239,6 +311,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
         >>> list(MapDataset.range(10).shuffle(seed=1))
         [5, 7, 6, 0, 4, 8, 9, 2, 1, 3]
+
+        Differs from Grain: no record is lost; Grain never gives one of them if there are 65,537 or 262,145.
         """
         return self._then(Shuffle(self._op, seed))
 
@@ -247,6 +321,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
 
         >>> list(MapDataset.range(2).repeat(2))
         [0, 1, 0, 1]
+
+        With `reseed_each_epoch=False`, every epoch has the order and the random numbers of the first.
         """
         return self._then(Repeat(self._op, num_epochs, reseed_each_epoch=reseed_each_epoch))
 
@@ -264,6 +340,8 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         >>> [list(MapDataset.range(9).global_batch(4, ShardOptions(i, 2))) for i in range(2)]
         [[array([0, 1]), array([4, 5])], [array([2, 3]), array([6, 7])]]
 
+        Differs from Grain: there, `ElasticIterator` alone gives such rows.
+
         Args:
             batch_size: How many rows a batch has in all processes together.
             rows: Which rows this process has: `ShardBySharding(sharding)`, `ShardByJaxProcess()`, or
@@ -276,6 +354,12 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         self, read_options: ReadOptions | None = None, *, allow_nones: bool = False, num_lanes: int = 1
     ) -> "IterDataset[T]":
         """The elements as a stream.
+
+        >>> stream = MapDataset.range(6).filter(lambda x: x % 2 == 0).to_iter_dataset()
+        >>> list(stream.batch(2))
+        [array([0, 2]), array([4])]
+
+        Differs from Grain: without options, Headrace measures whether threads pay; Grain starts 16.
 
         Args:
             read_options: Threads that read ahead. By default Headrace measures whether threads pay.
@@ -290,14 +374,33 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         options: MultiprocessingOptions | int | AutotuneParameter | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
     ) -> "IterDataset[T]":
-        """`to_iter_dataset().mp_prefetch(...)`."""
+        """The elements as a stream that worker processes compute: `to_iter_dataset().mp_prefetch(...)`.
+
+        >>> ds = MapDataset.range(100).map(lambda x: x * x).batch(10).mp_prefetch(2)
+        >>> type(ds).__name__
+        'IterDataset'
+
+        Differs from Grain: there, only streams have it.
+        """
         return self.to_iter_dataset().mp_prefetch(options, worker_init_fn)
 
 
 class IterDataset(IterTypes[T], marks.IterDataset):
     """A dataset that is a stream.
 
-    To write your own, subclass it and define `__iter__`, which returns a `DatasetIterator`.
+    To write your own, subclass it and define `__iter__`, which returns a `DatasetIterator` or is a plain
+    generator, which is read again from its start to resume.
+
+    >>> ds = MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 3 != 0).batch(2)
+    >>> list(ds)
+    [array([1, 2]), array([4, 5])]
+    >>> class Countdown(IterDataset):
+    ...     def __iter__(self):
+    ...         yield from (3, 2, 1)
+    >>> list(Countdown().map(str))
+    ['3', '2', '1']
+
+    Differs from Grain: streams have a `len()` where it is known without reading.
     """
 
     _is_stream = True
@@ -327,6 +430,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
         >>> len(MapDataset.range(10).to_iter_dataset().batch(3))
         4
+
+        Differs from Grain: there, streams have no length.
         """
         return num_elements(self._operation or self._op)
 
@@ -351,6 +456,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
         [0, 10, 11, 1, 12, 13, 2, 14, 15]
 
+        Differs from Grain: weights may hold for sizes, change by the step, and change between a save and a restore.
+
         Args:
             datasets: The parts, by name or not.
             weights: The weight of each part, by default the same; or a `WeightSchedule`.
@@ -365,7 +472,14 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
     @staticmethod
     def zip(datasets: "Sequence[Dataset[Any]]", *, strict: bool = True) -> "IterDataset[tuple[Any, ...]]":
-        """Tuples of one element from each dataset."""
+        """Tuples of one element from each dataset.
+
+        >>> letters = MapDataset.source(["a", "b"]).to_iter_dataset()
+        >>> list(IterDataset.zip([letters, MapDataset.range(2).to_iter_dataset()]))
+        [('a', 0), ('b', 1)]
+
+        Differs from Grain: there it is `experimental.ZipIterDataset`.
+        """
         return IterDataset._of(Zip(stream_ops(datasets, "zip"), strict=strict))
 
     @staticmethod
@@ -377,6 +491,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> parts = MapDataset.range(3).map(lambda i: MapDataset.range(10 * i, 10 * i + 2))
         >>> list(IterDataset.interleave(parts, cycle_length=2))
         [0, 10, 1, 11, 20, 21]
+
+        Differs from Grain: there it is `experimental.InterleaveIterDataset`, and loses elements if some are missing.
 
         Args:
             datasets: Datasets, or a `MapDataset` whose elements are datasets.
@@ -405,6 +521,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         [0 1 2 0] [1 1 1 2]
         [0 1 4 5] [1 1 2 2]
         [0 1 2 3] [1 1 1 1]
+
+        Differs from Grain: there, packers are dataset classes, such as `experimental.FirstFitPackIterDataset`.
 
         Args:
             length_struct: The length of a row for each feature.
@@ -436,6 +554,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> [list(even.global_batch(4, ShardOptions(i, 2), num_batches=2)) for i in range(2)]
         [[array([0, 4]), array([ 8, 12])], [array([1, 5]), array([ 9, 13])]]
 
+        Differs from Grain: only Headrace has it.
+
         Args:
             batch_size: How many rows a batch has in all processes together.
             rows: Which rows this process has: `ShardBySharding(sharding)`, `ShardByJaxProcess()`, or
@@ -451,6 +571,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
         >>> list(MapDataset.range(5).batch(2).to_iter_dataset().rebatch(3))
         [array([0, 1, 2]), array([3, 4])]
+
+        Differs from Grain: there it is `experimental.RebatchIterDataset`.
         """
         return self._then(Rebatch(self._op, batch_size, drop_remainder=drop_remainder))
 
@@ -470,6 +592,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> ds = MapDataset.source([np.ones(2), np.ones(3), np.ones(1)]).to_iter_dataset()
         >>> [batch.shape for batch in ds.padded_batch(2)]
         [(2, 3), (1, 1)]
+
+        Differs from Grain: only Headrace has it.
 
         Args:
             batch_size: How many elements a batch has.
@@ -515,6 +639,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> [batch.shape for batch in ds.batch_by_size(12, seed=1)]
         [(1, 7), (3, 3), (1, 6)]
 
+        Differs from Grain: only Headrace has it.
+
         Args:
             max_size: The most that a batch may have: the largest size times the number of rows, or, if it is not
                 padded, the sum of sizes.
@@ -551,23 +677,43 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         >>> ds = MapDataset.range(6).to_iter_dataset()
         >>> sorted(ds.shuffle(3, seed=1)) == list(range(6))
         True
+
+        Differs from Grain: there, streams are shuffled by windows only.
         """
         return self._then(BufferShuffle(self._op, buffer_size, seed))
 
     def repeat(self, num_epochs: int | None = None) -> "IterDataset[T]":
-        """The same stream again and again, endlessly by default."""
+        """The same stream again and again, endlessly by default.
+
+        >>> list(MapDataset.range(3).shuffle(seed=1).to_iter_dataset().repeat(2))
+        [1, 2, 0, 1, 2, 0]
+
+        Differs from Grain: there it is `experimental.RepeatIterDataset`.
+        """
         return self._then(Repeat(self._op, num_epochs))
 
     # ---- the stream as such
 
     def take(self, count: int) -> "IterDataset[T]":
-        """The first `count` elements."""
+        """The first `count` elements; `limit` is the same.
+
+        >>> list(MapDataset.range(10).to_iter_dataset().take(3))
+        [0, 1, 2]
+
+        Differs from Grain: there it is `experimental.LimitIterDataset`.
+        """
         return self._then(Limit(self._op, count))
 
     limit = take
 
     def skip(self, count: int) -> "IterDataset[T]":
-        """All but the first `count` elements."""
+        """All but the first `count` elements.
+
+        >>> list(MapDataset.range(10).to_iter_dataset().skip(7))
+        [7, 8, 9]
+
+        Differs from Grain: only Headrace has it.
+        """
         return self._then(Skip(self._op, count))
 
     def mp_prefetch(
@@ -580,6 +726,9 @@ class IterDataset(IterTypes[T], marks.IterDataset):
 
         >>> list(MapDataset.range(4).to_iter_dataset().mp_prefetch(2))
         [0, 1, 2, 3]
+
+        Differs from Grain: the stream and its states do not depend on workers, and the default is AUTOTUNE, not 10
+        workers.
 
         Args:
             options: The number of workers, or options that also limit what they may have ready. AUTOTUNE, the default,
@@ -600,6 +749,11 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> "IterDataset[T]":
         """Computes up to `buffer_size` elements ahead, in a thread.
+
+        >>> list(MapDataset.range(4).to_iter_dataset().prefetch(2))
+        [0, 1, 2, 3]
+
+        Differs from Grain: it takes a number of elements, too; Grain takes options of workers.
 
         Args:
             buffer_size: A number of elements; `AUTOTUNE`, which limits bytes; or `MultiprocessingOptions`, which

@@ -35,7 +35,11 @@ FROM_WORKER = "__headrace_from_worker__"  # a global of frames that stand for th
 
 
 class HeadraceError(Exception):
-    """Any error that Headrace raises."""
+    """Any error that Headrace raises.
+
+    >>> issubclass(PipelineError, HeadraceError), issubclass(PipelineError, ValueError)
+    (True, True)
+    """
 
     def __init__(self, *args: Any):
         super().__init__(*(redacted(one) if isinstance(one, str) else one for one in args))
@@ -45,59 +49,143 @@ class HeadraceError(Exception):
 
 
 class PipelineError(HeadraceError, ValueError):
-    """An operation has arguments that make no sense."""
+    """An operation has arguments that make no sense.
+
+    >>> MapDataset.range(3).batch(0)
+    Traceback (most recent call last):
+        ...
+    headrace.errors.PipelineError: batch_size must be a positive int; got 0.
+    """
 
 
 class StateError(HeadraceError, ValueError):
-    """A state does not fit the pipeline."""
+    """A state does not fit the pipeline.
+
+    >>> state = iter(MapDataset.range(4).shuffle(seed=1)).get_state()
+    >>> try:
+    ...     iter(MapDataset.range(4).shuffle(seed=2)).set_state(state)
+    ... except StateError as error:
+    ...     print(str(error).partition(" (saved")[0])
+    The state was saved with another pipeline, so going on would lose or repeat elements: shuffle seed 1 → 2
+    """
 
 
 class MissingLanesError(StateError):
-    """A state lacks lanes that this process needs: they are in the states of other processes."""
+    """A state lacks lanes that this process needs: they are in the states of other processes.
+
+    `headrace.checkpoint.merge` makes one state of those of all processes.
+
+    >>> issubclass(MissingLanesError, StateError)
+    True
+    """
 
 
 class StructureError(HeadraceError, ValueError):
-    """Elements cannot be stacked into one batch."""
+    """Elements cannot be stacked into one batch.
+
+    >>> try:
+    ...     list(MapDataset.source([np.ones(2), np.ones(3)]).batch(2))
+    ... except StructureError as error:
+    ...     print(str(error).partition(". ")[0])
+    A batch needs elements of the same structure and shape: element 0 of the batch has shape (2,), element 1 has (3,)
+    """
 
 
 class DataError(HeadraceError, ValueError):
-    """Stored data is damaged, or not what it should be; the message has the path, the record and the offset."""
+    """Stored data is damaged, or not what it should be; the message has the path, the record and the offset.
+
+    >>> from headrace.sources import JsonLinesDataSource
+    >>> _ = (folder / "a.jsonl").write_text("{")
+    >>> try:
+    ...     JsonLinesDataSource(folder / "a.jsonl")[0]
+    ... except DataError as error:
+    ...     print("a.jsonl" in str(error))
+    True
+    """
 
 
 class RemoteError(HeadraceError, OSError):
-    """A file behind an address could not be read; the message has the address and what failed."""
+    """A file behind an address could not be read; the message has the address and what failed.
+
+    >>> issubclass(RemoteError, OSError)
+    True
+    """
 
 
 class SpecError(HeadraceError, ValueError):
-    """The shapes and dtypes of elements cannot be known without reading data."""
+    """The shapes and dtypes of elements cannot be known without reading data.
+
+    >>> try:
+    ...     MapDataset.range(3).map(str).element_spec
+    ... except SpecError as error:
+    ...     print(str(error).partition(". ")[0])
+    The element spec after map(str) cannot be known without reading data
+    """
 
 
 class FilterError(HeadraceError, ValueError):
-    """A filter dropped more than the pipeline's options allow."""
+    """A filter dropped more than the pipeline's options allow.
+
+    >>> from headrace import DatasetOptions
+    >>> ds = MapDataset.range(10_000).with_options(DatasetOptions(filter_raise_threshold_ratio=0.9))
+    >>> try:
+    ...     list(ds.filter(lambda x: x == 0).to_iter_dataset())
+    ... except FilterError as error:
+    ...     print(type(error).__name__)
+    FilterError
+    """
 
 
 class BadRecordsError(HeadraceError, ValueError):
-    """More records were bad than `on_error` allows; `records` lists the last ones."""
+    """More records were bad than `on_error` allows; `records` lists the last ones.
+
+    >>> ds = MapDataset.source(["1", "x", "3"]).map(int).on_error("skip", max_errors=0)
+    >>> try:
+    ...     list(ds)
+    ... except BadRecordsError as error:
+    ...     print(error.records[0].index, error.records[0].error)
+    1 ValueError: invalid literal for int() with base 10: 'x'
+    """
 
     records: "list[BadRecord]"
 
 
 class ElementTimeout(HeadraceError, TimeoutError):
-    """A function or a read took longer than `timeout_s`, and its worker process was ended."""
+    """A function or a read took longer than `timeout_s`, and its worker process was ended.
+
+    >>> issubclass(ElementTimeout, TimeoutError)
+    True
+    """
 
     key: str  # of the call: see `Guard`; empty if it is not for one element
 
 
 class ClosedError(HeadraceError, ValueError):
-    """An iterator was used after `close()`."""
+    """An iterator was used after `close()`.
+
+    >>> iterator = iter(MapDataset.range(3))
+    >>> iterator.close()
+    >>> next(iterator)
+    Traceback (most recent call last):
+        ...
+    headrace.errors.ClosedError: This iterator is closed; make a new one.
+    """
 
 
 class WorkerError(HeadraceError, RuntimeError):
-    """A worker process failed, or could not be given its work."""
+    """A worker process failed, or could not be given its work.
+
+    >>> issubclass(WorkerError, RuntimeError)
+    True
+    """
 
 
 class RingMemoryError(WorkerError, MemoryError):
-    """There is too little memory for what workers hand over."""
+    """There is too little memory for what workers hand over.
+
+    >>> issubclass(RingMemoryError, WorkerError), issubclass(RingMemoryError, MemoryError)
+    (True, True)
+    """
 
 
 class Quoted(Exception):
@@ -105,24 +193,55 @@ class Quoted(Exception):
 
 
 class MissingDependency(HeadraceError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed; the message has the command that installs it.
+
+    >>> issubclass(MissingDependency, ImportError)
+    True
+    """
 
 
 class CacheWarning(UserWarning):
-    """A cache on disk is not used, since other users may have written it."""
+    """A cache on disk is not used, since other users may have written it.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", CacheWarning)  # raises it, instead
+    """
 
 
 class StateWarning(UserWarning):
-    """A state was saved with a slightly different pipeline."""
+    """A state was saved with a slightly different pipeline.
+
+    >>> import warnings
+    >>> state = iter(MapDataset.range(4).shuffle(seed=1)).get_state()
+    >>> with warnings.catch_warnings(record=True) as seen:
+    ...     warnings.simplefilter("always")
+    ...     iter(MapDataset.range(4).shuffle(seed=2)).set_state(state, strict=False)
+    >>> [warning.category.__name__ for warning in seen]
+    ['StateWarning']
+    """
 
 
 class FilterWarning(UserWarning):
-    """A filter drops nearly all elements."""
+    """A filter drops nearly all elements.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as seen:
+    ...     warnings.simplefilter("always")
+    ...     _ = list(MapDataset.range(10_000).filter(lambda x: x == 0).to_iter_dataset())
+    >>> [warning.category.__name__ for warning in seen]
+    ['FilterWarning']
+    """
 
 
 @dataclass(frozen=True)
 class BadRecord:
     """A record that the pipeline left out, or replaced, because of an error.
+
+    >>> def replace(bad):
+    ...     return -bad.index
+    >>> list(MapDataset.source(["1", "x", "3"]).map(int).on_error(replace))
+    [1, -1, 3]
 
     Attributes:
         operation: The operation that failed.

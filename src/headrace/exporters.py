@@ -120,6 +120,12 @@ def scalars(stats: Stats) -> dict[str, float]:
 class Prometheus:
     """An endpoint that Prometheus reads, of `prometheus-client`: `http://127.0.0.1:9464/metrics` by default.
 
+    >>> import prometheus_client
+    >>> metrics = Prometheus(registry=prometheus_client.CollectorRegistry())
+    >>> iterator = iter(MapDataset.range(4)).log_to(metrics)
+
+    Differs from Grain: only Headrace has it.
+
     Args:
         port: The port; 0 picks a free one, see `port`.
         addr: The address to listen at; "0.0.0.0" for all.
@@ -186,6 +192,11 @@ def annotations(profiler: str) -> Iterator[None]:
     """Within it, operations that this process computes have their names in the traces of a profiler.
 
     Worker processes are not in such traces. Everywhere else, operations cost nothing more.
+
+    >>> with annotations("jax"):
+    ...     _ = list(MapDataset.range(4).map(str))
+
+    Differs from Grain: only Headrace has it.
 
     Args:
         profiler: "jax" for `jax.profiler`, "torch" for `torch.profiler`.

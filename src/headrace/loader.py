@@ -36,6 +36,8 @@ class DataLoader(marks.DataLoader):
     >>> list(loader)
     [array([0, 1, 2, 3]), array([4, 5])]
 
+    Differs from Grain: batches and states do not depend on `worker_count`, and every record is in one shard.
+
     Args:
         data_source: Anything that `MapDataset.source` takes: arrays, a path, a table. The source may be a stream, whose
             `__getitem__` returns the next element whatever the index (if the loader does not notice, set
@@ -102,38 +104,79 @@ class DataLoader(marks.DataLoader):
 
     @property
     def dataset(self) -> IterDataset:
-        """The loader's pipeline, to build on: `loader.dataset.map(...)`, `device_put(loader.dataset, ...)`."""
+        """The loader's pipeline, to build on: `loader.dataset.map(...)`, `device_put(loader.dataset, ...)`.
+
+        >>> loader = load(range(4), num_epochs=1)
+        >>> list(loader.dataset.map(lambda x: x * 10))
+        [0, 10, 20, 30]
+
+        Differs from Grain: only Headrace has it.
+        """
         return self._dataset
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
+        """The options of its worker processes.
+
+        >>> load(range(4), worker_count=2).multiprocessing_options.num_workers
+        2
+        """
         return self._multiprocessing_options
 
     def explain(self) -> Plan:
-        """How the loader's pipeline will be computed, operation by operation."""
+        """How the loader's pipeline will be computed, operation by operation.
+
+        >>> print(load(range(4), num_epochs=1, batch_size=2).explain())
+        MapDataset.source(range(0, 4))        | rows, one call per element
+          .to_iter_dataset(allow_nones=True)  | in index order; threads where a trial shows that they pay
+          .batch(2)                           | ordering point: stacks elements as they come
+
+        Differs from Grain: only Headrace has it.
+        """
         return self._dataset.explain()
 
     def view(self, *, title: str = "Loader", port: int = 0, open_browser: bool = True) -> Any:
-        """Serves a page on this machine that shows the loader's pipeline while it runs: see `MapDataset.view`."""
+        """Serves a page on this machine that shows the loader's pipeline while it runs: see `MapDataset.view`.
+
+        >>> with load(range(4)).view(open_browser=False) as view:
+        ...     view.url.startswith("http://127.0.0.1:")
+        True
+
+        Differs from Grain: only Headrace has it.
+        """
         return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
 
     def __len__(self) -> int:
-        """How many outputs it has, where that is known without reading any; otherwise a `TypeError`."""
+        """How many outputs it has, where that is known without reading any; otherwise a `TypeError`.
+
+        >>> len(load(range(5), num_epochs=2, batch_size=2))
+        5
+
+        Differs from Grain: there, loaders have no length.
+        """
         return len(self._dataset)
 
     def __bool__(self) -> bool:
         return True  # whatever its length is
 
     def __iter__(self) -> "DataLoaderIterator":
+        """An iterator from the beginning, with states to save and restore.
+
+        >>> with iter(load(range(4), batch_size=2)) as batches:
+        ...     next(batches)
+        array([0, 1])
+        """
         return DataLoaderIterator(self)
 
     def show(self, n: int = 3) -> None:
-        """Shows the first elements: images as images, tokens as text. In a notebook as HTML, else it prints.
+        """Shows the first elements, in a notebook as HTML: images as images, tokens as text.
 
         >>> load([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}], num_epochs=1).show(2)
         id  name
          7  'a'
          8  'b'
+
+        Differs from Grain: only Headrace has it.
         """
         from headrace import _show  # few programs need it
 
@@ -163,6 +206,14 @@ class DataLoaderIterator(PipelineIterator[T]):
     """The outputs of a loader from a state on; `validate_state=False` accepts a state of any loader.
 
     It is not a `DatasetIterator`: programs tell from this whether a state is a dict or bytes.
+
+    >>> loader = load(range(6), num_epochs=1, batch_size=2)
+    >>> batches = iter(loader)
+    >>> _ = next(batches)
+    >>> next(DataLoaderIterator(loader, batches.get_state()))
+    array([2, 3])
+
+    Differs from Grain: a state restores with any `worker_count`, and is the same in every run.
     """
 
     def __init__(self, data_loader: DataLoader, state: bytes | None = None, validate_state: bool = True):
@@ -175,11 +226,27 @@ class DataLoaderIterator(PipelineIterator[T]):
             self._go_to(state, validate=validate_state)
 
     def get_state(self) -> bytes:  # type: ignore[override]
-        """Where the iterator is, as JSON in bytes; the same with any number of workers."""
+        """Where the iterator is, as JSON in bytes; the same with any number of workers.
+
+        >>> import json
+        >>> batches = iter(load(range(6), batch_size=2))
+        >>> sorted(json.loads(batches.get_state()))
+        ['data_source', 'format', 'operations', 'position', 'sampler', 'shard_options']
+        """
         return states.encode(self._loader.identity, self._position_state())
 
     def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
-        """Goes to where `get_state` or `state_as_array` was called, with `strict=False` on any loader."""
+        """Goes to where `get_state` or `state_as_array` was called, with `strict=False` on any loader.
+
+        >>> batches = iter(load(range(6), num_epochs=1, batch_size=2))
+        >>> state = batches.get_state()
+        >>> _ = list(batches)
+        >>> batches.set_state(state)
+        >>> next(batches)
+        array([0, 1])
+
+        Differs from Grain: a state of another loader is an error that says what differs.
+        """
         given: Any = arrays.unpacked(state) if arrays.is_array(state) else state
         self._go_to(given, validate=strict)
 
@@ -210,6 +277,8 @@ def load(
 
     >>> list(load(range(6), num_epochs=1, shuffle=True, seed=3, batch_size=3))
     [array([4, 3, 0]), array([1, 2, 5])]
+
+    Differs from Grain: `source` may be all that `MapDataset.source` takes, and `worker_count` never changes batches.
 
     Args:
         source: Anything that `MapDataset.source` takes.

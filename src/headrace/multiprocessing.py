@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedMemoryArrayMetadata:
-    """What another process needs to find an array: `SharedMemoryArray.from_metadata(metadata)`."""
+    """What another process needs to find an array: `SharedMemoryArray.from_metadata(metadata)`.
+
+    >>> array = SharedMemoryArray((2, 3), np.float32)
+    >>> array.unlink_on_del()
+    >>> array.metadata.shape, array.metadata.dtype
+    ((2, 3), dtype('float32'))
+    """
 
     name: str
     shape: Iterable[int]
@@ -41,6 +47,8 @@ class SharedMemoryArray(np.ndarray):
     >>> array[:] = 1
     >>> SharedMemoryArray.from_metadata(array.metadata).sum()
     SharedMemoryArray(6., dtype=float32)
+
+    Differs from Grain: the memory goes with its last array; in Grain it stays until somebody calls `unlink_on_del()`.
     """
 
     _memory: NamedMemory | None = None

@@ -13,17 +13,21 @@ MOST_WORKERS = 256
 MOST_WORKERS_PER_CORE = 16
 
 
-class _Autotune(enum.Enum):
+class AutotuneParameter(enum.Enum):
+    """The type of `AUTOTUNE`, which lets Headrace measure and choose a number.
+
+    >>> AutotuneParameter.AUTOTUNE is AUTOTUNE
+    True
+    """
+
     AUTOTUNE = -1
 
     def __repr__(self) -> str:
         return "AUTOTUNE"
 
 
-AUTOTUNE = _Autotune.AUTOTUNE
+AUTOTUNE = AutotuneParameter.AUTOTUNE
 """Lets Headrace measure and choose a number."""
-
-AutotuneParameter = _Autotune
 
 
 def check_count(name: str, value: Any, *, least: int, autotune: bool = False) -> Any:
@@ -51,6 +55,12 @@ def check_counts(thing: Any, *names: str, least: int, autotune: bool = False) ->
 class ReadOptions:
     """How a `MapDataset` is read into a stream.
 
+    >>> ds = MapDataset.range(4).to_iter_dataset(ReadOptions(num_threads=2, prefetch_buffer_size=8))
+    >>> list(ds)
+    [0, 1, 2, 3]
+
+    Differs from Grain: without these options, Headrace measures whether threads pay; Grain starts 16.
+
     Args:
         num_threads: Threads that read ahead; 0 reads in the consumer's own thread.
         prefetch_buffer_size: The most elements ready or under way; 0 reads in the consumer's own thread.
@@ -77,6 +87,11 @@ def num_threads(options: ReadOptions | None, *, in_worker: bool = False) -> Any:
 @dataclass(frozen=True)
 class MultiprocessingOptions:
     """How to use worker processes.
+
+    >>> options = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4)
+    >>> ds = MapDataset.range(100).to_iter_dataset().mp_prefetch(options)
+
+    Differs from Grain: the number of workers never changes the stream or its states.
 
     Args:
         num_workers: Worker processes; 0 computes in the consumer's own process. With AUTOTUNE, the consumer's own
@@ -116,6 +131,11 @@ class MultiprocessingOptions:
 class RayOptions(MultiprocessingOptions):
     """How to use workers on a Ray cluster: the same stream, computed by Ray actors.
 
+    >>> options = RayOptions(num_workers=64, address="auto", num_cpus=2)
+    >>> ds = MapDataset.range(100).to_iter_dataset().mp_prefetch(options)
+
+    Differs from Grain: there, workers run on one machine.
+
     Args:
         num_workers: Actors. Those that the cluster has no room for start when it has. AUTOTUNE, the default, uses what
             the cluster has free, now and later.
@@ -153,7 +173,12 @@ class RayOptions(MultiprocessingOptions):
 
 
 class ExecutionTrackingMode(enum.Enum):
-    """How closely Grain records an iterator's execution."""
+    """How closely an iterator's execution is recorded, for `DatasetOptions`.
+
+    >>> options = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
+
+    Differs from Grain: `iterator.stats()` has times in both modes; with `STAGE_TIMING`, every run is measured.
+    """
 
     DISABLED = enum.auto()
     STAGE_TIMING = enum.auto()
@@ -165,6 +190,12 @@ class ErrorPolicy:
 
     Errors of the pipeline itself, such as batches of unequal shapes, and of a server that does not answer are never
     skipped.
+
+    >>> policy = ErrorPolicy("skip", max_errors=10)
+    >>> list(MapDataset.source(["1", "x", "3"]).map(int).with_options(DatasetOptions(on_error=policy)))
+    [1, 3]
+
+    Differs from Grain: there, an error always ends the run.
 
     Args:
         action: "raise" ends the run. "skip" leaves the record out. A function gets the `BadRecord` and returns what the
@@ -210,6 +241,11 @@ _UNSET: Any = object()
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DatasetOptions:
     """Options of a whole pipeline; where several set the same option, the one nearest the consumer wins.
+
+    >>> options = DatasetOptions(filter_warn_threshold_ratio=None, timeout_s=60)
+    >>> ds = MapDataset.range(6).with_options(options)
+
+    Differs from Grain: `min_shm_size` has no effect, and `on_error`, `warn_after_s` and `timeout_s` are new.
 
     Args:
         filter_warn_threshold_ratio: The share of dropped elements from which a filter warns; `None` for never.

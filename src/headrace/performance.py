@@ -47,7 +47,12 @@ SHARE_OF_MEMORY = 4  # else this fraction of what is free
 
 @dataclass(frozen=True)
 class PerformanceConfig:
-    """Options for `mp_prefetch` and `to_iter_dataset`."""
+    """Options for `mp_prefetch` and `to_iter_dataset`.
+
+    >>> config = pick_performance_config(MapDataset.range(100).map(str))
+    >>> sorted(vars(config))
+    ['multiprocessing_options', 'read_options']
+    """
 
     multiprocessing_options: MultiprocessingOptions | None = None
     read_options: ReadOptions | None = None

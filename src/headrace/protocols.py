@@ -22,6 +22,16 @@ class RandomAccessDataSource(Protocol[T_co]):
       be new, since users receive rows and batches of them. Headrace prefers this method to the others.
     - `__where__(index)`: the file that an item is from, and its number there or `None`, for lists of bad records.
     - `element_spec`: the tree of shapes and dtypes of an item.
+
+    >>> class Squares:
+    ...     def __len__(self):
+    ...         return 5
+    ...     def __getitem__(self, index):
+    ...         return index * index
+    >>> isinstance(Squares(), RandomAccessDataSource), list(MapDataset.source(Squares()))
+    (True, [0, 1, 4, 9, 16])
+
+    Differs from Grain: a source may also define `__getcolumns__`, and Headrace calls `__getitems__` where it can.
     """
 
     def __len__(self) -> int: ...
@@ -31,7 +41,11 @@ class RandomAccessDataSource(Protocol[T_co]):
 
 @runtime_checkable
 class CheckpointableIterator(Protocol[T_co]):
-    """An iterator that can save its position and return to it."""
+    """An iterator that can save its position and return to it.
+
+    >>> isinstance(iter(MapDataset.range(4)), CheckpointableIterator)
+    True
+    """
 
     def __next__(self) -> T_co: ...
 

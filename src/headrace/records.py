@@ -10,6 +10,11 @@ import numpy as np
 class RecordMetadata:
     """What a sampler knows about one record.
 
+    >>> from headrace.samplers import IndexSampler
+    >>> metadata = IndexSampler(4, shuffle=True, seed=1)[5]
+    >>> metadata.index, metadata.record_key
+    (5, 3)
+
     Args:
         index: Its place in the whole stream, over all epochs and shards.
         record_key: Its index in the source.
@@ -27,7 +32,12 @@ class RecordMetadata:
 
 @dataclass(slots=True)
 class Record:
-    """An element and its metadata."""
+    """An element and its metadata.
+
+    >>> record = Record(RecordMetadata(index=3), data="three")
+    >>> record.metadata.index, record.data
+    (3, 'three')
+    """
 
     metadata: RecordMetadata
     data: Any

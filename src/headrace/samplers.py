@@ -21,7 +21,19 @@ At = Callable[[int], RecordMetadata]
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Knows which record is at a place of the stream; past the end it raises `IndexError`."""
+    """Knows which record is at a place of the stream; past the end it raises `IndexError`.
+
+    >>> from headrace import DataLoader
+    >>> class Backwards:
+    ...     def __getitem__(self, index):
+    ...         if index >= 3:
+    ...             raise IndexError
+    ...         return RecordMetadata(index, record_key=2 - index)
+    >>> list(DataLoader(data_source=range(3), sampler=Backwards()))
+    [2, 1, 0]
+
+    Differs from Grain: your own sampler needs no shard options and no length.
+    """
 
     def __getitem__(self, index: int) -> RecordMetadata: ...
 
@@ -115,6 +127,8 @@ class IndexSampler(BuiltInSampler):
 
     >>> [metadata.record_key for metadata in IndexSampler(5, shuffle=True, seed=0, num_epochs=1)]
     [0, 4, 1, 2, 3]
+
+    Differs from Grain: more records than the source has are an error, and uneven shards lose no record.
 
     Args:
         num_records: How many records the source has.

@@ -15,6 +15,13 @@ from headrace.options import check_count, check_counts
 class ShardOptions:
     """One shard of several.
 
+    >>> from headrace import DataLoader, samplers
+    >>> sampler = samplers.SequentialSampler(5, ShardOptions(shard_index=1, shard_count=2))
+    >>> list(DataLoader(data_source=range(5), sampler=sampler))
+    [1, 3]
+
+    Differs from Grain: without `drop_remainder`, every record is in one shard; Grain drops a record of uneven shards.
+
     Args:
         shard_index: Which shard, from 0 on.
         shard_count: How many there are.
@@ -62,7 +69,11 @@ class ShardOptions:
 
 
 class NoSharding(ShardOptions):
-    """One shard, which has everything."""
+    """One shard, which has everything.
+
+    >>> NoSharding().shard_index, NoSharding().shard_count
+    (0, 1)
+    """
 
     def __init__(self):
         super().__init__(shard_index=0, shard_count=1, drop_remainder=False)
@@ -74,6 +85,10 @@ class ShardByJaxProcess(ShardOptions):
     In a `DataLoader` all processes get the same number of records, as in Grain, so that they end together: a few are
     left out if the number of records is not a multiple of the number of processes. To read all of them, give
     `ShardOptions(jax.process_index(), jax.process_count())`.
+
+    >>> shard = ShardByJaxProcess()  # here, one process of one
+    >>> shard.shard_index, shard.shard_count
+    (0, 1)
     """
 
     ends_together = True

@@ -15,7 +15,14 @@ from headrace.transforms import Map
 
 
 def assert_equal(a: Any, b: Any) -> None:
-    """Raises unless two elements are the same: structure, types, dtypes, shapes and every bit."""
+    """Raises unless two elements are the same: structure, types, dtypes, shapes and every bit.
+
+    >>> assert_equal({"x": np.arange(3)}, {"x": np.arange(3)})
+    >>> assert_equal({"x": np.arange(3)}, {"x": np.arange(3.0)})
+    Traceback (most recent call last):
+        ...
+    AssertionError: dtypes differ: int64 and float64
+    """
     assert type(a) is type(b), f"{type(a).__name__} is not {type(b).__name__}: {a!r} and {b!r}"
     if isinstance(a, np.ndarray):
         assert a.dtype == b.dtype, f"dtypes differ: {a.dtype} and {b.dtype}"
@@ -42,6 +49,8 @@ def assert_resumable(ds: Dataset | DataLoader | DatasetIterator, *, max_outputs:
     `ds` may be anything with states: a dataset, a loader, or an iterator, which it checks from where that is.
 
     >>> assert_resumable(MapDataset.range(10).shuffle(seed=1).to_iter_dataset().window_shuffle(3, seed=2))
+
+    Differs from Grain: there it is `experimental.assert_equal_output_after_checkpoint`.
     """
     opened: Any = ds.__iter__  # of any kind
     iterator = opened()

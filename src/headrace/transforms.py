@@ -41,7 +41,18 @@ class _Transform(abc.ABC):
 
 
 class Map(_Transform):
-    """One element in, one element out."""
+    """One element in, one element out.
+
+    >>> class Scale(Map):
+    ...     def __init__(self, factor):
+    ...         self.factor = factor
+    ...     def map(self, element):
+    ...         return element * self.factor
+    >>> list(MapDataset.range(3).map(Scale(10))), list(MapDataset.range(3).map(Map(str)))
+    ([0, 10, 20], ['0', '1', '2'])
+
+    Differs from Grain: `Map(function)` needs no subclass; so it is for the other transforms here.
+    """
 
     _method = "map"
 
@@ -51,7 +62,14 @@ class Map(_Transform):
 
 
 class RandomMap(_Transform):
-    """One element and its random number generator in, one element out."""
+    """One element and its random number generator in, one element out.
+
+    >>> class AddNoise(RandomMap):
+    ...     def random_map(self, element, rng):
+    ...         return element + int(rng.integers(100))
+    >>> list(MapDataset.range(3).random_map(AddNoise(), seed=1))
+    [42, 34, 45]
+    """
 
     _method = "random_map"
 
@@ -88,7 +106,16 @@ class SeedGlobals(RandomMap):
 
 
 class MapWithIndex(_Transform):
-    """One index and its element in, one element out."""
+    """One index and its element in, one element out.
+
+    >>> class Number(MapWithIndex):
+    ...     def map_with_index(self, index, element):
+    ...         return index, element
+    >>> list(MapDataset.source(["a", "b"]).map_with_index(Number()))
+    [(0, 'a'), (1, 'b')]
+
+    Differs from Grain: it works in a `DataLoader` too, with the sampler's index.
+    """
 
     _method = "map_with_index"
 
@@ -98,7 +125,14 @@ class MapWithIndex(_Transform):
 
 
 class Filter(_Transform):
-    """One element in; whether it stays."""
+    """One element in; whether it stays.
+
+    >>> class IsEven(Filter):
+    ...     def filter(self, element):
+    ...         return element % 2 == 0
+    >>> list(MapDataset.range(5).filter(IsEven()))
+    [0, 2, 4]
+    """
 
     _method = "filter"
 
@@ -108,7 +142,15 @@ class Filter(_Transform):
 
 
 class FlatMap(_Transform):
-    """One element in, any number of elements out, up to `max_fan_out`."""
+    """One element in, any number of elements out, up to `max_fan_out`.
+
+    >>> class Halves(FlatMap):
+    ...     max_fan_out = 2
+    ...     def flat_map(self, element):
+    ...         return [element[:2], element[2:]]
+    >>> list(MapDataset.source(["abcd", "efgh"]).flat_map(Halves()))
+    ['ab', 'cd', 'ef', 'gh']
+    """
 
     _method = "flat_map"
     max_fan_out: int | None = None
@@ -119,7 +161,14 @@ class FlatMap(_Transform):
 
 
 class TfRandomMap(abc.ABC):
-    """One element and a TensorFlow seed in, one element out."""
+    """One element and its random number generator in, one element out: use `RandomMap` instead.
+
+    >>> class Draw(TfRandomMap):
+    ...     def np_random_map(self, element, rng):
+    ...         return element, int(rng.integers(10))
+    >>> list(MapDataset.range(2).seed(1).apply(Draw()))
+    [(0, 0), (1, 3)]
+    """
 
     @abc.abstractmethod
     def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
@@ -127,7 +176,18 @@ class TfRandomMap(abc.ABC):
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Says for each index which dataset the element comes from, and its index there."""
+    """Says for each index which dataset the element comes from, and its index there.
+
+    >>> class Alternate(DatasetSelectionMap):
+    ...     def __len__(self):
+    ...         return 4
+    ...     def __getitem__(self, index):
+    ...         return index % 2, index // 2
+    >>> list(MapDataset.select_from_datasets([MapDataset.range(2), MapDataset.range(10, 12)], Alternate()))
+    [0, 10, 1, 11]
+
+    Differs from Grain: an empty dataset that is chosen is an error that names it, not a `ZeroDivisionError`.
+    """
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -140,7 +200,11 @@ class DatasetSelectionMap(abc.ABC):
 
 @dataclass(frozen=True)
 class Batch:
-    """`batch_size` elements in, one batch out."""
+    """`batch_size` elements in, one batch out.
+
+    >>> list(MapDataset.range(5).apply(Batch(2, drop_remainder=True)))
+    [array([0, 1]), array([2, 3])]
+    """
 
     batch_size: int
     drop_remainder: bool = False

@@ -91,7 +91,12 @@ class Dataset(Generic[T]):
 
     @property
     def parents(self) -> "Sequence[Dataset]":
-        """The datasets that this one reads."""
+        """The datasets that this one reads.
+
+        >>> ds = MapDataset.range(4).map(str)
+        >>> list(ds.parents[0])
+        [0, 1, 2, 3]
+        """
         op = self._op
         return self._parents if self._parents or isinstance(op, UserDataset) else tuple(map(dataset_of, op.parents))
 
@@ -102,17 +107,37 @@ class Dataset(Generic[T]):
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of elements, without reading any."""
+        """The shapes and dtypes of elements, without reading any.
+
+        >>> MapDataset.source({"x": np.zeros((5, 3), np.float32)}).batch(2, drop_remainder=True).element_spec
+        {'x': ShapeDtypeStruct(shape=(2, 3), dtype=dtype('float32'))}
+
+        Differs from Grain: there it is `experimental.get_element_spec(ds)`.
+        """
         return self._op.spec()
 
     def explain(self) -> Plan:
-        """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`."""
+        """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`.
+
+        >>> print(MapDataset.range(4).shuffle(seed=1).batch(2).explain())
+        MapDataset.range(4)  | ints
+          .shuffle(seed=1)   | index program: blocks planned ahead
+          .batch(2)          | stacks rows
+
+        Differs from Grain: only Headrace has it.
+        """
         return Plan(self._op)
 
     def view(self, *, title: str = "Pipeline", port: int = 0, open_browser: bool = True) -> "Any":
         """Serves a page on this machine that shows the pipeline while it runs, and what operations do to elements.
 
         It returns a `View` with the address, `url`, and `close()`. A script that has nothing else to do calls `wait()`.
+
+        >>> with MapDataset.range(4).view(open_browser=False) as view:
+        ...     view.url.startswith("http://127.0.0.1:")
+        True
+
+        Differs from Grain: only Headrace has it.
 
         Args:
             title: What the page is called.
@@ -125,12 +150,14 @@ class Dataset(Generic[T]):
         return show(self._op)
 
     def show(self, n: int = 3) -> None:
-        """Shows the first elements: images as images, tokens as text. In a notebook as HTML, else it prints.
+        """Shows the first elements, in a notebook as HTML: images as images, tokens as text.
 
         >>> MapDataset.source([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}]).show(2)
         id  name
          7  'a'
          8  'b'
+
+        Differs from Grain: only Headrace has it.
         """
         from headrace import _show  # few programs need it
 
@@ -148,6 +175,8 @@ class Dataset(Generic[T]):
 
         >>> list(MapDataset.range(3).map(lambda x: x * 10))
         [0, 10, 20]
+
+        Differs from Grain: `batched=True` and `map_batch` work on columns.
 
         Args:
             transform: A function, or a `transforms.Map`. If that has a `map_batch`, elements that are stored as
@@ -175,6 +204,8 @@ class Dataset(Generic[T]):
 
         >>> list(MapDataset.range(3).random_map(lambda x, rng: int(rng.integers(1000)), seed=5))
         [864, 504, 14]
+
+        Differs from Grain: after `interleave` or `mp_prefetch` it takes the seeds of what comes before; Grain raises.
         """
         return self._then(RandomMap(self._op, transform, seed))
 
@@ -196,6 +227,8 @@ class Dataset(Generic[T]):
         >>> list(MapDataset.range(3).to_iter_dataset().flat_map(lambda x: [x] * x))
         [1, 2, 2]
 
+        Differs from Grain: there it is `experimental.FlatMapIterDataset` or `FlatMapMapDataset`.
+
         Args:
             transform: A function that returns a sequence, or a `transforms.FlatMap`.
             max_fan_out: The most children that an element may have; needed on a `MapDataset`.
@@ -214,6 +247,8 @@ class Dataset(Generic[T]):
         >>> list(MapDataset.range(5).batch(2))
         [array([0, 1]), array([2, 3]), array([4])]
 
+        Differs from Grain: numbers together with dicts, and `batch` after `filter` on a `MapDataset`, are errors.
+
         Args:
             batch_size: How many elements a batch has.
             drop_remainder: Leaves out a last batch that is smaller.
@@ -226,6 +261,8 @@ class Dataset(Generic[T]):
 
         >>> list(MapDataset.range(3).batch_and_pad(2, pad_value=-1))
         [array([0, 1]), array([ 2, -1])]
+
+        Differs from Grain: there, it is a function for `batch_fn`: `experimental.batch_and_pad`.
         """
         return self.batch(batch_size, batch_fn=PadTo(batch_size, pad_value))
 
@@ -236,6 +273,8 @@ class Dataset(Generic[T]):
 
         >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
         [2, 3, 0, 1, 5, 4, 6, 7]
+
+        Differs from Grain: no element is lost if the window does not divide the length of a `MapDataset`.
         """
         return self._then(WindowShuffle(self._op, window_size, seed))
 
@@ -244,6 +283,8 @@ class Dataset(Generic[T]):
 
         >>> list(MapDataset.range(4).seed(42).shuffle()) == list(MapDataset.range(4).seed(42).shuffle())
         True
+
+        Differs from Grain: a wrong seed is an error here, not at the first element.
         """
         return self._then(Seed(self._op, seed))
 
@@ -253,7 +294,15 @@ class Dataset(Generic[T]):
         Put random operations and `repeat` after it. On disk, they are computed once: before the first element comes, an
         iterator fills a folder of its own below `path`, and later runs read it. Its name is a digest of all that comes
         before, functions and files included, so a changed pipeline fills another one. Remove folders that are no longer
-        needed: see `docs/guide.md`.
+        needed.
+
+        >>> ds = MapDataset.range(4).map(lambda x: x * x).cache().shuffle(seed=1).repeat(2)
+        >>> list(ds)
+        [1, 4, 9, 0, 0, 9, 1, 4]
+        >>> list(MapDataset.range(3).cache(folder / "squares", version="1"))
+        [0, 1, 2]
+
+        Differs from Grain: there it is `experimental.CacheIterDataset`, of streams and in memory.
 
         Args:
             path: The folder; without it, elements are kept in memory. Elements on disk are dicts, lists and tuples of
@@ -269,7 +318,12 @@ class Dataset(Generic[T]):
         return self._then(stream_from_disk(op, folder, key) if op.is_stream else DiskCache(op, path=folder, key=key))
 
     def with_options(self, options: DatasetOptions) -> Self:
-        """Sets options of the whole pipeline."""
+        """Sets options of the whole pipeline.
+
+        >>> ds = MapDataset.range(6).with_options(DatasetOptions(filter_raise_threshold_ratio=0.99))
+
+        Differs from Grain: there it is `experimental.WithOptionsIterDataset`.
+        """
         return self._then(Options(self._op, options))
 
     def on_error(
@@ -289,6 +343,8 @@ class Dataset(Generic[T]):
         The other records are the same, on any number of workers. A batch of a `MapDataset` is smaller by those that are
         left out, and a batch of a stream takes the next ones instead.
 
+        Differs from Grain: only Headrace has it.
+
         Args:
             action: "raise", "skip", or a function of the `BadRecord` that returns what the operation should have
                 returned, or `None` to skip it.
@@ -305,6 +361,8 @@ class Dataset(Generic[T]):
 
         >>> list(MapDataset.range(4).apply([transforms.Batch(2)]))
         [array([0, 1]), array([2, 3])]
+
+        Differs from Grain: plain functions are transforms too.
         """
         dataset: Any = self
         many = isinstance(transformations, Sequence) and not isinstance(transformations, str)
@@ -325,6 +383,8 @@ class Dataset(Generic[T]):
 
         >>> MapDataset.range(4).map(lambda x: {"x": x, "y": x / 2}).to_arrays()
         {'x': array([0, 1, 2, 3]), 'y': array([0. , 0.5, 1. , 1.5])}
+
+        Differs from Grain: only Headrace has it.
         """
         op = self._stream_op
         if op.endless:
@@ -356,6 +416,12 @@ class Dataset(Generic[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         # A subclass may call this in its `__iter__`: it then means the operation that its base class stands for.
+        """An iterator from the beginning, with states to save and restore.
+
+        >>> with iter(MapDataset.range(3)) as iterator:
+        ...     next(iterator), iterator.get_next_index()
+        (0, 1)
+        """
         own: Any = self._operation if self._is_stream else None
         return own.dataset.__iter__() if isinstance(own, UserDataset) else StreamIterator(own or self._stream_op)
 

@@ -40,6 +40,8 @@ class WeightSchedule:
     >>> list(IterDataset.mix([easy, hard], schedule).take(12))
     [0, 1, 2, 3, 4, 100, 5, 101, 102, 6, 103, 104]
 
+    Differs from Grain: only Headrace has it.
+
     Args:
         weights: The weights of all parts (a sequence, or a mapping from their names) as a function of the step, or
             as a dict from the steps at which they change. A weight may be 0.

@@ -8,7 +8,11 @@ import numpy as np
 
 @runtime_checkable
 class ShapeDtypeStructProtocol(Protocol):
-    """Anything with a shape and a dtype."""
+    """Anything with a shape and a dtype.
+
+    >>> isinstance(np.zeros(3), ShapeDtypeStructProtocol), isinstance([0, 0], ShapeDtypeStructProtocol)
+    (True, False)
+    """
 
     @property
     def shape(self) -> tuple[int | None, ...]: ...
@@ -19,7 +23,11 @@ class ShapeDtypeStructProtocol(Protocol):
 
 @dataclass(frozen=True)
 class ShapeDtypeStruct:
-    """The shape and dtype of one leaf; a dimension that varies is `None`."""
+    """The shape and dtype of one leaf; a dimension that varies is `None`.
+
+    >>> ShapeDtypeStruct((None, 3), np.float32)
+    ShapeDtypeStruct(shape=(None, 3), dtype=<class 'numpy.float32'>)
+    """
 
     shape: tuple[int | None, ...] = ()
     dtype: Any = np.float64

@@ -51,12 +51,17 @@ class Audio:
 class Decode(Audio, transforms.Map):
     """Decodes the audio of each element: all of it, or a clip, of which no more is read than it needs.
 
-        ds.map(Decode(sampling_rate=16_000, mono=True))
-        ds.map(Decode(start="begin", duration=2.5))
-
     Audio is the path of a file, an address, or the bytes of one; it becomes an array of float32 with the axes time and
     channel. In elements that are dicts, `sampling_rate` is set to its rate. A clip that goes on after the end of the
     file is shorter. Of WAV and FLAC only the clip is decoded; other formats are decoded from their start.
+
+    >>> import soundfile
+    >>> soundfile.write(folder / "a.wav", np.zeros(16_000), 8_000)  # two seconds
+    >>> ds = MapDataset.source([{"audio": str(folder / "a.wav"), "begin": 0.5}])
+    >>> ds.map(Decode(sampling_rate=16_000, mono=True))[0]["audio"].shape
+    (32000,)
+    >>> ds.map(Decode(start="begin", duration=1.0))[0]["audio"].shape
+    (8000, 1)
 
     Args:
         sampling_rate: Samples in a second, whatever the file has; `None` for its own.
@@ -88,7 +93,11 @@ class Decode(Audio, transforms.Map):
 class RandomClip(Audio, transforms.RandomMap):
     """Decodes a clip of the audio of each element that begins at a random time, otherwise as `Decode` does.
 
-        ds.random_map(RandomClip(2.0, sampling_rate=16_000, mono=True), seed=1)
+    >>> import soundfile
+    >>> soundfile.write(folder / "a.wav", np.zeros(16_000), 8_000)  # two seconds
+    >>> ds = MapDataset.source([{"audio": str(folder / "a.wav")}])
+    >>> ds.random_map(RandomClip(0.5, mono=True), seed=1)[0]["audio"].shape
+    (4000,)
 
     Args:
         duration: How long the clip is, in seconds; shorter audio is taken whole.

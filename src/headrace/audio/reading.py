@@ -40,7 +40,13 @@ def read(source: Any, start: float, duration: float | None, sampling_rate: int |
 
 
 def seconds_of(source: Any) -> float:
-    """How long an audio file is, by its header."""
+    """How long an audio file is, by its header.
+
+    >>> import soundfile
+    >>> soundfile.write(folder / "a.wav", np.zeros(16_000), 8_000)
+    >>> seconds_of(folder / "a.wav")
+    2.0
+    """
     with opened(source) as file:
         return file.frames / file.samplerate
 

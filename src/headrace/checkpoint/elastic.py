@@ -38,6 +38,8 @@ class ElasticIterator(IterDataset, _Checkpointable):
     It is a dataset and its own iterator: `iter(it)` goes on where `next(it)` has stopped. In a pipeline, as in
     `it.map(f)`, it begins at the start; states stay global.
 
+    Differs from Grain: a shard has consecutive rows, and all shards end together, before a batch that is not full.
+
     Args:
         ds: A dataset without `filter` and `flat_map`: every index must have an element.
         global_batch_size: How many rows all shards together get in a step.

@@ -14,7 +14,16 @@ ocp: Any = optional("orbax.checkpoint", extra="orbax")
 
 
 class CheckpointHandler(ocp.CheckpointHandler):
-    """Writes and reads the state of an iterator."""
+    """Writes and reads the state of an iterator.
+
+    >>> iterator = iter(MapDataset.range(4))
+    >>> _ = next(iterator)
+    >>> CheckpointHandler().save(folder, iterator)
+    >>> next(CheckpointHandler().restore(folder, iter(MapDataset.range(4))))
+    1
+
+    Differs from Grain: the state does not depend on workers, and a state of another pipeline is an error.
+    """
 
     def save(self, directory: Any, item: Any = None, args: "CheckpointSave | None" = None) -> None:
         """Writes the state of an iterator to a folder."""
@@ -44,7 +53,12 @@ def _iterator(item: Any, args: Any) -> Any:
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclass
 class CheckpointSave(ocp.args.CheckpointArgs):
-    """An iterator to save."""
+    """An iterator to save, as an argument of Orbax.
+
+    >>> with ocp.CheckpointManager(folder) as manager:
+    ...     manager.save(0, args=ocp.args.Composite(data=CheckpointSave(iter(MapDataset.range(4)))))
+    True
+    """
 
     item: Any
 
@@ -52,6 +66,15 @@ class CheckpointSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):
-    """An iterator to restore."""
+    """An iterator to restore, as an argument of Orbax.
+
+    >>> iterator = iter(MapDataset.range(4))
+    >>> with ocp.CheckpointManager(folder) as manager:
+    ...     _ = next(iterator), manager.save(0, args=ocp.args.Composite(data=CheckpointSave(iterator)))
+    ...     again = iter(MapDataset.range(4))
+    ...     _ = manager.restore(0, args=ocp.args.Composite(data=CheckpointRestore(again)))
+    >>> next(again)
+    1
+    """
 
     item: Any

@@ -34,6 +34,15 @@ ENDS, CROPS = "_ends", "_crops"
 class DrawCrop(transforms.RandomMap):
     """Leaves an image encoded, and draws the crop that is to be made of it.
 
+    >>> import cv2
+    >>> from headrace.images import CenterCrop
+    >>> png = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    >>> ds = MapDataset.source([{"image": png}]).random_map(DrawCrop(Compose([CenterCrop(4)])), seed=1)
+    >>> sorted(ds[0])
+    ['image', 'image_crops']
+
+    Differs from Grain: only Headrace has it.
+
     Args:
         operations: Crops, sizes and flips that make one crop; see `Compose`. Elements are dicts.
     """
@@ -59,7 +68,17 @@ class DrawCrop(transforms.RandomMap):
 
 
 def stack_encoded(elements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A batch of what `DrawCrop` makes, for `batch(..., batch_fn=stack_encoded)`: the bytes of all images in a row."""
+    """A batch of what `DrawCrop` makes, for `batch(..., batch_fn=stack_encoded)`: the bytes of all images in a row.
+
+    >>> import cv2
+    >>> from headrace.images import CenterCrop
+    >>> png = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    >>> ds = MapDataset.source([{"image": png}] * 2).random_map(DrawCrop(Compose([CenterCrop(4)])), seed=1)
+    >>> sorted(ds.batch(2, batch_fn=stack_encoded)[0])
+    ['image', 'image_crops', 'image_ends']
+
+    Differs from Grain: only Headrace has it.
+    """
     (name,) = [name for name in elements[0] if f"{name}{CROPS}" in elements[0]] or [None]
     if name is None:
         raise PipelineError(f"`stack_encoded` takes what `DrawCrop` makes; got the keys {sorted(elements[0])}.")
@@ -76,6 +95,16 @@ def decode(ds: IterDataset, device: Any, *, buffer_size: int = 2) -> IterDataset
 
     A GPU needs PyTorch and, better than torchvision, which does without, `nvidia-nvimgcodec-cu13`. What its engines
     do not read, the CPU decodes.
+
+    >>> import cv2
+    >>> from headrace.images import CenterCrop
+    >>> png = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    >>> ds = MapDataset.source([{"image": png}] * 2).random_map(DrawCrop(Compose([CenterCrop(4)])), seed=1)
+    >>> batches = decode(ds.batch(2, batch_fn=stack_encoded).to_iter_dataset(), "cpu")
+    >>> next(iter(batches))["image"].shape
+    torch.Size([2, 4, 4, 3])
+
+    Differs from Grain: only Headrace has it.
 
     Args:
         ds: Batches of `stack_encoded`.

@@ -25,6 +25,8 @@ def in_step(ds: IterDataset, *, every: int = 8) -> IterDataset:
     >>> list(in_step(MapDataset.range(5).filter(lambda x: x != 2).to_iter_dataset()))
     [0, 1, 3, 4]
 
+    Differs from Grain: only Headrace has it.
+
     Args:
         ds: The dataset; all processes must make and iterate over the same ones, in the same order.
         every: After how many elements to ask again. A process computes as many ahead.

@@ -37,6 +37,8 @@ def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device
     >>> [type(batch).__name__ for batch in ds]
     ['ArrayImpl', 'ArrayImpl']
 
+    Differs from Grain: arrays that would differ from host to host are an error before the first step.
+
     Args:
         ds: The dataset.
         device: A `jax.Device`; a `jax.sharding.Sharding`, which makes global arrays, to which each process gives its

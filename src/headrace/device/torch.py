@@ -39,6 +39,8 @@ def as_tensors(batch: Any) -> Any:
 
     >>> as_tensors({"x": np.arange(3), "name": "a"})
     {'x': tensor([0, 1, 2]), 'name': 'a'}
+
+    Differs from Grain: only Headrace has it.
     """
     return trees.tree_map(_as_tensor, batch)
 
@@ -81,6 +83,8 @@ def prefetch_to_device(ds: IterDataset, device: Any, *, buffer_size: int = 2) ->
     >>> from headrace import MapDataset
     >>> list(prefetch_to_device(MapDataset.range(4).batch(2).to_iter_dataset(), "cpu"))
     [tensor([0, 1]), tensor([2, 3])]
+
+    Differs from Grain: only Headrace has it.
 
     Args:
         ds: The dataset.
@@ -211,6 +215,8 @@ class TorchDataset(IterableDataset):
     >>> dataset = TorchDataset(MapDataset.range(5).batch(2).to_iter_dataset())
     >>> list(torch.utils.data.DataLoader(dataset, batch_size=None))
     [tensor([0, 1]), tensor([2, 3]), tensor([4])]
+
+    Differs from Grain: only Headrace has it.
 
     Args:
         ds: A dataset or a `DataLoader`: anything whose iterators have `get_state` and `set_state`.

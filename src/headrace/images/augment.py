@@ -63,10 +63,12 @@ OPERATIONS: dict[str, tuple[Apply | None, float, float, bool]] = {
 class RandAugment(Random):
     """Applies a few operations, picked at random for each image, all of the same strength.
 
-        ds.random_map(RandAugment(num_ops=2, magnitude=9))
-
     They are those of torchvision, with its strengths: shears, translations, a rotation, brightness, colour, contrast,
     sharpness, fewer bits, inverted bright pixels, stretched and equalized values; and nothing at all.
+
+    >>> ds = MapDataset.source([np.zeros((32, 32, 3), np.uint8)])
+    >>> ds.random_map(RandAugment(num_ops=2, magnitude=9), seed=1)[0].shape
+    (32, 32, 3)
 
     Args:
         num_ops: How many operations.

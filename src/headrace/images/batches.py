@@ -88,9 +88,12 @@ class _Mix(transforms.RandomMap):
 class MixUp(_Mix):
     """Blends each image of a batch, and its label, with the one before it.
 
-        ds.batch(64).random_map(MixUp(num_classes=1000))
-
     Labels become float32, one weight for each class.
+
+    >>> ds = MapDataset.source({"image": np.zeros((4, 8, 8, 3), np.uint8), "label": np.arange(4)})
+    >>> batch = ds.batch(4).random_map(MixUp(num_classes=10), seed=1)[0]
+    >>> batch["image"].shape, batch["label"].shape
+    ((4, 8, 8, 3), (4, 10))
 
     Args:
         alpha: The share of each image's own is drawn from Beta(alpha, alpha), once for a batch.
@@ -112,9 +115,12 @@ class MixUp(_Mix):
 class CutMix(_Mix):
     """Puts a random box of each image of a batch into the next one, and mixes labels by area.
 
-        ds.batch(64).random_map(CutMix(num_classes=1000))
-
     Labels become float32, one weight for each class.
+
+    >>> ds = MapDataset.source({"image": np.zeros((4, 8, 8, 3), np.uint8), "label": np.arange(4)})
+    >>> batch = ds.batch(4).random_map(CutMix(num_classes=10), seed=1)[0]
+    >>> batch["image"].shape, batch["label"].shape
+    ((4, 8, 8, 3), (4, 10))
 
     Args:
         alpha: The share of each image's own is drawn from Beta(alpha, alpha), once for a batch; more at edges.

@@ -19,7 +19,10 @@ _ADJUST = (pixels.adjust_brightness, pixels.adjust_contrast, pixels.adjust_satur
 class ColorJitter(Random):
     """Changes brightness, contrast, saturation and hue by random factors, in a random order.
 
-        ds.random_map(ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1))
+    >>> ds = MapDataset.source([np.full((2, 2, 3), 100, np.uint8)])
+    >>> jitter = ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+    >>> ds.random_map(jitter, seed=1)[0].shape
+    (2, 2, 3)
 
     Args:
         brightness: The factor is from `max(0, 1 - brightness)` to `1 + brightness`; or two numbers, from and to.
@@ -61,9 +64,11 @@ class ColorJitter(Random):
 class Normalize(Fixed):
     """Subtracts a mean and divides by a standard deviation, channel by channel, as float32.
 
-        ds.map(Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-
     Integers count as parts of their greatest value first: those of uint8 are divided by 255.
+
+    >>> ds = MapDataset.source([np.full((1, 1, 3), 255, np.uint8)])
+    >>> ds.map(Normalize([0.5, 0.5, 0.5], [0.5, 0.5, 0.25]))[0]
+    array([[[1., 1., 2.]]], dtype=float32)
 
     Args:
         mean: One number for each channel, of images from 0 to 1.

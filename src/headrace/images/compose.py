@@ -18,12 +18,16 @@ Step = Operation | transforms.Map | transforms.RandomMap | Callable[[Any], Any]
 class Compose(transforms.RandomMap):
     """Applies operations one after the other, with the same results as one by one, in less time.
 
-        ds.random_map(Compose([RandomResizedCrop(224), RandomHorizontalFlip()]))
-        ds.map(Compose([Resize(256), CenterCrop(224)]))
-
     Crops, sizes and flips in a row are made in one step. If the image is encoded, no more of it is decoded than that
     step needs: a JPEG only down to the last row of the crop, and at a half, a quarter or an eighth of its size if the
     crop is then still as large as its result.
+
+    >>> from headrace.images import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+    >>> ds = MapDataset.source([np.zeros((300, 400, 3), np.uint8)])
+    >>> ds.random_map(Compose([RandomResizedCrop(224), RandomHorizontalFlip()]), seed=1)[0].shape
+    (224, 224, 3)
+    >>> ds.map(Compose([Resize(256), CenterCrop(224)]))[0].shape
+    (224, 224, 3)
 
     Args:
         operations: Operations of `headrace.images`, other transforms (`Map`, `RandomMap`), and functions of elements.

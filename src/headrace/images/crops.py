@@ -21,7 +21,9 @@ PADDING_MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "
 class Resize(Geometric, Fixed):
     """Brings an image to another size.
 
-        ds.map(Resize(256))
+    >>> ds = MapDataset.source([np.zeros((300, 400, 3), np.uint8)])
+    >>> ds.map(Resize(150))[0].shape, ds.map(Resize((64, 64)))[0].shape
+    ((150, 200, 3), (64, 64, 3))
 
     Args:
         size: A height and a width; or one number, for the shorter edge of the image. None with `max_size` alone.
@@ -64,7 +66,9 @@ class Resize(Geometric, Fixed):
 class CenterCrop(Geometric, Fixed):
     """Takes the middle of an image; where the image is smaller, with zeros around it.
 
-        ds.map(CenterCrop(224))
+    >>> ds = MapDataset.source([np.zeros((300, 400, 3), np.uint8)])
+    >>> ds.map(CenterCrop(224))[0].shape
+    (224, 224, 3)
 
     Args:
         size: A height and a width, or one number for both.
@@ -85,7 +89,9 @@ class CenterCrop(Geometric, Fixed):
 class RandomCrop(Geometric, Random):
     """Takes a box of a given size from anywhere in an image.
 
-        ds.random_map(RandomCrop(32, padding=4))
+    >>> ds = MapDataset.source([np.zeros((32, 32, 3), np.uint8)])
+    >>> ds.random_map(RandomCrop(32, padding=4), seed=1)[0].shape
+    (32, 32, 3)
 
     Args:
         size: A height and a width, or one number for both.
@@ -146,7 +152,9 @@ class RandomCrop(Geometric, Random):
 class RandomResizedCrop(Geometric, Random):
     """Takes a box of a random area and aspect ratio from anywhere in an image, and brings it to a size.
 
-        ds.random_map(RandomResizedCrop(224))
+    >>> ds = MapDataset.source([np.zeros((300, 400, 3), np.uint8)])
+    >>> ds.random_map(RandomResizedCrop(224), seed=1)[0].shape
+    (224, 224, 3)
 
     Args:
         size: A height and a width, or one number for both.
@@ -187,7 +195,9 @@ class RandomResizedCrop(Geometric, Random):
 class RandomHorizontalFlip(Geometric, Random):
     """Flips an image from left to right, with a probability of `p`.
 
-        ds.random_map(RandomHorizontalFlip())
+    >>> image = np.arange(3, dtype=np.uint8).reshape(1, 3, 1)
+    >>> MapDataset.source([image]).random_map(RandomHorizontalFlip(p=1), seed=1)[0].ravel()
+    array([2, 1, 0], dtype=uint8)
 
     Args:
         p: The probability.

@@ -14,10 +14,13 @@ from headrace.images.picture import Picture
 class Decode(Fixed):
     """Decodes an image: the bytes of a JPEG, PNG, WebP or BMP file become an array of height, width and channel.
 
-        ds.map(Decode())
-
     All other operations decode too, into red, green and blue; this one is for other wishes. An image that is an array
     stays as it is.
+
+    >>> import cv2
+    >>> png = cv2.imencode(".png", np.zeros((4, 6, 3), np.uint8))[1].tobytes()
+    >>> MapDataset.source([png]).map(Decode(channels=1))[0].shape
+    (4, 6, 1)
 
     Args:
         channels: 3 (red, green, blue), 1 (grey) or 4 (these and alpha), whatever the file has; None for its own.

@@ -21,6 +21,10 @@ ATTEMPTS = 10  # to find a box that fits into the image, as in torchvision
 class Crop(NamedTuple):
     """A box of an image, flipped from left to right if so, at its final size.
 
+    >>> from headrace.images import CenterCrop, Compose, Resize
+    >>> Compose([Resize(50), CenterCrop(40)]).draw(100, 200, np.random.default_rng(0))
+    Crop(top=10.0, left=60.0, height=80.0, width=80.0, flip=False, out_height=40, out_width=40)
+
     Attributes:
         top: Where the box begins, in pixels of the whole image; a fraction if the box was cut from a resized image,
             negative if it begins outside of the image.

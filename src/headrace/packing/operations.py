@@ -27,7 +27,16 @@ from headrace.packing.long_sequences import made_to_fit
 
 
 class BOSHandling(enum.Enum):
-    """What happens to the first token of every segment."""
+    """What happens to the first token of every segment.
+
+    >>> ds = MapDataset.source([{"x": np.array([5, 6, 7])}, {"x": np.array([8, 9, 10])}]).to_iter_dataset()
+    >>> handling = BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
+    >>> rows = ds.pack({"x": 4}, strategy="concat_split", bos_handling=handling, bos_features=["x"], bos_token_id=1)
+    >>> [row["x"] for row in rows]
+    [array([1, 6, 7, 1]), array([ 1, 10,  0,  0])]
+
+    Differs from Grain: padding stays padding if a row has a segment without tokens of a feature.
+    """
 
     DO_NOTHING = enum.auto()
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()

@@ -50,6 +50,11 @@ class PaddingReport:
     """The padding of the same sequences by strategy, and how many were left out since they are empty.
 
     `print` shows it as a table.
+
+    >>> ds = MapDataset.source([{"x": np.ones(n)} for n in (3, 2, 1)]).to_iter_dataset()
+    >>> report = padding_report(ds, {"x": 4}, strategies=["first_fit"])
+    >>> report.strategies["first_fit"].share
+    0.25
     """
 
     strategies: dict[str, Padding]

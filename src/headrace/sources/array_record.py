@@ -29,6 +29,13 @@ TAIL_BYTES = 128 << 10  # of a remote file: what is written at its end takes at 
 class ArrayRecordDataSource(RecordFiles):
     """The records of ArrayRecord files, as bytes.
 
+    >>> from headrace.sources import write_array_record
+    >>> paths = write_array_record([b"a", b"b", b"c"], folder / "train.array_record")
+    >>> list(MapDataset.source(ArrayRecordDataSource(paths)))
+    [b'a', b'b', b'c']
+
+    Differs from Grain: missing files are named all at once, and damage is a `DataError` with path and record.
+
     Args:
         paths: A path, a pattern (`*`, `?`, `[…]`), an address, `path[a:b]` for some of a file's records, an object with
             the fields of a `FileInstruction`, or a sequence of these.

@@ -19,6 +19,13 @@ NUMBER_BYTES = 8
 class BagzDataSource(RecordFiles):
     """The records of Bagz files, as bytes.
 
+    >>> import bagz
+    >>> with bagz.Writer(str(folder / "a.bagz")) as writer:
+    ...     writer.write(b"a")
+    ...     writer.write(b"b")
+    >>> list(BagzDataSource(folder / "a.bagz"))
+    [b'a', b'b']
+
     Args:
         paths: A path, a pattern (`*`, `?`, `[…]`), an address, the shards of `name@3.bagz` or `name@*.bagz`,
             `path[a:b]` for some of a file's records, or a sequence of these. Files are read one after the other.

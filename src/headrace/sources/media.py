@@ -110,7 +110,12 @@ def _content(path: str) -> bytes:
 class AudioDataSource(MediaFiles):
     """Audio files: `{"audio": path, "label": int}` with a folder for each class, otherwise without label.
 
-        ds = MapDataset.source(AudioDataSource("recordings/")).map(audio.Decode(sampling_rate=16_000, mono=True))
+    >>> import soundfile
+    >>> from headrace import audio
+    >>> soundfile.write(folder / "a.wav", np.zeros(16_000), 8_000)
+    >>> ds = MapDataset.source(AudioDataSource(folder)).map(audio.Decode(sampling_rate=16_000, mono=True))
+    >>> ds[0]["audio"].shape
+    (32000,)
 
     Args:
         paths: A folder of `.wav`, `.flac`, `.ogg` and `.mp3` files, with a folder for each class or without; or a
@@ -125,7 +130,12 @@ class AudioDataSource(MediaFiles):
 class VideoDataSource(MediaFiles):
     """Videos: `{"video": path, "label": int}` with a folder for each class, otherwise without label.
 
-        ds = MapDataset.source(VideoDataSource("videos/")).map(video.Decode(frames=8, size=(224, 224)))
+    >>> for name in ("cats", "dogs"):
+    ...     (folder / name).mkdir()
+    ...     _ = (folder / name / "1.mp4").write_bytes(b"")  # `video.Decode` opens it
+    >>> source = VideoDataSource(folder)
+    >>> source[1]["label"], source.class_names
+    (1, ['cats', 'dogs'])
 
     Args:
         paths: A folder of `.mp4`, `.m4v`, `.mov`, `.mkv`, `.webm` and `.avi` files, otherwise as in `AudioDataSource`.

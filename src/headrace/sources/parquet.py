@@ -48,6 +48,13 @@ class ParquetIterDataset(IterDataset[Row]):
     A number is a NumPy scalar, a list an array, a string `str`, and a struct a dict. A column of ints that has nulls
     anywhere in its file is read as floats; a null is NaN among numbers, NaT among times, and None elsewhere.
 
+    >>> from headrace.sources import write_parquet
+    >>> (path,) = write_parquet([{"x": 1}, {"x": 2}], folder / "a.parquet")
+    >>> list(ParquetIterDataset(path))
+    [{'x': np.int64(1)}, {'x': np.int64(2)}]
+
+    Differs from Grain: a column has one type in the whole file, and damaged files and other schemas are a `DataError`.
+
     Args:
         path: A path, a pattern, or a sequence of these; up to 16 files are open at a time. When a file is opened, its
             column types must be those of the first.

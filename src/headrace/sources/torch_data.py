@@ -47,6 +47,11 @@ class TorchDataSource:
     If the dataset has `__getitems__`, many elements are read at once. A dataset without tensors needs no wrapper:
     `MapDataset.source(dataset)` takes it directly.
 
+    >>> import torch
+    >>> dataset = torch.utils.data.TensorDataset(torch.arange(3), torch.zeros(3, 2))
+    >>> MapDataset.source(TorchDataSource(dataset))[1]
+    (array(1), array([0., 0.], dtype=float32))
+
     Args:
         dataset: A `torch.utils.data.Dataset` with `__len__` and `__getitem__`.
     """
@@ -88,6 +93,13 @@ class TorchIterDataset(IterDataset[Any]):
     States come from `state_dict` and `load_state_dict` of the dataset or its iterator, as for `torchdata`'s
     `StatefulDataLoader`. Without them, restoring a state produces all elements before it again. Each iteration uses a
     deep copy of the dataset, so that all start alike and do not affect each other.
+
+    >>> import torch
+    >>> class Stream(torch.utils.data.IterableDataset):
+    ...     def __iter__(self):
+    ...         return iter(torch.arange(3))
+    >>> list(TorchIterDataset(Stream()))
+    [array(0), array(1), array(2)]
 
     Args:
         dataset: A `torch.utils.data.IterableDataset`.

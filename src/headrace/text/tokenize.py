@@ -29,11 +29,15 @@ _ENCODERS: dict[str, type[Encoder]] = {
 class Tokenize(transforms.Map):
     """Turns the text of each element into an array of tokens, many texts at a time.
 
-        ds.map(Tokenize("tokenizer.json", eos="<|endoftext|>"))
-
     Texts are `str`, or `bytes` in UTF-8. The tokens do not depend on threads, on workers, or on how many texts are
     tokenized at a time: the tokenizer's own padding and truncation are turned off. With a `prefetch` after it,
     tokenizing runs in a thread while later operations compute.
+
+    >>> import tokenizers
+    >>> words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0, "a": 1, "b": 2}))
+    >>> words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    >>> MapDataset.source([{"text": "b a b"}]).map(Tokenize(words, eos="<eos>"))[0]
+    {'tokens': array([2, 1, 2, 0], dtype=int32)}
 
     Args:
         tokenizer: A tokenizer of `tokenizers`, tiktoken or sentencepiece, the path to its file (a tokenizer.json, a

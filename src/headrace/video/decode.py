@@ -67,12 +67,18 @@ class Frames:
 class Decode(Frames, transforms.Map):
     """Decodes the video of each element: all frames, some of them, or those of a clip.
 
-        ds.map(Decode(frames=8, size=(224, 224)))
-        ds.map(Decode(fps=4, start="begin", duration=2.0))
-
     A video is the path of a file, an address, or the bytes of one; it becomes an array of uint8 with the axes frame,
     height, width and channel (red, green, blue), as it is stored. Decoding begins at the last key frame before the
     clip, and again before frames that are far apart.
+
+    >>> import cv2
+    >>> writer = cv2.VideoWriter(str(folder / "a.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+    >>> for _ in range(20):
+    ...     _ = writer.write(np.zeros((48, 64, 3), np.uint8))
+    >>> writer.release()
+    >>> ds = MapDataset.source([{"video": str(folder / "a.mp4")}])
+    >>> ds.map(Decode(frames=8, size=(24, 32)))[0]["video"].shape
+    (8, 24, 32, 3)
 
     Args:
         frames: How many frames to take: those that are shown in the middle of as many equal parts of the clip. By
@@ -107,7 +113,14 @@ class Decode(Frames, transforms.Map):
 class RandomClip(Frames, transforms.RandomMap):
     """Decodes a clip of the video of each element that begins at a random time, otherwise as `Decode` does.
 
-        ds.random_map(RandomClip(2.0, frames=8, size=(224, 224)), seed=1)
+    >>> import cv2
+    >>> writer = cv2.VideoWriter(str(folder / "a.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+    >>> for _ in range(20):
+    ...     _ = writer.write(np.zeros((48, 64, 3), np.uint8))
+    >>> writer.release()
+    >>> ds = MapDataset.source([{"video": str(folder / "a.mp4")}])
+    >>> ds.random_map(RandomClip(1.0, frames=4), seed=1)[0]["video"].shape
+    (4, 48, 64, 3)
 
     Args:
         duration: How long the clip is, in seconds; a shorter video is taken whole.

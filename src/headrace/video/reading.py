@@ -119,7 +119,16 @@ class Video:
 
 
 def seconds_of(source: Any) -> float:
-    """How long a video is, by its header."""
+    """How long a video is, by its header.
+
+    >>> import cv2
+    >>> writer = cv2.VideoWriter(str(folder / "a.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+    >>> for _ in range(20):
+    ...     _ = writer.write(np.zeros((48, 64, 3), np.uint8))
+    >>> writer.release()
+    >>> seconds_of(folder / "a.mp4")
+    2.0
+    """
     with opened(source) as video:
         return known_seconds(video, source)
 

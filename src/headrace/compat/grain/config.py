@@ -22,6 +22,8 @@ class Config:
     >>> config.py_debug_mode, config.get_or_default("py_traceback_filtering")
     (True, 'auto')
     >>> config.update("py_debug_mode", False)
+
+    Differs from Grain: `py_traceback_filtering` has no effect.
     """
 
     def __init__(self):

@@ -226,7 +226,12 @@ class _Given(IterDataset):
 
 
 class ThreadPrefetchDatasetIterator(StreamIterator[_T]):
-    """Computes an iterator's elements ahead, in a thread."""
+    """Computes an iterator's elements ahead, in a thread.
+
+    >>> iterator = ThreadPrefetchDatasetIterator(iter(MapDataset.range(3)), prefetch_buffer_size=2)
+    >>> list(iterator)
+    [0, 1, 2]
+    """
 
     def __init__(self, parent: CheckpointableIterator[_T], prefetch_buffer_size: int | AutotuneParameter):
         super().__init__(_Given(parent).prefetch(prefetch_buffer_size)._op)

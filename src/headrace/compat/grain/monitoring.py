@@ -13,7 +13,11 @@ from typing import Any
 
 
 class Units(enum.Enum):
-    """What a number counts."""
+    """What a number counts.
+
+    >>> Metadata("Bytes read", units=Units.BYTES).units
+    <Units.BYTES: 6>
+    """
 
     SECONDS = enum.auto()
     MILLISECONDS = enum.auto()
@@ -24,7 +28,11 @@ class Units(enum.Enum):
 
 
 class Metadata:
-    """The description of a metric, and anything else about it as attributes."""
+    """The description of a metric, and anything else about it as attributes.
+
+    >>> Metadata("Files read").description
+    'Files read'
+    """
 
     def __init__(self, description: str = "", **kwargs: Any):
         self.description = description
@@ -32,7 +40,11 @@ class Metadata:
 
 
 class Bucketer:
-    """The buckets of an `EventMetric`."""
+    """The buckets of an `EventMetric`.
+
+    >>> Bucketer.PowersOf(2.0).type
+    'PowersOf'
+    """
 
     def __init__(self, *args: Any, bucketer_type: str | None = None, **kwargs: Any):
         self.args, self.kwargs, self.type = args, kwargs, bucketer_type
@@ -65,7 +77,15 @@ class _Cells:
 
 
 class Counter(_Cells):
-    """A number that grows."""
+    """A number that grows.
+
+    >>> reads = Counter("/my/reads", Metadata("Files read"))
+    >>> reads.Increment()
+    >>> reads.Get()
+    1
+
+    Differs from Grain: numbers stay in this process.
+    """
 
     def Increment(self, *args: Any, **kwargs: Any) -> None:
         """Adds 1 for these fields."""
@@ -77,7 +97,13 @@ class Counter(_Cells):
 
 
 class EventMetric(_Cells):
-    """A sum of values."""
+    """A sum of values.
+
+    >>> latency = EventMetric("/my/latency", Metadata("Seconds"))
+    >>> latency.Record(0.5)
+    >>> latency.Get()
+    0.5
+    """
 
     def Record(self, value: float, *args: Any, **kwargs: Any) -> None:
         """Adds a value for these fields."""
@@ -85,7 +111,13 @@ class EventMetric(_Cells):
 
 
 class Metric(_Cells):
-    """A number that code sets."""
+    """A number that code sets.
+
+    >>> depth = Metric("/my/depth", int)
+    >>> depth.Set(3)
+    >>> depth.Get()
+    3
+    """
 
     def __init__(
         self, name: str, value_type: type = float, metadata: Metadata | None = None, *args: Any, **kwargs: Any
@@ -99,11 +131,18 @@ class Metric(_Cells):
 
 
 def get_monitoring_root() -> None:
-    """The `root` of metrics: there is none."""
+    """The `root` of metrics: there is none.
+
+    >>> get_monitoring_root() is None
+    True
+    """
 
 
 def setup_telemetry() -> None:
-    """Has no effect: nothing leaves the process."""
+    """Has no effect: nothing leaves the process.
+
+    >>> setup_telemetry()
+    """
 
 
 def _fields(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -18,7 +18,17 @@ from headrace.records import Record
 
 
 class Operation(abc.ABC):
-    """Turns an iterator of records into another."""
+    """Turns an iterator of records into another.
+
+    >>> from headrace import DataLoader
+    >>> from headrace.samplers import SequentialSampler
+    >>> class Pairs(Operation):
+    ...     def __call__(self, input_iterator):
+    ...         for record in input_iterator:
+    ...             yield Record(record.metadata, (record.data, next(input_iterator).data))
+    >>> list(DataLoader(data_source=range(4), sampler=SequentialSampler(4), operations=[Pairs()]))
+    [(0, 1), (2, 3)]
+    """
 
     @abc.abstractmethod
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
@@ -31,7 +41,13 @@ class Operation(abc.ABC):
 
 @dataclass(frozen=True)
 class MapOperation(Operation):
-    """Applies a function to every element."""
+    """Applies a function to every element: use `transforms.Map`.
+
+    >>> from headrace import DataLoader
+    >>> from headrace.samplers import SequentialSampler
+    >>> list(DataLoader(data_source=range(4), sampler=SequentialSampler(4), operations=[MapOperation(str)]))
+    ['0', '1', '2', '3']
+    """
 
     map_function: Callable[[Any], Any]
 
@@ -44,7 +60,14 @@ class MapOperation(Operation):
 
 @dataclass(frozen=True)
 class RandomMapOperation(Operation):
-    """Applies a function to every element and its random number generator."""
+    """Applies a function to every element and its generator: use `transforms.RandomMap`.
+
+    >>> from headrace import DataLoader
+    >>> from headrace.samplers import SequentialSampler
+    >>> draw = RandomMapOperation(lambda x, rng: x + int(rng.integers(10)))
+    >>> list(DataLoader(data_source=range(4), sampler=SequentialSampler(4, seed=1), operations=[draw]))
+    [4, 5, 10, 6]
+    """
 
     random_map_function: Callable[[Any, np.random.Generator], Any]
 
@@ -58,7 +81,13 @@ class RandomMapOperation(Operation):
 
 @dataclass(frozen=True)
 class FilterOperation(Operation):
-    """Keeps the elements for which a function is true."""
+    """Keeps the elements for which a function is true: use `transforms.Filter`.
+
+    >>> from headrace import DataLoader
+    >>> from headrace.samplers import SequentialSampler
+    >>> list(DataLoader(data_source=range(4), sampler=SequentialSampler(4), operations=[FilterOperation(bool)]))
+    [1, 2, 3]
+    """
 
     condition_function: Callable[[Any], bool]
 
@@ -71,7 +100,13 @@ class FilterOperation(Operation):
 
 @dataclass(frozen=True)
 class BatchOperation(Operation):
-    """Stacks `batch_size` elements into one."""
+    """Stacks `batch_size` elements into one: use `transforms.Batch`.
+
+    >>> from headrace import DataLoader
+    >>> from headrace.samplers import SequentialSampler
+    >>> list(DataLoader(data_source=range(4), sampler=SequentialSampler(4), operations=[BatchOperation(2)]))
+    [array([0, 1]), array([2, 3])]
+    """
 
     batch_size: int
     drop_remainder: bool = False

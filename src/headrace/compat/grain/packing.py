@@ -68,6 +68,9 @@ class FirstFitPackIterDataset(_BinPackIterDataset):
     [1 2 3 6] [1 1 1 2] [0 1 2 0]
     [4 5 0 0] [1 1 0 0] [0 1 0 0]
 
+    Differs from Grain: values keep a dtype that holds all, and one alignment applies to all features; see also
+    `ds.pack(...)`.
+
     Args:
         parent: Elements that are dicts of arrays.
         length_struct: The length of a row for each feature; features without one are left out.
@@ -91,6 +94,15 @@ class BestFitPackIterDataset(_BinPackIterDataset):
 
     The fullest bin is the one with the most tokens, summed over all features that have a length. The arguments and
     the rows are those of `FirstFitPackIterDataset`.
+
+    >>> from headrace import MapDataset
+    >>> ds = MapDataset.source([{"x": np.full(n, n)} for n in (2, 3, 1)]).to_iter_dataset()
+    >>> for row in BestFitPackIterDataset(ds, length_struct={"x": 4}, num_packing_bins=2, shuffle_bins=False):
+    ...     print(row["x"])
+    [2 2 0 0]
+    [3 3 3 1]
+
+    Differs from Grain: an empty sequence counts for `max_sequences_per_bin`.
     """
 
     _strategy = "best_fit"
@@ -105,6 +117,9 @@ class ConcatThenSplitIterDataset(IterDataset):
     ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
     [1 2 3 4] [1 1 1 2] [0 1 2 0]
     [5 6 0 0] [1 1 0 0] [0 1 0 0]
+
+    Differs from Grain: every token comes once, also if features are not equally long; Grain may repeat tokens or not
+    end.
 
     Args:
         parent: Elements that are dicts of arrays.
@@ -148,6 +163,16 @@ class PackAndBatchOperation(Operation):
     """An operation of a `DataLoader` that packs records by first fit into batches of `batch_size` rows.
 
     Each batch is a tuple of values, segment ids and positions: three trees like `length_struct`.
+
+    >>> from headrace import DataLoader
+    >>> from headrace.samplers import SequentialSampler
+    >>> records = [np.array([1, 2, 3]), np.array([4, 5]), np.array([6])]
+    >>> pack = PackAndBatchOperation(length_struct=4, batch_size=2)
+    >>> loader = DataLoader(data_source=records, sampler=SequentialSampler(3), operations=[pack])
+    >>> values, segment_ids, positions = next(iter(loader))
+    >>> values
+    array([[1, 2, 3, 6],
+           [4, 5, 0, 0]])
 
     Args:
         length_struct: A tree like that of the records, with the length of a row for each array.

@@ -22,6 +22,12 @@ BRIDGED_BYTES = 64 << 10  # unwanted rows are read if that saves another read
 class Hdf5DataSource(StoredArrays):
     """The rows of the datasets in a group of an HDF5 file, as dicts; nested groups are nested dicts.
 
+    >>> import h5py
+    >>> with h5py.File(folder / "a.h5", "w") as file:
+    ...     file["x"] = np.arange(3)
+    >>> Hdf5DataSource(folder / "a.h5")[1]
+    {'x': np.int64(1)}
+
     Args:
         path: The file.
         group: The group; or a single dataset, whose rows are then the elements.

@@ -41,6 +41,10 @@ class WholeArrays(ArrayDataSource):
 class NpyDataSource(WholeArrays):
     """The rows of a `.npy` file, which is mapped into memory; for a dict of files, dicts of rows.
 
+    >>> np.save(folder / "x.npy", np.arange(6).reshape(3, 2))
+    >>> NpyDataSource({"x": folder / "x.npy"})[1]
+    {'x': array([2, 3])}
+
     Args:
         paths: A path, or a dict of paths, as in `{"image": "images.npy", "label": "labels.npy"}`.
     """
@@ -76,6 +80,10 @@ class NpyDataSource(WholeArrays):
 class NpzDataSource(WholeArrays):
     """The rows of the arrays in a `.npz` file, as dicts.
 
+    >>> np.savez(folder / "a.npz", x=np.arange(3), y=np.zeros(3))
+    >>> NpzDataSource(folder / "a.npz", keys=["x"])[1]
+    {'x': np.int64(1)}
+
     Args:
         path: The file.
         keys: Which arrays; all by default.
@@ -87,6 +95,11 @@ class NpzDataSource(WholeArrays):
 
 class IdxDataSource(WholeArrays):
     """The rows of an IDX file, gzipped or not; for a dict of files, dicts of rows.
+
+    >>> header = bytes([0, 0, 8, 1, 0, 0, 0, 3])  # three uint8, as in MNIST's labels
+    >>> _ = (folder / "labels-idx1-ubyte").write_bytes(header + bytes([7, 8, 9]))
+    >>> IdxDataSource(folder / "labels-idx1-ubyte")[1]
+    np.uint8(8)
 
     Args:
         paths: A path, or a dict of paths, as in `{"image": "train-images-idx3-ubyte.gz", "label": …}`.

@@ -25,8 +25,13 @@ BLOSC_HEADER_BYTES = 16
 class ZarrDataSource(StoredArrays):
     """The rows of the arrays in a Zarr group, as dicts; nested groups are nested dicts.
 
+    >>> import zarr
+    >>> _ = zarr.create_group(folder / "a.zarr").create_array("x", data=np.arange(3))
+    >>> ZarrDataSource(folder / "a.zarr")[1]
+    {'x': np.int64(1)}
+
     Args:
-        path: The store: a folder, or a `.zip` file.
+        path: The store: a folder, or a zip file.
         group: The group in it; or a single array, whose rows are then the elements.
         keys: Which members of the group; all by default.
         require_chunks: Whether a missing chunk is an error. By default it reads as the fill value, even if its file was

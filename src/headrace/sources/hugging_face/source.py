@@ -26,10 +26,12 @@ class HuggingFaceDataSource:
     A number is a NumPy scalar of the features' dtype, a list of numbers or an image an array, a string `str`, and a
     null `None`. A dataset with a format or transform (`with_format`, `set_transform`) is read through that instead.
 
-    If every column holds numbers, or lists of the same shape, batches are made without rows:
+    If every column holds numbers, or lists of the same shape, batches are made without rows.
 
-        dataset = datasets.load_dataset("ylecun/mnist", split="train")
-        batches = MapDataset.source(HuggingFaceDataSource(dataset)).shuffle(seed=1).batch(128)
+    >>> import datasets
+    >>> dataset = datasets.Dataset.from_dict({"x": [1, 2, 3], "name": ["a", "b", "c"]})
+    >>> MapDataset.source(HuggingFaceDataSource(dataset, split="[1:]"))[0]
+    {'x': np.int64(2), 'name': 'b'}
 
     Args:
         dataset: A dataset, or a `DatasetDict`.

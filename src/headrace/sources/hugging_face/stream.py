@@ -21,6 +21,11 @@ def HuggingFaceIterDataset(
     include the buffer of `dataset.shuffle`, so restoring a dataset with one produces all rows before the state again:
     use `window_shuffle` of this library instead.
 
+    >>> import datasets
+    >>> dataset = datasets.Dataset.from_dict({"x": [1, 2, 3]}).to_iterable_dataset()
+    >>> list(HuggingFaceIterDataset(dataset))
+    [{'x': np.int64(1)}, {'x': np.int64(2)}, {'x': np.int64(3)}]
+
     Args:
         dataset: A dataset, or an `IterableDatasetDict`.
         split: The split of an `IterableDatasetDict`.

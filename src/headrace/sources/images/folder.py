@@ -29,6 +29,14 @@ class ImageFolderDataSource:
     An array has the dtype uint8 and the axes height, width, channel. Files end in `.jpg`, `.jpeg`, `.png`, `.webp` or
     `.bmp`; names that begin with a dot are ignored. Classes are numbered in the order of their names.
 
+    >>> import cv2
+    >>> for name in ("cat", "dog"):
+    ...     (folder / name).mkdir()
+    ...     _ = cv2.imwrite(str(folder / name / "1.png"), np.zeros((4, 6, 3), np.uint8))
+    >>> source = ImageFolderDataSource(folder)
+    >>> source[1]["image"].shape, source[1]["label"], source.class_names
+    ((4, 6, 3), 1, ['cat', 'dog'])
+
     Args:
         root: The folder. With `root/cat/1.jpg`, `cat` is a class; with `root/1.jpg`, there are none.
         flat: Whether to take all images under the folder, without classes; by default, if some are directly in it.

@@ -48,6 +48,10 @@ class LinesIterDataset(IterDataset[T]):
 class JsonLinesIterDataset(LinesIterDataset[Any]):
     """The values of JSON lines files in order, one for every line that is not blank.
 
+    >>> _ = (folder / "a.jsonl").write_text('{"x": 1}\\n{"x": 2}\\n')
+    >>> list(JsonLinesIterDataset(folder / "a.jsonl"))
+    [{'x': 1}, {'x': 2}]
+
     Args:
         paths: A path, a pattern, an address, or a sequence of these. Files may be compressed with gzip or zstd; their
             first bytes tell, not their names.
@@ -61,6 +65,10 @@ class JsonLinesIterDataset(LinesIterDataset[Any]):
 
 class TextLinesIterDataset(LinesIterDataset[str]):
     """The lines of text files in order, as `str` without line ends; including blank lines.
+
+    >>> _ = (folder / "a.txt").write_text("one\\ntwo\\n")
+    >>> list(TextLinesIterDataset(folder / "a.txt"))
+    ['one', 'two']
 
     Args:
         paths: As in `JsonLinesIterDataset`.

@@ -77,6 +77,10 @@ class LinesDataSource(IndexedFiles[T]):
 class JsonLinesDataSource(LinesDataSource[Any]):
     """The values of JSON lines files, by index: one for every line that is not blank.
 
+    >>> _ = (folder / "a.jsonl").write_text('{"x": 1}\\n{"x": 2}\\n')
+    >>> JsonLinesDataSource(folder / "a.jsonl")[1]
+    {'x': 2}
+
     Args:
         paths: A path, a pattern, an address, or a sequence of these. The files must not be compressed.
         index_dir: A folder for the indexes of where lines begin, created if missing. By default the index of a file is
@@ -88,6 +92,10 @@ class JsonLinesDataSource(LinesDataSource[Any]):
 
 class TextLinesDataSource(LinesDataSource[str]):
     """The lines of text files, by index, as `str` without line ends; including blank lines.
+
+    >>> _ = (folder / "a.txt").write_text("one\\ntwo\\n")
+    >>> TextLinesDataSource(folder / "a.txt")[1]
+    'two'
 
     Args:
         paths: A path, a pattern, an address, or a sequence of these. The files must not be compressed.

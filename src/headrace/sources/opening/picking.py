@@ -35,6 +35,12 @@ def open(  # the name is that of `headrace.sources.open`
 
     A folder may be one that TFDS prepared or Hugging Face saved, a Zarr group, images, or data files of one format.
 
+    >>> np.save(folder / "x.npy", np.arange(4))
+    >>> list(open(folder / "x.npy", split="[:50%]"))
+    [np.int64(0), np.int64(1)]
+
+    Differs from Grain: only Headrace has it.
+
     Args:
         path: A path, an address, a pattern (`*`, `?`, `[…]`), or a sequence of these; or `tfds:mnist`, for a dataset
             that TFDS prepared in `data_dir`, as of `TfdsDataSource`.
@@ -46,11 +52,6 @@ def open(  # the name is that of `headrace.sources.open`
         parse_examples: Whether records are `tf.train.Example`, to be parsed by `parse_example`. A dataset of what they
             hold is returned then.
         options: Arguments of the source's class.
-
-    >>> open("missing.parquet")
-    Traceback (most recent call last):
-        ...
-    FileNotFoundError: 1 of 1 paths of Data files match no file: missing.parquet.
     """
     if isinstance(split, list | tuple):
         given = {"format": format, "storage_options": storage_options, "parse_examples": parse_examples} | options

@@ -22,6 +22,12 @@ class ArrowDataSource(TableDataSource):
     ones are read. The offsets in a batch are checked before its first value is read, so damage raises an error instead
     of crashing. An IPC stream has no table of contents, so it is read to its end, and a remote one stays in memory.
 
+    >>> import pyarrow
+    >>> from pyarrow import feather
+    >>> feather.write_feather(pyarrow.table({"x": [1, 2, 3]}), folder / "a.feather")
+    >>> ArrowDataSource(folder / "a.feather")[1]
+    {'x': np.int64(2)}
+
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.

@@ -55,6 +55,11 @@ class TableBatches(IterDataset[dict[str, Any]]):
 
     Other values (strings, lists, structs with nulls) are in arrays of objects.
 
+    >>> from headrace.sources import ParquetDataSource, write_parquet
+    >>> paths = write_parquet([{"x": i} for i in range(4)], folder / "a.parquet")
+    >>> list(TableBatches(ParquetDataSource(paths), batch_size=3))
+    [{'x': array([0, 1, 2])}, {'x': array([3])}]
+
     Args:
         source: A `ParquetDataSource`, `ArrowDataSource` or `CsvDataSource`.
         batch_size: How many rows a batch has.
@@ -118,6 +123,11 @@ def shuffled_groups(source: TableDataSource, *, window_size: int, seed: int) -> 
 
     The groups are shuffled, and then the rows within windows: whole groups with up to `window_size` rows together, or
     parts of a larger group. Each epoch has another order. The groups of two windows are in memory.
+
+    >>> from headrace.sources import ParquetDataSource, write_parquet
+    >>> source = ParquetDataSource(write_parquet([{"x": i} for i in range(4)], folder / "a.parquet", row_group_rows=2))
+    >>> sorted(row["x"].item() for row in shuffled_groups(source, window_size=4, seed=1))
+    [0, 1, 2, 3]
 
     Args:
         source: A `ParquetDataSource`, `ArrowDataSource` or `CsvDataSource`.

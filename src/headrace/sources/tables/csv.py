@@ -25,6 +25,10 @@ class CsvDataSource(TableDataSource):
     blocks begin. A compressed file (gzip, zstd, bzip2, lz4) is decompressed into an unnamed temporary file, once in
     each process.
 
+    >>> _ = (folder / "a.csv").write_text("name,age\\nAda,36\\nAlan,41\\n")
+    >>> CsvDataSource(folder / "a.csv")[1]
+    {'name': 'Alan', 'age': np.int64(41)}
+
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default.

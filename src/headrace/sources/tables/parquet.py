@@ -23,6 +23,11 @@ class ParquetDataSource(TableDataSource):
 
     Reading a row decodes its row group; `shuffled_groups` shuffles so that each is decoded once in an epoch.
 
+    >>> from headrace.sources import write_parquet
+    >>> paths = write_parquet([{"x": i, "y": i / 2} for i in range(4)], folder / "a.parquet")
+    >>> ParquetDataSource(paths, columns=["y"])[3], len(ParquetDataSource(paths, filters=[("x", ">", 1)]))
+    ({'y': np.float64(1.5)}, 2)
+
     Args:
         paths: A path, a pattern, or a sequence of these.
         columns: Which columns to read; all by default. `a.b` is the field `b` of the structs in column `a`.

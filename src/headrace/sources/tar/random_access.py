@@ -52,6 +52,11 @@ class TarDataSource(IndexedFiles[Sample]):
     name of the value, in lower case. Names without a dot, and those that begin with `__name__`, are left out, as
     WebDataset does. `DecodeSample` and the operations of `headrace.images` decode values.
 
+    >>> from headrace.sources import write_tar
+    >>> paths = write_tar([{"__key__": "dog", "txt": "a dog", "cls": 3}], folder / "a.tar")
+    >>> TarDataSource(paths)[0]
+    {'__key__': 'dog', 'txt': b'a dog', 'cls': b'3'}
+
     Args:
         paths: A path, a pattern (`*`, `?`, `{000..009}`), an address, or a sequence of these. The files must not be
             compressed.

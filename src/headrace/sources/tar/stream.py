@@ -25,6 +25,11 @@ class TarIterDataset(IterDataset[Sample]):
 
     Resuming goes straight to the sample, except in a compressed file, which must be decompressed from its start.
 
+    >>> from headrace.sources import DecodeSample, write_tar
+    >>> paths = write_tar([{"__key__": "dog", "txt": "a dog", "cls": 3}], folder / "a.tar")
+    >>> list(TarIterDataset(paths).map(DecodeSample()))
+    [{'__key__': 'dog', 'txt': 'a dog', 'cls': 3}]
+
     Args:
         paths: A path, a pattern (`*`, `?`, `{000..009}`), an address, or a sequence of these.
         max_sample_bytes: How large a sample of a compressed file may be: a few compressed bytes can expand enormously.

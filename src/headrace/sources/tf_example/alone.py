@@ -49,7 +49,11 @@ def _is_one_of(tag: int, *tags: int) -> bool:
 
 
 def parse_sequence_example(record: bytes) -> tuple[dict[str, Values], dict[str, list[Values]]]:
-    """The context of a `SequenceExample`, and its feature lists: the values of each step, as of `parse_example`."""
+    """The context of a `SequenceExample`, and its feature lists: the values of each step, as of `parse_example`.
+
+    >>> parse_sequence_example(b"")  # of an empty `tf.train.SequenceExample`
+    ({}, {})
+    """
     try:
         context = _values_by_name(record)
         lists = features_in((record, 0, len(record)), FLOATS)  # their field has the tag of a feature's floats

@@ -17,6 +17,9 @@ from headrace.sources.tf_example.wire import Malformed
 class Feature:
     """The expected type and shape of a feature.
 
+    >>> Feature(np.float32, shape=(28, 28), default=0.0).shape
+    (28, 28)
+
     Args:
         dtype: `np.float32`, `np.int64` or `bytes`.
         shape: Its shape; None means one dimension of any length, and a batch then has an array of objects.

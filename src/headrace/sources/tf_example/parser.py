@@ -24,6 +24,12 @@ class ExampleParser(Map):
     `ds.map(parser)` makes elements, and `ds.batch(128, batch_fn=parser.batch)` makes batches, much faster: dicts of
     columns with the same rows. See also `ExampleDataSource`.
 
+    >>> from headrace.sources import TFRecordDataSource, write_tfrecord
+    >>> paths = write_tfrecord([{"x": 1}, {"x": 3}], folder / "a.tfrecord", plain=True)
+    >>> parser = ExampleParser({"x": np.int64})
+    >>> list(MapDataset.source(TFRecordDataSource(paths)).map(parser))
+    [{'x': np.int64(1)}, {'x': np.int64(3)}]
+
     Args:
         features: A `Feature` for each name, or only its dtype if it is a single value. Other features are not read.
     """
@@ -114,6 +120,12 @@ class ExampleDataSource:
 
     `MapDataset.source(ExampleDataSource(TFRecordDataSource(paths), features)).shuffle(seed=1).batch(128)` creates
     no Python object for a number.
+
+    >>> from headrace.sources import TFRecordDataSource, write_tfrecord
+    >>> paths = write_tfrecord([{"x": 1, "y": 2.5}, {"x": 3, "y": 4.5}], folder / "a.tfrecord", plain=True)
+    >>> source = ExampleDataSource(TFRecordDataSource(paths), {"x": np.int64, "y": np.float32})
+    >>> MapDataset.source(source).batch(2)[0]
+    {'x': array([1, 3]), 'y': array([2.5, 4.5], dtype=float32)}
 
     Args:
         source: Records as bytes, by index: a `TFRecordDataSource`, `ArrayRecordDataSource`, or any other.

@@ -35,6 +35,10 @@ class TfdsDataSource:
 
     Sequences of sequences, or of images whose sizes may differ, are lists of arrays.
 
+    >>> source = TfdsDataSource(tfds_folder, "train[:50%]")  # a folder with dataset_info.json
+    >>> len(source), sorted(source[0])[:3]
+    (6, ['deep_ragged', 'depth', 'flag'])
+
     Args:
         folder: The folder that has `dataset_info.json`, as in `~/tensorflow_datasets/mnist/3.0.1`; or the name of a
             dataset that was prepared in `data_dir`: `mnist`, `mnist:3.0.1`, `glue/cola`.

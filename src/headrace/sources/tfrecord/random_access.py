@@ -71,6 +71,10 @@ def _lengths_in(path: str, block: bytes, number: int, offset: int) -> np.ndarray
 class TFRecordDataSource(IndexedFiles[bytes]):
     """The records of TFRecord files by index, as bytes, one file after the other.
 
+    >>> from headrace.sources import write_tfrecord
+    >>> TFRecordDataSource(write_tfrecord([b"a", b"b"], folder / "a.tfrecord"))[1]
+    b'b'
+
     Args:
         paths: A path, a pattern (`*`, `?`), or a sequence of these. The files must not be compressed.
         index_dir: A folder for the indexes. By default the index of a file is a hidden file beside it or, where that

@@ -32,6 +32,13 @@ class TFRecordIterDataset(IterDataset[bytes]):
     a second for 200 MB of records. If that is too slow, store them uncompressed (`python -m headrace convert
     a.tfrecord.gz a.tfrecord`), or in more and smaller files.
 
+    >>> from headrace.sources import write_tfrecord
+    >>> (path,) = write_tfrecord([b"a", b"b"], folder / "a.tfrecord")
+    >>> list(TFRecordIterDataset(path))
+    [b'a', b'b']
+
+    Differs from Grain: a record with a wrong checksum is a `DataError`.
+
     Args:
         path: The file. For several, use `IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset),
             cycle_length=...)`.

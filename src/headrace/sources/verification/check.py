@@ -42,6 +42,11 @@ def verify(
     reported, and another process goes on after it. Each file is opened on its own; if all are good, all together. In a
     stream, such as a compressed file, what follows a damaged record is not read.
 
+    >>> _ = (folder / "a.jsonl").write_text('{"x": 1}\\n{"x":\\n')
+    >>> found = verify(folder / "a.jsonl")
+    >>> found.is_good, found.damaged[0].record
+    (False, 1)
+
     Args:
         source: As for `headrace.sources.open`; or a source or dataset, which must be picklable.
         format: As for `open`.

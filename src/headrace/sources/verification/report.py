@@ -11,6 +11,10 @@ SHOWN = 20  # damaged places in the text of a report
 class Damage:
     """Records that cannot be read, or a file that cannot be opened.
 
+    >>> damage = Damage("train.tfrecord", record=7, num_records=1, error="a wrong checksum")
+    >>> damage.file, damage.record
+    ('train.tfrecord', 7)
+
     Attributes:
         file: The file or folder; None if the source does not say.
         record: The first record that cannot be read, counted from 0 in the file; None for the file as a whole.
@@ -49,6 +53,10 @@ def likeness(error: str) -> str:
 class Part:
     """A file or folder that was read on its own.
 
+    >>> part = Part("train.tfrecord", num_records=1000)
+    >>> part.num_records, part.unread_from
+    (1000, None)
+
     Attributes:
         path: The file or folder.
         num_records: How many of its records were read without error.
@@ -63,6 +71,10 @@ class Part:
 @dataclass(frozen=True)
 class Verification:
     """What `verify` found; printed, it is a report.
+
+    >>> found = Verification("data/", "tfrecord", None, parts=(Part("data/1.tfrecord", 1000),), damaged=())
+    >>> found.is_good, found.parts[0].num_records
+    (True, 1000)
 
     Attributes:
         path: What was verified.

@@ -28,6 +28,10 @@ def write_array_record(
 
     Bytes are written as they are, and all else as `tf.train.Example`, from which `parse_example` makes equal elements.
 
+    >>> paths = write_array_record([b"a", b"b", b"c"], folder / "train.array_record", num_shards=2)
+    >>> [path.rpartition("/")[2] for path in paths]
+    ['train-00000-of-00002.array_record', 'train-00001-of-00002.array_record']
+
     Args:
         records: Bytes; or dicts, arrays, numbers, text, and lists and tuples of these: a dataset, a source, a sequence
             or any other iterable.
@@ -53,7 +57,13 @@ def write_array_record(
 
 
 def write_tfrecord(records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]) -> list[str]:
-    """Writes records to TFRecord files, and returns their paths; arguments as for `write_array_record`."""
+    """Writes records to TFRecord files, and returns their paths; arguments as for `write_array_record`.
+
+    >>> from headrace.sources import TFRecordDataSource, parse_example
+    >>> paths = write_tfrecord([{"x": 1, "y": np.zeros(2)}, {"x": 2, "y": np.ones(2)}], folder / "a.tfrecord")
+    >>> parse_example(TFRecordDataSource(paths)[1])
+    {'x': 2, 'y': array([1., 1.])}
+    """
     encode = _Encoder(plain)
 
     def frame(record: Any) -> bytes:

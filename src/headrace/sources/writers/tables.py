@@ -35,6 +35,11 @@ def write_parquet(
     A dict becomes a row, an array in it a list (of lists), and a dict in it a struct; other records become the column
     `record`. The metadata `headrace` says what they were, so that `ParquetDataSource` gives them back equal.
 
+    >>> from headrace import open
+    >>> paths = write_parquet([{"x": 1, "y": np.zeros(2)}, {"x": 2, "y": np.ones(2)}], folder / "a.parquet")
+    >>> open(paths[0])[1]
+    {'x': np.int64(2), 'y': array([1., 1.])}
+
     Args:
         schema: The pyarrow schema, to which values are converted; by default that of the first row group.
         row_group_rows: The most rows in a row group, which also ends at 64 MiB.

@@ -25,6 +25,11 @@ def write_tar(records: Any, path: str | os.PathLike, *, plain: bool = False, **h
     `dog/1.cls`. Bytes are written as they are, `txt` as UTF-8, `cls` as digits, `json` as JSON, and `npy` as an array,
     from which `DecodeSample` makes equal values. Without `__key__`, the number of the record is its key.
 
+    >>> from headrace import open
+    >>> paths = write_tar([{"__key__": "dog/1", "txt": "a dog", "cls": 3}], folder / "a.tar")
+    >>> open(paths[0])[0]
+    {'__key__': 'dog/1', 'txt': b'a dog', 'cls': b'3'}
+
     Args:
         plain: Whether to write what does not come back equal, too: text with any extension, and tuples as JSON lists.
     """
