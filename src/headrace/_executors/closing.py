@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from headrace._executors.processes import ctrl_c_later
@@ -85,9 +85,10 @@ class ClosingPool:
             _pools.discard(self)
             self._given_back = True
 
-    def __del__(self):
-        # Without the attribute, an interrupt came at the start of `__init__`; at exit, `_close_all` has run.
-        if hasattr(self, "_given_back") and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
+        # At exit, `_close_all` has run, and modules may be gone. Without the attribute, an interrupt came at the start
+        # of `__init__`.
+        if not is_finalizing() and hasattr(self, "_given_back"):
             self.close(wait=False)
 
 
