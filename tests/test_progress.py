@@ -71,6 +71,11 @@ def test_long_work_shows_bars(tmp_path):
     assert "quiet" not in shown
 
 
+def test_bars_can_be_turned_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    assert in_terminal(LONG_WORK, tmp_path) == ""
+
+
 def test_work_that_is_not_long_shows_nothing(tmp_path):
     assert in_terminal(LONG_WORK, tmp_path, delay_s=60) == ""
 

@@ -76,7 +76,7 @@ class Bar:
             self._bar.update(self._done - self._bar.n)
 
     def _opened(self) -> Any:
-        """A bar as if it had been there from the beginning; None without tqdm."""
+        """A bar as if it had been there from the beginning; None without tqdm, or if TQDM_DISABLE turns it off."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are nicer bars with ipywidgets
             try:
@@ -94,6 +94,9 @@ class Bar:
             unit=unit,
             unit_scale=is_bytes,
         )
+        if bar.disable:
+            self._is_over = True
+            return None
         bar.start_t -= time.monotonic() - self._began
         return bar
 
