@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
 DEMO := .venv-demo
+SITE := docs/_build/html
 JOBS ?= 3
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: demo test soak faults check bench clean
+.PHONY: demo test soak faults check bench docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/python examples/digits.py
@@ -49,5 +50,15 @@ check: $(VENV)/installed
 bench: $(BENCH)/installed
 	$(BENCH)/bin/python -m benchmarks
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(VENV)/bin/python -m pip install -q --group docs
+	touch $@
+
+docs: $(VENV)/installed-docs
+	rm -rf $(SITE)
+	$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs $(SITE)
+	$(VENV)/bin/python docs/check_links.py $(SITE)
+	@echo "The site is in $(SITE)/index.html"
+
 clean:
-	rm -rf $(VENV) $(BENCH) $(DEMO) dist build
+	rm -rf $(VENV) $(BENCH) $(DEMO) docs/_build dist build
