@@ -44,7 +44,9 @@ class Block:
 def documents() -> list[Path]:
     """README.md and all documents but tutorials."""
     tutorials = ROOT / "docs" / "tutorials"
-    pages = (path for path in (ROOT / "docs").rglob("*.md") if tutorials not in path.parents and "_build" not in path.parts)
+    pages = (
+        path for path in (ROOT / "docs").rglob("*.md") if tutorials not in path.parents and "_build" not in path.parts
+    )
     return [ROOT / "README.md", *sorted(pages)]
 
 
@@ -104,7 +106,9 @@ def run_python(block: Block, document: Path, names: dict[str, Any]) -> str:
             check_comment(comment, out.getvalue(), f"{filename}, line {statement.lineno}")
         printed += out.getvalue()
     if block.output is not None and not doctest.OutputChecker().check_output(block.output, printed, doctest.ELLIPSIS):
-        raise AssertionError(f"{filename}, line {block.line}: printed\n{printed}\nbut the document shows\n{block.output}")
+        raise AssertionError(
+            f"{filename}, line {block.line}: printed\n{printed}\nbut the document shows\n{block.output}"
+        )
     return printed
 
 
