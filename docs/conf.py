@@ -1,6 +1,7 @@
 """How Sphinx builds the site: `make docs`."""
 
 import importlib.metadata
+import logging
 import os
 
 project = "Headrace"
@@ -11,14 +12,19 @@ version = release = importlib.metadata.version("headrace")
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
-suppress_warnings = ["toc.empty_glob"]  # the order of pages is fixed by patterns, some of which may match nothing
-nitpicky = False
+suppress_warnings = ["ref.python"]  # `bytes` in a signature is the type, and not one of the attributes of that name
+
+
+def matches_something(record: logging.LogRecord) -> bool:
+    """Patterns fix the order of tutorials, and may match nothing; `suppress_warnings` does not know this warning."""
+    return getattr(record, "subtype", None) != "empty_glob"
+
+
+logging.getLogger("sphinx.sphinx.directives.other").addFilter(matches_something)
 
 # ---- text
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
@@ -38,11 +44,17 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 # ---- docstrings
+default_role = "py:obj"
 autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
-default_role = "code"
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 
 # ---- HTML
 html_theme = "sphinx_book_theme"
@@ -63,6 +75,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "home_page_in_toc": False,
+    "navbar_persistent": [],  # the search is in the sidebar
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "pygments_light_style": "tango",

@@ -50,7 +50,7 @@ def run_in_process(path, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("path", with_code())
+@pytest.mark.parametrize("path", list(with_code()))
 def test_the_code_of_a_document_runs(path, tmp_path, monkeypatch):
     if missing := missing_modules(path):
         pytest.skip(f"needs {', '.join(missing)}")
