@@ -55,8 +55,8 @@ $(VENV)/installed-docs: $(VENV)/installed
 	touch $@
 
 docs: $(VENV)/installed-docs
-	rm -rf $(SITE)
-	$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs $(SITE)
+	rm -rf docs/_build
+	$(VENV)/bin/sphinx-build -q -W --keep-going -b html -d docs/_build/doctrees docs $(SITE)
 	$(VENV)/bin/python docs/check_links.py $(SITE)
 	@echo "The site is in $(SITE)/index.html"
 
