@@ -253,7 +253,7 @@ class Dataset(Generic[T]):
         Put random operations and `repeat` after it. On disk, they are computed once: before the first element comes, an
         iterator fills a folder of its own below `path`, and later runs read it. Its name is a digest of all that comes
         before, functions and files included, so a changed pipeline fills another one. Remove folders that are no longer
-        needed: see "Cache what is expensive" in the documentation.
+        needed: see `docs/guide.md`.
 
         Args:
             path: The folder; without it, elements are kept in memory. Elements on disk are dicts, lists and tuples of
