@@ -20,7 +20,7 @@ OTHERWISE = {"docs/how_to/many_hosts.md"}  # tests/hosts/test_document.py runs i
 INCLUDED = {"docs/changelog.md", "docs/contributing.md"}  # tests/test_contributing.py runs the code of the latter
 OWN_PROCESS = {"docs/how_to/grain_programs.md"}  # changes what `import grain` means, for good
 ON_RAY = {"docs/how_to/cluster.md"}
-NOT_RUN = 7  # blocks of code that cannot be run here; each says why
+NOT_RUN = 6  # blocks of code that cannot be run here; each says why
 
 
 def name_of(path):
