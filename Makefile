@@ -5,11 +5,12 @@ GROUP ?= dev
 VENV := .venv
 BENCH := .venv-bench
 DEMO := .venv-demo
+SITE := docs/_build/html
 JOBS ?= 3
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: demo test soak faults check bench dist clean
+.PHONY: demo test soak faults check bench dist docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/$(BIN)/python examples/digits.py
@@ -56,5 +57,15 @@ dist: $(VENV)/installed
 	$(VENV)/$(BIN)/python -m build
 	$(VENV)/$(BIN)/python -m twine check --strict dist/*
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(VENV)/$(BIN)/python -m pip install -q --group docs
+	touch $@
+
+docs: $(VENV)/installed-docs
+	rm -rf docs/_build
+	$(VENV)/$(BIN)/sphinx-build -q -W --keep-going -b html -d docs/_build/doctrees docs $(SITE)
+	$(VENV)/$(BIN)/python docs/check_links.py $(SITE)
+	@echo "The site is in $(SITE)/index.html"
+
 clean:
-	rm -rf $(VENV) $(BENCH) $(DEMO) dist build
+	rm -rf $(VENV) $(BENCH) $(DEMO) docs/_build dist build

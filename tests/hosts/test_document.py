@@ -1,4 +1,4 @@
-"""What `docs/hosts.md` tells people to do, word for word."""
+"""What `docs/how_to/many_hosts.md` tells people to do, word for word."""
 
 import os
 import re
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("hosts")
 @pytest.fixture
 def document(tmp_path):
     """The script in a folder of its own, with its checkpoints there; and the commands."""
-    text = (ROOT / "docs" / "hosts.md").read_text()
+    text = (ROOT / "docs" / "how_to" / "many_hosts.md").read_text()
     (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     (tmp_path / "train.py").write_text(script.replace("/tmp/headrace-hosts", str(tmp_path)))

@@ -1,16 +1,12 @@
 """Datasets in notebooks, and their first elements: cheap, without workers, and whatever fails is shown as text."""
 
-import contextlib
 import html
-import io
 import os
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,13 +210,3 @@ def test_show_prints_elements_as_wide_as_the_terminal():
 def test_show_needs_a_number():
     with pytest.raises(headrace.errors.PipelineError, match="n must be"):
         MapDataset.range(3).show(0)
-
-
-def test_the_example_of_the_guide():
-    guide = Path(__file__).parents[2].joinpath("docs/guide.md").read_text()
-    example = guide[guide.index("    >>> from headrace import MapDataset") :].split("\n\nIn a notebook")[0]
-    *code, shown = example.partition(".show(2)\n")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec("".join(code).replace("    >>> ", ""), {})
-    assert printed.getvalue().strip() == textwrap.dedent(shown).strip()

@@ -218,7 +218,7 @@ def _hdf5(path: Path) -> None:
     with h5py.File(path, "w") as file:
         for name, array in _numbers().items():
             file.create_dataset(name, data=array, chunks=(50, *array.shape[1:]), compression="gzip")
-        # Without texts of any length: the library may never come back from a damaged one, see docs/sources.md.
+        # Without texts of any length: the library may never come back from a damaged one, see docs/how_to/damaged_files.md.
 
 
 def _zarr(path: Path, **options: Any) -> None:

@@ -289,7 +289,7 @@ def test_closing_ends_a_function_that_takes_long():
 
 
 def test_the_code_of_the_document_runs(tmp_path, capsys):
-    document = (Path(__file__).resolve().parents[2] / "docs" / "command_line.md").read_text()
+    document = (Path(__file__).resolve().parents[2] / "docs" / "how_to" / "view.md").read_text()
     names = {}
     for block in document.split("```python\n")[1:]:
         exec(block.split("```")[0], names)
