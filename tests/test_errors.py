@@ -151,6 +151,14 @@ def test_a_flat_map_with_more_children_than_it_said():
         RANGE.flat_map(lambda x: [x] * 3, max_fan_out=2)[0]
 
 
+def test_a_batch_of_encoded_images_says_to_decode_them(tmp_path):
+    from headrace.sources.images.file import ImageFile
+
+    ds = MapDataset.range(4).map(lambda i: {"image": ImageFile(b"\xff\xd8", "a.jpg")}).batch(2)
+    with pytest.raises(StructureError, match=r"made of ImageFile at leaf \['image'\].*headrace.images.Decode"):
+        ds[0]
+
+
 def test_a_users_dataset_that_lacks_its_methods():
     class Empty(MapDataset):
         pass

@@ -128,6 +128,12 @@ def spin(x):
     return x
 
 
+def long_spin(x):
+    for _ in range(10):  # a sleep takes several times as long as asked for if many wait for a core
+        spin(x)
+    return x
+
+
 def large(x):
     return np.full(1_000_000, x)
 
@@ -159,7 +165,7 @@ NUMBERS = MapDataset.range(1_000_000)
 BOUND_BY = {
     "a sleep": (NUMBERS.map(slow).map(abs).to_iter_dataset(INLINE), "map(slow "),
     "a spin": (NUMBERS.map(abs).map(spin).batch(4).to_iter_dataset(INLINE), "map(spin "),
-    "a spin and a shorter sleep": (NUMBERS.map(slow).map(spin).map(spin).to_iter_dataset(INLINE), "map(spin "),
+    "a long spin and a sleep": (NUMBERS.map(slow).map(long_spin).to_iter_dataset(INLINE), "map(long_spin "),
     "a spin of a stream": (NUMBERS.to_iter_dataset(INLINE).map(spin).filter(bool).batch(2), "map(spin "),
     "a large array": (NUMBERS.map(large).map(len).to_iter_dataset(INLINE), "map(large "),
     "a slow source": (MapDataset.source(SlowSource()).map(slow).to_iter_dataset(INLINE), "source(SlowSource"),

@@ -41,7 +41,7 @@ from headrace.records import RecordMetadata as RecordMetadata
 
 if _TYPE_CHECKING:
     from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
-    from headrace.device.in_step import in_step as in_step
+    from headrace.device.ending import in_step as in_step
     from headrace.device.jax import device_put as device_put
     from headrace.diagnosis import diagnose as diagnose
     from headrace.performance import pick_performance_config as pick_performance_config
@@ -54,7 +54,7 @@ _getattr, _dir, _ = _later(
     __name__,
     {
         "checkpoint.elastic": ("ElasticIterator",),
-        "device.in_step": ("in_step",),
+        "device.ending": ("in_step",),
         "device.jax": ("device_put",),
         "diagnosis": ("diagnose",),
         "performance": ("pick_performance_config",),

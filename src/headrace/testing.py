@@ -1,12 +1,15 @@
 """Checks for your pipelines and transforms, and a source to try them on."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from headrace._dataset.base import Dataset
+from headrace._ops.base import parents_first
+from headrace._ops.source import Source
 from headrace._utils import trees
 from headrace.dataset import MapDataset
 from headrace.iterator import DatasetIterator
@@ -81,17 +84,42 @@ def _saved_and_loaded(state: Any) -> Any:
 def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> None:
     """Checks that reading elements together and one by one gives the same.
 
+    Sources with both `__getitems__` and `__getitem__` are asked for elements in both ways.
+
     >>> assert_block_law(MapDataset.range(10).shuffle(seed=1).batch(3))
     """
     length = len(ds)
     if length == 0:
         return
+    for op in parents_first(ds._op, lambda _: True):
+        if isinstance(op, Source):
+            _assert_ways_agree(op.source)
     rng = np.random.default_rng(seed)
     total = min(length * num_epochs, 200)
     for indices in (range(total), rng.integers(0, length * num_epochs, 50), np.array([0, 0, length - 1])):
         rows = ds._fetch(indices).own_rows()
         for index, row in zip(indices, rows, strict=True):
-            assert_equal(row, ds[int(index)])
+            with _named(f"element {index}"):
+                assert_equal(row, ds[int(index)])
+
+
+def _assert_ways_agree(source: Any) -> None:
+    if not (hasattr(source, "__getitems__") and hasattr(source, "__getitem__") and len(source)):
+        return
+    indices = sorted({0, len(source) // 2, len(source) - 1})
+    for index, row in zip(indices, source.__getitems__(indices), strict=True):
+        with _named(f"element {index} of {type(source).__name__}, by `__getitems__` and by `__getitem__`"):
+            assert_equal(row, source[index])
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says in a failed check what was compared."""
+    try:
+        yield
+    except AssertionError as e:
+        e.add_note(f"in {what}")
+        raise
 
 
 def assert_map_batch_agrees(transform: Map, elements: list[Any]) -> None:

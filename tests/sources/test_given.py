@@ -78,3 +78,30 @@ def test_mappings_keep_their_length_in_loaders():
 
     loader = DataLoader(data_source=UserDict(x=np.arange(5)), sampler=IndexSampler(5, num_epochs=1))
     assert [row["x"] for row in loader] == [0, 1, 2, 3, 4]
+
+
+def test_what_can_only_be_read_in_order_is_an_error_that_says_what_reads_it():
+    with pytest.raises(PipelineError, match=r"generator lacks `__len__`. `headrace.sources.from_generator"):
+        MapDataset.source(i for i in range(3))
+    with pytest.raises(PipelineError, match=r"int lacks `__len__`.$"):
+        MapDataset.source(3)
+
+
+def test_pytorchs_and_hugging_faces_streams_are_named():
+    data = pytest.importorskip("torch.utils.data")
+
+    class Stream(data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(PipelineError, match=r"Stream lacks `__len__`. `headrace.sources.TorchIterDataset"):
+        MapDataset.source(Stream())
+
+
+def test_a_dict_of_splits_says_to_choose_one():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": [1, 2]})
+    with pytest.raises(PipelineError, match=r"its splits \['train', 'test'\]: choose one, .*\['train'\]"):
+        MapDataset.source(datasets.DatasetDict({"train": rows, "test": rows}))
+    with pytest.raises(PipelineError, match=r"lacks `__len__`. `headrace.sources.HuggingFaceIterDataset"):
+        MapDataset.source(rows.to_iterable_dataset())

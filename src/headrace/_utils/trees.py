@@ -268,6 +268,11 @@ def _stack_tensors(rows: Sequence[Any], where: str, empty: Empty | None) -> np.n
 
 
 def _stack_leaves(rows: Sequence[Any], where: str) -> np.ndarray:
+    if isinstance(rows[0], bytes):  # of a class of its own, such as an encoded image
+        raise StructureError(
+            f"A batch cannot be made of {type(rows[0]).__name__}{_at(where)}, the bytes of files. Decode them in a "
+            "`map` before the batch, such as `map(headrace.images.Decode())`, or batch with a `batch_fn`."
+        )
     arrays = [np.asarray(row) for row in rows]
     if len({array.shape for array in arrays}) > 1:
         raise _shapes_differ(arrays, where)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace._utils.lazy_imports import later
 
 if TYPE_CHECKING:
-    from headrace.device.in_step import in_step as in_step
+    from headrace.device.ending import in_step as in_step
     from headrace.device.jax import device_put as device_put
 
-__getattr__, __dir__, _ = later(__name__, {"device.jax": ("device_put",), "device.in_step": ("in_step",)})
+__getattr__, __dir__, _ = later(__name__, {"device.jax": ("device_put",), "device.ending": ("in_step",)})

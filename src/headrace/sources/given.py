@@ -27,7 +27,15 @@ def as_source(given: Any) -> Any:
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(source, name)]
     if missing and (missing[0] == "__len__" or not hasattr(source, "__getitems__")):
         kind = type(source).__name__
-        raise PipelineError(f"A source needs `__len__` and `__getitem__`; {kind} lacks `{missing[0]}`.")
+        raise PipelineError(
+            f"A source needs `__len__` and `__getitem__`; {kind} lacks `{missing[0]}`.{_hint_for_streams(source)}"
+        )
+    if _is_of("datasets", "DatasetDict", source):
+        splits = list(source)
+        raise PipelineError(
+            f"A DatasetDict has a dataset for each of its splits {splits}: choose one, as in "
+            f"`MapDataset.source(datasets[{splits[0] if splits else 'train'!r}])`."
+        )
     if isinstance(source, Mapping):
         raise PipelineError(
             "A dict is a source only if its values are NumPy arrays of one length: element i is row i of each. "
@@ -57,10 +65,25 @@ def opened(given: Any) -> Any:
     return given
 
 
+def _hint_for_streams(source: Any) -> str:
+    """What reads something that can only be read in order."""
+    if _is_of("datasets", "IterableDataset", source):
+        return " `headrace.sources.HuggingFaceIterDataset(dataset)` reads it in order."
+    if _is_of("torch.utils.data", "IterableDataset", source):  # which Hugging Face's is too
+        return " `headrace.sources.TorchIterDataset(dataset)` reads it in order."
+    if hasattr(source, "__iter__"):
+        return " `headrace.sources.from_generator(function)` reads what a function yields, in order."
+    return ""
+
+
+def _is_of(module: str, name: str, value: Any) -> bool:
+    """Whether something is of a class of a library, which need not be installed."""
+    return isinstance(value, getattr(sys.modules.get(module), name, ()))
+
+
 def is_frame(value: Any) -> bool:
     """Whether something is a table or a column of pandas, polars or pyarrow."""
-    found = ((sys.modules.get(library), names) for library, names in _FRAMES.items())
-    return any(isinstance(value, getattr(module, name)) for module, names in found if module for name in names)
+    return any(_is_of(library, name, value) for library, names in _FRAMES.items() for name in names)
 
 
 def _is_pair_of_arrays(source: Any) -> bool:
