@@ -7,7 +7,6 @@ from headrace._utils.addresses import redacted
 
 _BREAKS = re.compile(r"\s*[\r\n]\s*")
 _MAX_READ = 4096  # characters of a repr that are looked at
-_MAX_ITEMS = 200  # items of a list that are looked at: the `repr` of a long one takes seconds
 
 
 def one_line(text: str, most: int = 80) -> str:
@@ -28,14 +27,25 @@ def short_repr(value: Any, most: int = 80) -> str:
     >>> short_repr("a\\nb"), short_repr(object())
     ("'a\\\\nb'", 'object')
     """
-    beginning = value[:_MAX_ITEMS] if type(value) in (list, tuple) and len(value) > _MAX_ITEMS else value
     try:
-        text = repr(beginning)
+        text = _repr_of_some(value) if type(value) in (list, tuple) and len(value) > 1 else repr(value)
     except Exception:
         return type(value).__name__
     if text.startswith("<") and " at 0x" in text:
         return type(value).__name__
     # Before cutting, or half an address would pass for plain text.
     shown = one_line(redacted(text[:_MAX_READ]), most)
-    is_whole = shown.endswith("...") or (len(text) <= _MAX_READ and beginning is value)
+    is_whole = shown.endswith("...") or len(text) <= _MAX_READ
     return shown if is_whole else f"{shown[: most - 3]}..."
+
+
+def _repr_of_some(items: Any) -> str:
+    """The `repr` of a list or a tuple, as far as it is looked at: a long one of arrays would take seconds."""
+    shown, size = [], 0
+    for item in items:
+        shown.append(repr(item))
+        size += len(shown[-1]) + 2
+        if size > _MAX_READ:
+            break
+    begin, end = "[]" if type(items) is list else "()"
+    return f"{begin}{', '.join(shown)}{end}"

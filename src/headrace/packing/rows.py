@@ -74,15 +74,27 @@ def _gaps(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def marks(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The segment ids and positions of rows."""
     shape = (len(sizes), leaf.length)
-    spans = np.stack([lengths, gaps], axis=1).ravel()
-    ids, starts = np.zeros(len(spans), np.int32), (np.cumsum(spans) - spans) % leaf.length  # in their rows
-    ids[::2] = np.arange(1, len(lengths) + 1) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    segment_ids = np.repeat(ids, spans).reshape(shape)
-    positions = np.repeat(-starts.astype(np.int32), spans).reshape(shape)
-    positions += np.arange(leaf.length, dtype=np.int32)
-    if gaps.any():
+    starts = np.cumsum(lengths) - lengths
+    has_gaps = bool(gaps.any())
+    if has_gaps:
+        starts += np.cumsum(gaps) - gaps
+    ids = np.arange(1, len(lengths) + 1, dtype=np.int32)
+    ids -= np.repeat((np.cumsum(sizes) - sizes).astype(np.int32), sizes)
+    offsets = (starts % leaf.length).astype(np.int32)  # in their rows
+    if has_gaps:
+        ids, offsets, lengths = (_with_gaps(each, other) for each, other in ((ids, 0), (offsets, 0), (lengths, gaps)))
+    segment_ids, positions = np.repeat(ids, lengths).reshape(shape), np.repeat(offsets, lengths).reshape(shape)
+    np.subtract(np.arange(leaf.length, dtype=np.int32), positions, out=positions)
+    if has_gaps:
         positions *= segment_ids != 0
     return segment_ids, positions
+
+
+def _with_gaps(of_segments: np.ndarray, of_gaps: Any) -> np.ndarray:
+    """Numbers of segments, each followed by that of the gap after it."""
+    both = np.empty(2 * len(of_segments), of_segments.dtype)
+    both[::2], both[1::2] = of_segments, of_gaps
+    return both
 
 
 def _in_turn(segments: Column, padding: np.ndarray, gaps: np.ndarray) -> Column:
