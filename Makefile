@@ -10,7 +10,7 @@ JOBS ?= 3
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: demo test soak faults check bench dist docs clean
+.PHONY: demo test test-all soak faults check bench dist docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/$(BIN)/python examples/digits.py
@@ -35,6 +35,9 @@ $(DEMO)/installed: pyproject.toml
 
 test: $(VENV)/installed
 	$(VENV)/$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+test-all: $(VENV)/installed
+	HEADRACE_FAULT_RUNS=20 HYPOTHESIS_PROFILE=thorough $(VENV)/$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup
 
 soak: $(VENV)/installed
 	$(VENV)/$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)

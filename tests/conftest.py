@@ -6,6 +6,7 @@ import re
 import signal
 import tempfile
 import threading
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,7 @@ from headrace._executors.walk import Walk
 from headrace._plan.streams import MissingElement
 from headrace.errors import HeadraceError
 from tests.proc import end_earlier_workers, until
+from tests.sampling import SAMPLED
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,9 +31,28 @@ def register_profile(name, max_examples, **options):
 
 
 register_profile("quick", 6, derandomize=True)  # the same examples every time: CI judges changes, the others search
-register_profile("default", 60)
-register_profile("thorough", 300)
+register_profile("default", 6)
+register_profile("thorough", 100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run all parameters of slow tests, and the slowest tests")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without `--all`, runs only some parameters of slow tests; whoever names a test runs all of it."""
+    if config.getoption("--all") or any("::" in argument for argument in config.args):
+        return
+    counts, kept, left_out = Counter(), [], []
+    for item in items:
+        name = item.nodeid.partition("[")[0].partition("@")[0]
+        every = SAMPLED.get(name, 1)
+        is_kept = every is not None and counts[name] % every == 0
+        counts[name] += 1
+        (kept if is_kept else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 NOT_EVERYWHERE = {"bagz", "cv2", "google_crc32c", "grain", "orjson", "polars", "ray", "simplejpeg", "zstandard"}

@@ -42,10 +42,12 @@ def missing_modules(path):
     return sorted({name for name in names if importlib.util.find_spec(name) is None})
 
 
-def run_in_process(path, folder):
-    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.documents", str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+def run_in_process(path):
+    short = "/tmp" if os.name == "posix" else None  # Ray has sockets in it
+    with tempfile.TemporaryDirectory(prefix="hr-", dir=short) as folder:
+        environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT), "TMPDIR": folder}
+        command = [sys.executable, "-W", "ignore", "-m", "tests.documents", str(path)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -55,7 +57,7 @@ def test_the_code_of_a_document_runs(path, tmp_path, monkeypatch):
     if missing := missing_modules(path):
         pytest.skip(f"needs {', '.join(missing)}")
     if name_of(path) in OWN_PROCESS:
-        run_in_process(path, tmp_path)
+        run_in_process(path)
         return
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with contextlib.chdir(tmp_path):
@@ -77,10 +79,10 @@ PRINTED = {
 
 @pytest.mark.parametrize("path", documents.tutorials(), ids=lambda path: path.stem)
 @pytest.mark.xdist_group("tutorials")  # they take all cores
-def test_the_code_of_a_tutorial_runs(path, tmp_path):
+def test_the_code_of_a_tutorial_runs(path):
     if missing := missing_modules(path):
         pytest.skip(f"needs {', '.join(missing)}")
-    run_in_process(path, tmp_path)
+    run_in_process(path)
 
 
 def test_only_a_few_blocks_are_not_run_and_they_say_why():

@@ -299,7 +299,7 @@ def test_an_array_record_file_that_was_written_anew_is_an_error(tmp_path, chosen
 
 def test_without_array_record_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    with pytest.raises(MissingDependency, match=r"array_record_module` is not installed.*headrace\[arrayrecord\]"):
+    with pytest.raises(MissingDependency, match=r"array_record_module` is not installed.*\[arrayrecord\]"):
         ArrayRecordDataSource(__file__)
 
 

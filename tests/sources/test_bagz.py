@@ -134,5 +134,5 @@ def test_bagz_records_behind_addresses(shards, far_away):
 
 def test_without_bagz_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bagz", None)
-    with pytest.raises(MissingDependency, match=r"`bagz` is not installed.*headrace\[bagz\]"):
+    with pytest.raises(MissingDependency, match=r"`bagz` is not installed.*\[bagz\]"):
         BagzDataSource(__file__)

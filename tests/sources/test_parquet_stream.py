@@ -388,7 +388,7 @@ def test_a_parquet_iterator_does_not_take_states_of_other_pipelines(tmp_path):
 
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingDependency, match=r"`pyarrow.parquet` is not installed.*headrace\[parquet\]"):
+    with pytest.raises(MissingDependency, match=r"`pyarrow.parquet` is not installed.*\[parquet\]"):
         next(iter(ParquetIterDataset(__file__)))
 
 
