@@ -737,7 +737,8 @@ class IterDataset(IterTypes[T], marks.IterDataset):
             worker_init_fn: Called in each worker at its start, with its index and the number of workers.
             sequential_slice: Has no effect; kept for compatibility.
         """
-        options = AUTOTUNE if options is None else options
+        if options is None or options is AUTOTUNE:
+            options = MultiprocessingOptions(num_workers=AUTOTUNE, per_worker_buffer_size=AUTOTUNE)
         if isinstance(options, int | AutotuneParameter):
             options = MultiprocessingOptions(num_workers=options)
         return self._then(MpPrefetch(self._op, options, worker_init_fn))
@@ -756,7 +757,7 @@ class IterDataset(IterTypes[T], marks.IterDataset):
         Differs from Grain: it takes a number of elements, too; Grain takes options of workers.
 
         Args:
-            buffer_size: A number of elements; `AUTOTUNE`, which limits bytes; or `MultiprocessingOptions`, which
+            buffer_size: A number of elements; `AUTOTUNE`, as many as help; or `MultiprocessingOptions`, which
                 makes it an `mp_prefetch`.
             multiprocessing_options: `MultiprocessingOptions` by name.
         """

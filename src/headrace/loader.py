@@ -92,7 +92,7 @@ class DataLoader(marks.DataLoader):
         workers = self._multiprocessing_options
         if workers.num_workers and self._in_order is not None:  # processes cannot share a stream
             count = workers.num_workers if isinstance(workers.num_workers, int) else 1
-            self._dataset = self._dataset.prefetch(count * workers.per_worker_buffer_size)
+            self._dataset = self._dataset.prefetch(count * worker_buffer_size)
         elif workers.num_workers:
             self._dataset = self._dataset.mp_prefetch(workers)
         self.identity = states.Identity(

@@ -63,7 +63,8 @@ class ReadOptions:
 
     Args:
         num_threads: Threads that read ahead; 0 reads in the consumer's own thread.
-        prefetch_buffer_size: The most elements ready or under way; 0 reads in the consumer's own thread.
+        prefetch_buffer_size: The most elements ready or under way; 0 reads in the consumer's own thread. With AUTOTUNE,
+            more are allowed while that helps, and fewer if memory gets short.
         prefetch_buffer_bytes: The most bytes ready or under way.
     """
 
@@ -97,13 +98,14 @@ class MultiprocessingOptions:
         num_workers: Worker processes; 0 computes in the consumer's own process. With AUTOTUNE, the consumer's own
             process begins; a worker for each core goes on if that is faster, and workers are added and given up as the
             consumer waits, and as cores and memory are free.
-        per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time.
+        per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time. With
+            AUTOTUNE, one at first, more while that helps, and fewer again if memory gets short.
         enable_profiling: Accepted as in Grain, without effect.
         buffer_bytes: The most bytes ready or under way, in all workers together.
     """
 
     num_workers: int | AutotuneParameter = 0
-    per_worker_buffer_size: int = 1
+    per_worker_buffer_size: int | AutotuneParameter = 1
     enable_profiling: bool = False
     buffer_bytes: int = 1 << 30
 
@@ -116,9 +118,15 @@ class MultiprocessingOptions:
         """What must be the same for two `mp_prefetch` to share workers."""
         return (type(self),)
 
+    def buffer_size_or(self, default: int) -> int:
+        """The size of a worker's buffer, or a default for `AUTOTUNE`."""
+        size = self.per_worker_buffer_size
+        return default if isinstance(size, AutotuneParameter) else size
+
     def __post_init__(self):
         check_counts(self, "num_workers", least=0, autotune=True)
-        check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
+        check_counts(self, "per_worker_buffer_size", least=1, autotune=True)
+        check_counts(self, "buffer_bytes", least=1)
         most = max(MOST_WORKERS, MOST_WORKERS_PER_CORE * (os.cpu_count() or 1))
         if isinstance(self.num_workers, int) and self.num_workers > most:
             raise PipelineError(

@@ -1,10 +1,11 @@
 """Where plans run: in the consumer's thread, in other threads, in processes. None of them changes a value."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from headrace._executors import memory as memory
 from headrace._executors.autotune import AutotunedExecutor
+from headrace._executors.buffer_limit import BufferLimit
 from headrace._executors.filling import fill_caches
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.prefetch_thread import Aheads
@@ -84,5 +85,6 @@ def thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) ->
     """An executor on `num_threads` threads, with the buffer sizes from the options."""
     size: Any = options.prefetch_buffer_size
     if size is AUTOTUNE:
-        size = _DEFAULTS.prefetch_buffer_size
+        limit = BufferLimit(cast(int, _DEFAULTS.prefetch_buffer_size))
+        return ThreadExecutor(threads, num_threads, limit.number, options.prefetch_buffer_bytes, limit)
     return ThreadExecutor(threads, num_threads, size, options.prefetch_buffer_bytes)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from headrace._executors.buffer_limit import BufferLimit
 from headrace._executors.growth import Growth
 from headrace._ops.base import Op, parents_first
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
@@ -86,6 +87,28 @@ class _Buffer:
             self.changed.notify_all()
 
 
+class _TunedBuffer(_Buffer):
+    """A buffer that may hold as many elements as help."""
+
+    def __init__(self, limit: BufferLimit):
+        super().__init__(limit.number)
+        self._limit = limit
+
+    def room(self) -> int:
+        with self._lock:
+            self._limit.look()
+            self.max_elements = self._limit.number
+            if not self._has_room():
+                self._limit.full()
+        return super().room()
+
+    def get(self) -> Run | None:
+        with self._lock:
+            if not self.ready and self.end is None:
+                self._limit.empty()
+        return super().get()
+
+
 class _FilledOnce(_Buffer):
     """A buffer that accepts `max_elements` elements in all, however many are taken out."""
 
@@ -137,8 +160,9 @@ class Aheads:
         record = self._recorder.of(op, "thread")
         if op.buffer_size == 0:
             return parent
-        size: Any = AUTOTUNED_SIZE if op.buffer_size is AUTOTUNE else op.buffer_size
-        return self._added(AheadStream(parent, _Buffer(size), record))
+        if op.buffer_size is AUTOTUNE:
+            return self._added(AheadStream(parent, _TunedBuffer(BufferLimit(AUTOTUNED_SIZE)), record))
+        return self._added(AheadStream(parent, _Buffer(op.buffer_size), record))
 
     def give_head_start(self, stream: Stream, op: Op) -> Stream:
         """The same stream, with a thread that computes its first elements from now on, if the pipeline allows it."""

@@ -6,8 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
+from headrace._executors.buffer_limit import BufferLimit
 from headrace._executors.tasks import BlockTask, CloseStream, IndexTask, Result, StreamTask, Task
 from headrace._executors.tracebacks import unpacked_error
 from headrace._ops.base import Op
@@ -30,7 +31,7 @@ from headrace._plan.stages import (
 from headrace._plan.streams import Context, MissingElement, Position, Run, Stream, open_stream
 from headrace._plan.streams.base import places_base, where_after
 from headrace.errors import BadRecord, ElementTimeout
-from headrace.options import MultiprocessingOptions
+from headrace.options import AUTOTUNE, MultiprocessingOptions
 from headrace.protocols import PendingTask, TaskPool
 
 
@@ -75,6 +76,8 @@ class StageStream(Stream):
         self._pool, self._options, self._single_step = prefetching.pool, prefetching.options, prefetching.single_step
         self._load, self._context = self._pool.load, context
         self._record = context.record(stage.top, "workers")
+        size = self._options.per_worker_buffer_size
+        self._limit = BufferLimit(1) if size is AUTOTUNE else None
         self._tasks: deque[_Sent] = deque()
         # The size of a chunk, and the bytes of a chunk of one, as other streams of this kind found.
         known = None if self._single_step else self._load.chunks.get(self._place.family)
@@ -120,6 +123,10 @@ class StageStream(Stream):
         """Waits for the next result; returns how long."""
         self._record.computed_by = self._pool.num_workers
         self._record.fill(sum(sent.pending.num_bytes is not None for sent in self._tasks) / len(self._tasks))
+        if self._limit is not None:
+            if not self._pool.ready(self._tasks[0].pending):
+                self._limit.empty()
+            self._limit.look()
         waited_s, begin = 0.0, time.perf_counter()
         while not self._pool.wait(self._tasks[0].pending):
             waited_s += time.perf_counter() - begin
@@ -151,6 +158,8 @@ class StageStream(Stream):
 
     def _work_ahead(self) -> None:
         """Submits tasks while there is room."""
+        if self._limit is not None and self._tasks and all(self._pool.ready(sent.pending) for sent in self._tasks):
+            self._limit.full()  # workers have nothing to do, since no more was allowed
         while not self._ended and self._has_room():
             sent = self._next_task()
             if sent is None:
@@ -169,13 +178,18 @@ class StageStream(Stream):
         options, workers, limits = self._options, self._pool.num_workers, self._pool.chunk_limits
         if not self._unit_bytes and under_way >= min(2 * workers, limits.unmeasured):
             return False  # until a result tells how large they are
-        ready = -(-options.per_worker_buffer_size * self._place.weight // self._chunk)
+        ready = -(-self._buffer_size * self._place.weight // self._chunk)
         most = workers * (1 + min(ready, limits.under_way))
         # At least two, or nothing would be under way while the consumer uses a result.
         if under_way >= max(2, most // max(1, self._load.num_streams)):
             return False
         most_bytes = min(options.buffer_bytes, limits.buffer_bytes)
         return self._load.expected_bytes + self._unit_bytes * self._chunk <= most_bytes
+
+    @property
+    def _buffer_size(self) -> int:
+        """The outputs that each worker may have ready."""
+        return cast(int, self._options.per_worker_buffer_size) if self._limit is None else self._limit.number
 
     def _learn_size(self) -> None:
         """While the next result is not there: learns the size of results from others."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace._executors.buffer_limit import BufferLimit
 from headrace._executors.growth import Growth
 from headrace._utils.threads import ThreadPool, join_threads
 
@@ -62,9 +63,12 @@ class ThreadExecutor:
 
     inline = False
 
-    def __init__(self, threads: Threads, num_threads: int, buffer_size: int, buffer_bytes: int):
+    def __init__(
+        self, threads: Threads, num_threads: int, buffer_size: int, buffer_bytes: int, limit: BufferLimit | None = None
+    ):
         self._threads, self._num_threads = threads, num_threads
         self._buffer_size, self._buffer_bytes = max(buffer_size, 1), buffer_bytes
+        self._limit = limit  # what changes the buffer's size
         self._pending: deque[tuple[Future[_Done], int]] = deque()
         self._elements = 0
         self._chunk, self._growth = 1, Growth()
@@ -77,6 +81,8 @@ class ThreadExecutor:
     def wants(self, n: int) -> int:
         if not self._pending:
             return max(1, min(self._chunk, self._buffer_size))
+        if self._limit is not None and self._are_done():
+            self._limit.full()
         size = min(self._chunk, self._buffer_size - self._elements)
         # A full chunk or nothing: small chunks that fill up the buffer would cost more than they gain.
         if size < min(self._chunk, max(1, self._buffer_size // self._num_threads)):
@@ -109,6 +115,8 @@ class ThreadExecutor:
 
     def next(self) -> Any:
         future, size = self._pending[0]
+        if self._limit is not None:
+            self._tune(self._limit, waits=not future.done())
         done = future.result()
         self._pending.popleft()
         self._elements -= size
@@ -116,6 +124,16 @@ class ThreadExecutor:
         self._element_bytes = max((self._element_bytes or 0.0) * 0.9, done.num_bytes / max(size, 1))
         self._adapt(done.took_s, size)
         return done.block
+
+    def _are_done(self) -> bool:
+        """Whether threads have nothing to do, since no more was allowed."""
+        return all(future.done() for future, _ in self._pending)
+
+    def _tune(self, limit: BufferLimit, *, waits: bool) -> None:
+        if waits:
+            limit.empty()
+        limit.look()
+        self._buffer_size = limit.number
 
     def _adapt(self, took_s: float, size: int) -> None:
         """Chunks grow while they are cheap, up to each thread's share of the buffer."""

@@ -194,5 +194,5 @@ def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream
     warnings.warn(
         "Worker processes need a POSIX system: `mp_prefetch` computes ahead in a thread here.", RuntimeWarning, 2
     )
-    size = number(op.options.num_workers) * op.options.per_worker_buffer_size
+    size = number(op.options.num_workers) * op.options.buffer_size_or(1)
     return context.ahead(open_stream(op.parent, position, context), Prefetch(op.parent, size))

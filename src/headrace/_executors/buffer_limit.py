@@ -1,0 +1,64 @@
+"""How many elements a buffer may hold, for sizes that are `AUTOTUNE`.
+
+A buffer that was full and then empty was too small: first what fills it had to stop, then its reader had to wait. Then
+it may hold twice as many. It gives the room up again if its reader has not waited for a while, and if memory gets
+short. Nothing but speed depends on it; limits on bytes hold as well.
+"""
+
+import time
+from collections.abc import Callable
+
+from headrace._executors.memory import available_bytes
+
+MOST = 1 << 16
+LOOK_S = 10.0  # how often to look whether the room is needed
+LITTLE_BYTES = 256 << 20  # less free memory is short
+
+
+class BufferLimit:
+    """The limit of one buffer.
+
+    Args:
+        first: How many elements it may hold at first, and when nobody waits.
+        clock: Tells the time.
+        free_bytes: Tells how much memory is free; `None` if that is not known.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        free_bytes: Callable[[], int | None] = available_bytes,
+    ):
+        self.number = self._first = first
+        self._clock, self._free_bytes = clock, free_bytes
+        self._was_full = self._was_short = False
+        self._next_look_s = clock() + LOOK_S
+
+    def full(self) -> None:
+        """What fills the buffer found no room."""
+        self._was_full = True
+
+    def empty(self) -> None:
+        """The reader found nothing."""
+        if self._was_full:
+            self._was_full, self._was_short = False, True
+            if self._has_memory():
+                self.number = min(2 * self.number, MOST)
+
+    def look(self) -> None:
+        """Gives room up now and then, if it is not needed or memory is short."""
+        now = self._clock()
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + LOOK_S
+        if not self._has_memory():
+            self.number = max(1, self.number // 2)
+        elif not self._was_short:
+            self.number = max(min(self.number, self._first), self.number // 2)
+        self._was_short = False
+
+    def _has_memory(self) -> bool:
+        free = self._free_bytes()
+        return free is None or free > LITTLE_BYTES
