@@ -23,7 +23,8 @@ from headrace._executors.tuning import Tuner
 from headrace._utils.threads import has_gil, num_cores, on_cores_s, thread_wanted_s
 from headrace.protocols import Executor
 
-ELEMENT_S = 200e-6  # an element that costs less is not worth handing over between threads
+TRIED_S = 50e-6  # an element that costs less is not worth handing over between threads
+ELEMENT_S = 200e-6  # one that costs more is costly
 TRIAL_S = 0.03  # how long to try each side
 LONG_S, LATER_S = 1e-3, 0.3  # elements that compute for less are tried later: starting threads costs some 40 ms
 FEWEST_THREADS, MOST_THREADS = 4, 16  # on trial; as many as there are cores, if that is in between
@@ -184,7 +185,7 @@ class AutotunedExecutor:
             return  # results of threads that wait for data come in bursts
         phase.end()
         if phase is first:
-            self._on_trial = first.waited_s >= ELEMENT_S * first.elements
+            self._on_trial = first.waited_s >= TRIED_S * first.elements
             is_short = first.waited_s < LATER_S and first.waited_s < LONG_S * first.elements
             if self._on_trial and (first.waits or not is_short):
                 self._unmeasured = 2 * self._num_threads
@@ -222,7 +223,8 @@ class AutotunedExecutor:
         cores, threads = num_cores(), self._phases[1]
         enough = max(SCALES, min(self._num_threads, cores) / 2)
         is_known = threads.ran + threads.queued < CROWDED * self._num_threads
-        if cores > 1 and threads.ran < enough and gain < enough and is_known:
+        is_costly = inline <= 1 / ELEMENT_S
+        if cores > 1 and is_costly and threads.ran < enough and gain < enough and is_known:
             self.on_stuck(
                 f"an element takes {1e3 / inline:.2g} ms to compute, and {self._num_threads} threads computed "
                 f"{gain:.1f} times as many as one, on {cores} cores: {_why()}"
