@@ -50,6 +50,7 @@ class StageRecord:
     """
 
     __slots__ = (
+        "_like",
         "_lock",
         "_measure_at",
         "_measured",
@@ -85,6 +86,7 @@ class StageRecord:
         self.elements = self.left_out = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = self.starved_s = self.cpu_s = 0.0
         self._measure_at, self._sampling, self._measures_all = 1, _Sampling(), measures_all
+        self._like: _Measured | None = None  # the last run that was measured
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0, starved_s: float = 0.0) -> None:
         """Counts a run."""
@@ -109,16 +111,29 @@ class StageRecord:
         return Profile() if self._measures_all or self._sampling.is_due else None
 
     def add_profile(self, profile: Profile | None, work_s: float, elements: int) -> None:
-        """Counts the operations of a run and its work, also for the runs before it that were not measured."""
-        scales = self._sampling.scales(work_s, elements, profile)
-        if profile is not None:
-            of_time, of_elements = scales
-            with self._lock:
-                self.cpu_s += of_time * profile.cpu_s
-            label, times = self.operations.label, profile.times.items()
-            self.operations.add(
-                self.where, [(label(op), of_time * t.seconds, of_elements * t.elements) for op, t in times]
-            )
+        """Counts the work of a run, and its operations; runs before it that were not measured count like it."""
+        sampling = self._sampling
+        with self._lock:
+            sampling.count(work_s, elements)
+            if profile is None:
+                return
+            sampling.measured(profile.calls, work_s)
+            label = self.operations.label
+            times = [(label(op), each.seconds, each.elements) for op, each in profile.times.items()]
+            self._like = _Measured(times, profile.cpu_s, work_s, elements)
+            self._add_like(self._like, *sampling.take())
+
+    def settle(self) -> None:
+        """Counts the runs since the last measured one like that one."""
+        with self._lock:
+            if self._like is not None:
+                self._add_like(self._like, *self._sampling.take())
+
+    def _add_like(self, run: "_Measured", work_s: float, elements: int) -> None:
+        of_time = work_s / run.work_s if run.work_s > 0 else 1.0
+        of_elements = elements / run.elements if run.elements else 1.0
+        self.cpu_s += of_time * run.cpu_s
+        self.operations.add(self.where, [(label, of_time * s, of_elements * n) for label, s, n in run.times])
 
     def add_starved(self, seconds: float) -> None:
         """Counts time in which it waited for earlier stages."""
@@ -154,6 +169,15 @@ class StageRecord:
         return StageNumbers(*(getattr(self, name) for name in StageNumbers._fields))
 
 
+class _Measured(NamedTuple):
+    """A run that was measured by operation."""
+
+    times: list[tuple[str, float, int]]
+    cpu_s: float
+    work_s: float
+    elements: int
+
+
 class _Sampling:
     """Which runs are measured by operation: as many as keep the cost of measuring small."""
 
@@ -166,17 +190,21 @@ class _Sampling:
     def is_due(self) -> bool:
         return self._owed_s <= 0.0
 
-    def scales(self, work_s: float, elements: int, profile: Profile | None) -> tuple[float, float]:
-        """Counts a run; how many times its own work and its own elements a measured one stands for."""
+    def count(self, work_s: float, elements: int) -> None:
+        """Counts a run."""
         self._work_s += work_s
         self._elements += elements
         self._owed_s -= work_s
-        if profile is None:
-            return 0.0, 0.0
-        scales = self._work_s / work_s if work_s > 0 else 1.0, self._elements / elements if elements else 1.0
+
+    def measured(self, calls: int, work_s: float) -> None:
+        """The run that was counted last was measured, with so many calls of operations."""
+        self._owed_s = max(0.0, self._owed_s + work_s) + (MEASURED_RUN_S + calls * CALL_S) / MOST_COST - work_s
+
+    def take(self) -> tuple[float, int]:
+        """The work and the elements since the last call."""
+        taken = self._work_s, self._elements
         self._work_s, self._elements = 0.0, 0
-        self._owed_s = max(0.0, self._owed_s) + (MEASURED_RUN_S + profile.calls * CALL_S) / MOST_COST - work_s
-        return scales
+        return taken
 
 
 class Operations:
@@ -284,5 +312,7 @@ class Recorder:
 
     def totals(self, at_s: float) -> Totals:
         """All numbers so far."""
+        for record in (self.outputs, *list(self.records.values())):
+            record.settle()
         stages = {key: record.numbers() for key, record in list(self.records.items())}
         return Totals(at_s, self.outputs.numbers(), self.consumer_s, stages, self.operations.numbers())
