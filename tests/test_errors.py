@@ -24,6 +24,7 @@ from headrace.errors import (
     install_command,
     optional,
 )
+from headrace.transforms import Map
 from tests.proc import LIMIT_S
 
 RANGE = MapDataset.range(10)
@@ -149,6 +150,43 @@ def test_a_hole_in_a_batch():
 def test_a_flat_map_with_more_children_than_it_said():
     with pytest.raises(PipelineError, match="3 children, more than max_fan_out=2"):
         RANGE.flat_map(lambda x: [x] * 3, max_fan_out=2)[0]
+
+
+class Rows(Map):
+    def map(self, x):
+        return x
+
+    def map_rows(self, xs):
+        return xs[:3]
+
+
+@pytest.mark.parametrize("num_elements", [30, 300])
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "transform", [lambda ds: ds.map(lambda x: x[:3], batched=True), lambda ds: ds.map(Rows())], ids=["batched", "rows"]
+)
+def test_a_function_of_many_that_returns_too_few_is_an_error(num_elements, num_workers, transform):
+    ds = transform(MapDataset.range(num_elements)).to_iter_dataset()
+    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=num_workers))) as iterator:
+        for _ in range(2):  # the same error again
+            with pytest.raises(PipelineError, match=r"it must return (one row|a list with one element) for each"):
+                list(iterator)
+
+
+def test_a_class_in_place_of_an_object_is_an_error():
+    with pytest.raises(PipelineError, match=r"`map` got the class Rows. Give an object of it: `Rows\(\)`"):
+        MapDataset.range(3).map(Rows)
+    with pytest.raises(PipelineError, match=r"got the class Source. Make one: `Source\(...\)`"):
+        MapDataset.source(Source)
+    assert list(MapDataset.range(2).map(str)) == ["0", "1"]
+
+
+class Source:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return i
 
 
 def test_a_batch_of_encoded_images_says_to_decode_them(tmp_path):

@@ -257,7 +257,7 @@ class Walk:
             return by_signal
         if self._closed:  # by another thread, which caused the error
             return None
-        if isinstance(error, FilterError) or self._single_steps_left:
+        if isinstance(error, FilterError) or getattr(error, "of_many", False) or self._single_steps_left:
             # The error's traceback keeps this iterator alive; do not let it keep the workers too.
             self._workers.close(wait=False)
             self._first_error = None

@@ -83,9 +83,9 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
     if not lengths and not trees.leaves(columns):  # elements such as (None, None) have no columns
         return Rows([trees.copy_tree(tree) for _ in range(len(block))], owned=True)
     if not lengths or any(length != (len(block),) for length in lengths.values()):
-        raise PipelineError(
-            f"{op.label()} got columns of {len(block)} rows and returned leaves of lengths {lengths}: "
-            "it must return one row for each row that it gets."
+        raise _of_many(
+            f"{op.label()} (pipeline at {op.site}) got columns of {len(block)} rows and returned leaves of lengths "
+            f"{lengths}: it must return one row for each row that it gets."
         )
     return Columns(tree, len(block))
 
@@ -104,7 +104,7 @@ def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: 
         raise
     if not isinstance(made, list) or len(made) != count:
         found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
-        raise PipelineError(
+        raise _of_many(
             f"{op.label()} (pipeline at {op.site}) got a list of {count} elements and its `map_rows` returned {found}: "
             "it must return a list with one element for each element that it gets."
         )
@@ -209,3 +209,10 @@ def add_note(error: BaseException, note: str, kind: str = _NOTED) -> None:
 def ints(indices: Any) -> Sequence[int]:
     """Indices as Python ints."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
+
+
+def _of_many(text: str) -> PipelineError:
+    """An error about several elements, which may not come again if they are computed one by one."""
+    error = PipelineError(text)
+    error.of_many = True  # type: ignore[attr-defined]
+    return error

@@ -22,6 +22,10 @@ _FRAMES = {
 def as_source(given: Any) -> Any:
     """The source that something stands for; raises if it is none."""
     source = opened(given)
+    if isinstance(source, type):
+        raise PipelineError(
+            f"A source must be an object; got the class {source.__name__}. Make one: `{source.__name__}(...)`."
+        )
     if is_array_like(source):
         return ArrayDataSource(source)
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(source, name)]
