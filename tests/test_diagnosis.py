@@ -1,6 +1,7 @@
 """`headrace.diagnose`: what operations cost, and what more workers would give."""
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -88,13 +89,32 @@ def test_workers_do_not_pay_where_taking_results_costs_more_than_making_them():
     assert "do not pay" in found.verdict
 
 
+def in_one_at_a_time(x):
+    """Workers wait for each other, which nobody can predict from one of them."""
+    import fcntl
+
+    with open("/proc/self/exe", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        time.sleep(0.01)
+    return x
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="locks a file of Linux")
+def test_a_trial_that_gives_less_than_predicted_is_shown():
+    found = diagnose(NUMBERS.map(in_one_at_a_time).to_iter_dataset(INLINE), seconds=2)
+    (number,) = found.tried.keys() - {0}
+    assert found.tried[number] < 0.75 * found.rates[number]
+    assert "were predicted: workers share something that is the limit" in found.verdict
+    assert f"{found.tried[number]:,.1f}" in str(found)
+
+
 def test_it_is_shown_and_logged():
     loader = DataLoader(data_source=range(50), sampler=samplers.SequentialSampler(50), operations=[])
     found = diagnose(loader, seconds=0.3)  # shorter than that: it is run again
     assert sum(each.elements for each in found.operations) > 100
     plain = json.loads(json.dumps(found.as_dict()))
     assert plain["best"] == found.best
-    assert plain["rates"]["0"] == pytest.approx(found.rates[0])
+    assert plain["rates"]["0"] == plain["tried"]["0"] == pytest.approx(found.rates[0])
     for shown in (str(found), found._repr_html_()):
         assert "elements/s" in shown
         assert "source(" in shown

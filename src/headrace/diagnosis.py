@@ -22,6 +22,7 @@ from headrace.stats import OperationStats, Stats
 
 WORTH = 1.1  # a smaller gain is not worth worker processes
 SHARES = 0.3, 0.3, 0.4  # of the time: without workers, with one, with the best number of them
+AS_PREDICTED = 0.75  # of a prediction: if a trial gives less, the verdict says so
 WARM_UP = 4  # outputs, for each worker, before measuring
 
 
@@ -39,6 +40,7 @@ class Diagnosis:
         best: The number of workers to use.
         measured: Elements in a second that so many gave.
         verdict: What takes longest, and what to do.
+        tried: Elements in a second that a trial gave, by number of workers.
     """
 
     operations: tuple[OperationStats, ...]
@@ -46,11 +48,14 @@ class Diagnosis:
     best: int
     measured: float
     verdict: str
+    tried: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and text."""
         made = dataclasses.asdict(self)
-        made["operations"], made["rates"] = list(made["operations"]), {str(n): rate for n, rate in self.rates.items()}
+        made["operations"] = list(made["operations"])
+        for name in ("rates", "tried"):
+            made[name] = {str(number): rate for number, rate in made[name].items()}
         return made
 
     def __str__(self) -> str:
@@ -63,7 +68,7 @@ class Diagnosis:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [
-            (str(workers), f"{rate:,.1f}", f"{self.measured:,.1f}" if workers == self.best else "")
+            (str(workers), f"{rate:,.1f}", f"{self.tried[workers]:,.1f}" if workers in self.tried else "")
             for workers, rate in self.rates.items()
         ]
 
@@ -93,6 +98,7 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
     if alone.elements == 0:
         raise PipelineError("`diagnose` needs a pipeline with elements; this one has none.")
     rates, best, measured = {0: alone.rate}, 0, alone.rate
+    tried = {0: alone.rate}
     one = _run(_with_workers(op, 1), SHARES[1] * seconds, WARM_UP)
     if one.elements:
         bounds = Bounds.of(one)
@@ -100,10 +106,12 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
         rates |= {1: one.rate} | {number: bounds.with_workers(number) for number in numbers if number > 1}
         candidate = max(bounds.best_workers(), 1)
         if rates[candidate] > WORTH * alone.rate:
-            tried = _run(_with_workers(op, candidate), SHARES[2] * seconds, WARM_UP * candidate)
-            if tried.elements and tried.rate > WORTH * alone.rate:
-                best, measured = candidate, tried.rate
-    return Diagnosis(_by_operation(alone), rates, best, measured, _verdict(alone, best, measured))
+            trial = _run(_with_workers(op, candidate), SHARES[2] * seconds, WARM_UP * candidate)
+            if trial.elements:
+                tried[candidate] = trial.rate
+            if trial.elements and trial.rate > WORTH * alone.rate:
+                best, measured = candidate, trial.rate
+    return Diagnosis(_by_operation(alone), rates, best, measured, _verdict(alone, rates, tried, best), tried)
 
 
 def _by_operation(stats: Stats) -> tuple[OperationStats, ...]:
@@ -166,10 +174,25 @@ def _read(walk: Walk, is_enough: Callable[[int], bool]) -> Totals:
         walk.go_to(None)
 
 
-def _verdict(alone: Stats, best: int, measured: float) -> str:
+def _verdict(alone: Stats, rates: dict[int, float], tried: dict[int, float], best: int) -> str:
     where = next((each.where for each in alone.operations), "consumer")
     found = culprit(alone, where)
+    number = max(tried)  # of workers, in the trial
+    too_high = ""
+    if number and tried[number] < AS_PREDICTED * rates[number]:
+        too_high = (
+            f" {significant(rates[number])} were predicted: workers share something that is the limit, such as memory, "
+            "or other programs use the cores."
+        )
     if not best:
-        return f"{found} Worker processes do not pay: without them it gives {significant(alone.rate)} elements/s."
+        gives = f"{significant(tried[number])} with {number}, and " if number else ""
+        return (
+            f"{found} Worker processes do not pay: it gives {gives}{significant(alone.rate)} elements/s without them."
+            f"{too_high}"
+        )
+    measured = tried[best]
     gain = significant(measured / alone.rate)
-    return f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as much as no workers."
+    return (
+        f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as much as no workers."
+        f"{too_high}"
+    )
