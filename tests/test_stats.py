@@ -118,6 +118,13 @@ def test_stages_on_one_line_are_told_apart():
     assert [stage["elements"] for stage in stages] == [59, 59, 59]
 
 
+def test_asking_again_counts_nothing_twice():
+    with iter(MapDataset.range(50).map(abs).to_iter_dataset(ReadOptions(num_threads=0)).prefetch(4)) as iterator:
+        assert len(list(iterator)) == 50
+        first, *others = [iterator.stats().operations for _ in range(4)]
+    assert others == [first] * 3
+
+
 # ---- operations, and what bounds a run
 
 

@@ -8,11 +8,10 @@ short. Nothing but speed depends on it; limits on bytes hold as well.
 import time
 from collections.abc import Callable
 
-from headrace._executors.memory import available_bytes
+from headrace._executors.memory import LITTLE_BYTES, available_bytes
 
 MOST = 1 << 16
 LOOK_S = 10.0  # how often to look whether the room is needed
-LITTLE_BYTES = 256 << 20  # less free memory is short
 
 
 class BufferLimit:

@@ -12,6 +12,7 @@ import numpy as np
 from headrace.errors import RingMemoryError
 
 CHECKED_BYTES = 64 << 20  # larger requests are checked against the free memory
+LITTLE_BYTES = 256 << 20  # less free memory is short
 LARGE_BYTES = 24 << 20  # glibc does not learn from blocks over 32 MiB
 
 np.empty(LARGE_BYTES, np.uint8)

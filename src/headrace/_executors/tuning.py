@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from headrace._executors.memory import available_bytes
+from headrace._executors.memory import LITTLE_BYTES, available_bytes
 from headrace._plan.profile import here
 from headrace._plan.streams import Run, Stream, UnaryStream
 from headrace._utils.threads import num_cores
@@ -25,7 +25,6 @@ WORTH = 0.3  # of what more workers would give if all of them had a core
 BUSY = 0.9  # of all cores: if so many are busy, more workers would only take them from each other
 PAUSE, LONGEST_PAUSE = 4, 128  # windows until the next try, after one that did not help
 IDLE_WINDOWS = 8  # a worker leaves if so many windows in a row had no work for it
-LITTLE_BYTES = 256 << 20  # less free memory is short
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 

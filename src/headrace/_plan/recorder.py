@@ -86,7 +86,7 @@ class StageRecord:
         self.elements = self.left_out = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = self.starved_s = self.cpu_s = 0.0
         self._measure_at, self._sampling, self._measures_all = 1, _Sampling(), measures_all
-        self._like: _Measured | None = None  # the last run that was measured
+        self._like: _Measured | None = None  # the last run with outputs that was measured
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0, starved_s: float = 0.0) -> None:
         """Counts a run."""
@@ -120,8 +120,9 @@ class StageRecord:
             sampling.measured(profile.calls, work_s)
             label = self.operations.label
             times = [(label(op), each.seconds, each.elements) for op, each in profile.times.items()]
-            self._like = _Measured(times, profile.cpu_s, work_s, elements)
-            self._add_like(self._like, *sampling.take())
+            run = _Measured(times, profile.cpu_s, work_s, elements)
+            self._add_like(run, *sampling.take())
+            self._like = run if elements and work_s > 0 else self._like
 
     def settle(self) -> None:
         """Counts the runs since the last measured one like that one."""
