@@ -310,6 +310,8 @@ def test_inspect_tfds(tmp_path, capsys):
     assert found["format"] == "TFDS"
     assert (found["splits"], found["split"], found["records"]) == (SPLITS, "train[:2]", 2)
     assert len(found["files"]) == num_files
+    (folder / ".small-train.tfrecord-00000-of-00003.index").write_bytes(b"kept")
+    assert len(inspected(capsys, folder)["files"]) == num_files
     assert inspected(capsys, folder)["split"] == "train"
     assert "splits     " + ", ".join(f"{name} {count}" for name, count in SPLITS.items()) in out_of(
         capsys, "inspect", folder

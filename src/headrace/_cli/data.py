@@ -13,6 +13,7 @@ from headrace._utils.threads import map_in_threads
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, SpecError
 from headrace.sources import files, opening
+from headrace.sources.opening.formats import is_hidden
 from headrace.sources.tf_example import parse_example
 
 SIZE_THREADS = 16
@@ -78,7 +79,7 @@ def _files_of(part: str) -> Iterator[str]:
         return
     if not files.is_remote(part) and os.path.isdir(part):
         for folder, _, names in os.walk(part):
-            yield from (os.path.join(folder, name) for name in sorted(names))
+            yield from (os.path.join(folder, name) for name in sorted(names) if not is_hidden(name))
         return
     yield from opening.paths_of(part)
 
