@@ -48,11 +48,29 @@ class SlowSource:
         return i
 
 
+def in_one_at_a_time(x):
+    """Workers wait for each other, which nobody can see in one of them."""
+    import fcntl
+
+    with open("/proc/self/exe", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        time.sleep(0.01)
+    return x
+
+
+def in_turns(x):
+    """Two workers are twice as fast as one, and four hardly more."""
+    time.sleep(0.01)
+    return in_one_at_a_time(x)
+
+
 WAITING = {
     "a sleep": (NUMBERS.map(abs).map(sleepy), "map(sleepy "),
     "a slow source": (MapDataset.source(SlowSource()).map(abs), "source(SlowSource"),
     "a sleep beside a spin": (NUMBERS.map(short_spin).map(sleepy), "map(sleepy "),
 }
+if sys.platform == "linux":
+    WAITING["a sleep, and a lock"] = (NUMBERS.map(in_turns), "map(in_turns ")
 AT_WORK = {
     "a spin": (NUMBERS.map(abs).map(spin).batch(2), "map(spin "),
     "a large array": (NUMBERS.map(large).map(len), "map(large "),
@@ -63,7 +81,7 @@ AT_WORK = {
 def test_workers_give_what_was_predicted(name):
     ds, operation = WAITING[name]
     for tries_left in range(3)[::-1]:  # the load of this machine may change between prediction and trial
-        found = diagnose(ds.to_iter_dataset(INLINE), seconds=3)
+        found = diagnose(ds.to_iter_dataset(INLINE), seconds=2)
         assert found.operations[0].operation.startswith(operation)
         assert found.verdict.startswith(operation)
         as_predicted = found.measured == pytest.approx(found.rates[found.best], rel=0.25)
@@ -89,22 +107,14 @@ def test_workers_do_not_pay_where_taking_results_costs_more_than_making_them():
     assert "do not pay" in found.verdict
 
 
-def in_one_at_a_time(x):
-    """Workers wait for each other, which nobody can predict from one of them."""
-    import fcntl
-
-    with open("/proc/self/exe", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        time.sleep(0.01)
-    return x
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="locks a file of Linux")
 def test_a_trial_that_gives_less_than_predicted_is_shown():
     found = diagnose(NUMBERS.map(in_one_at_a_time).to_iter_dataset(INLINE), seconds=2)
-    (number,) = found.tried.keys() - {0}
-    assert found.tried[number] < 0.75 * found.rates[number]
-    assert "were predicted: workers share something that is the limit" in found.verdict
+    number = max(found.tried)
+    assert number > 1
+    assert found.tried[number] == pytest.approx(found.tried[0], rel=0.5)
+    assert f"By what one worker does, {number} would give" in found.verdict
+    assert "workers share something that is the limit" in found.verdict
     assert f"{found.tried[number]:,.1f}" in str(found)
 
 

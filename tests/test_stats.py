@@ -249,3 +249,16 @@ def test_labels_are_escaped_in_html():
         seconds=0.0,
     )
     assert "<script>" not in stats._repr_html_()
+
+
+@pytest.mark.parametrize("taken", [1, 5, 20, 33])
+def test_elements_are_those_that_the_consumer_got(taken):
+    with iter(MapDataset.range(300).to_iter_dataset().batch(3)) as iterator:
+        start = iterator.get_state()
+        for _ in range(taken):
+            next(iterator)
+        assert iterator.stats().elements == taken
+        iterator.set_state(start)
+        next(iterator)
+        assert iterator.stats().elements == taken + 1
+    assert iterator.stats().elements == taken + 1

@@ -10,6 +10,7 @@ from headrace._dataset.base import Dataset
 from headrace._executors.walk import Walk
 from headrace._measuring import tables
 from headrace._measuring.bounds import Bounds
+from headrace._measuring.scaling import Scaling
 from headrace._measuring.verdicts import culprit, significant
 from headrace._ops.base import Op
 from headrace._ops.buffer import MpPrefetch, Prefetch
@@ -22,7 +23,9 @@ from headrace.stats import OperationStats, Stats
 
 WORTH = 1.1  # a smaller gain is not worth worker processes
 SHARES = 0.3, 0.3, 0.4  # of the time: without workers, with one, with the best number of them
-AS_PREDICTED = 0.75  # of a prediction: if a trial gives less, the verdict says so
+AGAIN = 0.2  # of the time, for each further trial
+MOST_TRIALS = 5
+AS_PREDICTED = 0.75  # of a prediction: if a trial gives less, others are made
 WARM_UP = 4  # outputs, for each worker, before measuring
 
 
@@ -79,8 +82,9 @@ _HEAD = "workers", "elements/s", "tried"
 def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
     """Runs a pipeline alone, and says what each operation costs and what the whole would give with more workers.
 
-    It runs without workers, with one, and with as many as should be best, for about `seconds` in all. An `mp_prefetch`
-    or `prefetch` at the end of the pipeline is left out first.
+    It runs without workers, with one, and with as many as should be best, for about `seconds` in all. If these give
+    much less or more than predicted, other numbers are tried, and it takes up to twice as long. An `mp_prefetch` or
+    `prefetch` at the end of the pipeline is left out first.
 
     >>> from headrace import MapDataset
     >>> found = diagnose(MapDataset.range(10_000).map(str).batch(10), seconds=0.3)
@@ -97,21 +101,62 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
     alone = _run(op, SHARES[0] * seconds)
     if alone.elements == 0:
         raise PipelineError("`diagnose` needs a pipeline with elements; this one has none.")
-    rates, best, measured = {0: alone.rate}, 0, alone.rate
-    tried = {0: alone.rate}
     one = _run(_with_workers(op, 1), SHARES[1] * seconds, WARM_UP)
-    if one.elements:
-        bounds = Bounds.of(one)
-        numbers = _numbers(bounds.best_workers())
-        rates |= {1: one.rate} | {number: bounds.with_workers(number) for number in numbers if number > 1}
-        candidate = max(bounds.best_workers(), 1)
-        if rates[candidate] > WORTH * alone.rate:
-            trial = _run(_with_workers(op, candidate), SHARES[2] * seconds, WARM_UP * candidate)
-            if trial.elements:
-                tried[candidate] = trial.rate
-            if trial.elements and trial.rate > WORTH * alone.rate:
-                best, measured = candidate, trial.rate
-    return Diagnosis(_by_operation(alone), rates, best, measured, _verdict(alone, rates, tried, best), tried)
+    trials = _Trials(op, alone, one, seconds)
+    best = trials.best()
+    measured = trials.tried[best]
+    return Diagnosis(
+        _by_operation(alone), trials.predictions(), best, measured, _verdict(alone, trials, best), trials.tried
+    )
+
+
+class _Trials:
+    """Runs with several numbers of workers, until one gives what was predicted and none should give more."""
+
+    def __init__(self, op: Op, alone: Stats, one: Stats, seconds: float):
+        self._op = op
+        self._alone = alone
+        self._one = one
+        self._seconds = seconds
+        self._scaling = Scaling(Bounds.of(one))
+        self._predicted: dict[int, float] = {}  # before the last trial
+        self.tried = {0: alone.rate}
+
+    def best(self) -> int:
+        """The number of workers to use."""
+        if not self._one.elements:
+            return 0
+        number = self._scaling.best()
+        shares = [SHARES[2], *[AGAIN] * (MOST_TRIALS - 1)]
+        for share in shares:
+            if self._scaling.rate(number) <= WORTH * self._alone.rate:
+                break
+            is_as_predicted = self._try(number, share * self._seconds)
+            expected = self._scaling.best()
+            if is_as_predicted and expected == number:
+                return number if self.tried[number] > WORTH * self._alone.rate else 0
+            number = (self._scaling.unknown() if share == shares[0] else None) or expected
+        most = max(self.tried, key=lambda number: self.tried[number])
+        return most if self.tried[most] > WORTH * self._alone.rate else 0
+
+    def _try(self, number: int, seconds: float) -> bool:
+        predicted = self._predicted[number] = self._scaling.rate(number)
+        trial = _run(_with_workers(self._op, number), seconds, WARM_UP * number)
+        self.tried[number] = trial.rate
+        self._scaling.learn(number, trial.rate)
+        return AS_PREDICTED <= trial.rate / predicted <= 1 / AS_PREDICTED
+
+    def from_one(self, number: int) -> float:
+        """What that many workers would give if each did as much as one alone."""
+        return self._scaling.without_trials(number)
+
+    def predictions(self) -> dict[int, float]:
+        """Elements in a second, by number of workers; those that were tried as they were predicted."""
+        rates = {0: self._alone.rate}
+        if self._one.elements:
+            rates |= {number: self._scaling.rate(number) for number in _numbers(max(self._predicted, default=1))}
+            rates |= {1: self._one.rate}
+        return dict(sorted((rates | self._predicted).items()))
 
 
 def _by_operation(stats: Stats) -> tuple[OperationStats, ...]:
@@ -174,23 +219,24 @@ def _read(walk: Walk, is_enough: Callable[[int], bool]) -> Totals:
         walk.go_to(None)
 
 
-def _verdict(alone: Stats, rates: dict[int, float], tried: dict[int, float], best: int) -> str:
+def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
     where = next((each.where for each in alone.operations), "consumer")
     found = culprit(alone, where)
-    number = max(tried)  # of workers, in the trial
+    number = max(trials.tried)  # of workers
+    rate = trials.tried[number]
     too_high = ""
-    if number and tried[number] < AS_PREDICTED * rates[number]:
+    if number and rate < AS_PREDICTED * trials.from_one(number):
         too_high = (
-            f" {significant(rates[number])} were predicted: workers share something that is the limit, such as memory, "
-            "or other programs use the cores."
+            f" By what one worker does, {number} would give {significant(trials.from_one(number))}; they give "
+            f"{significant(rate)}: workers share something that is the limit, such as memory, or other programs use the cores."
         )
     if not best:
-        gives = f"{significant(tried[number])} with {number}, and " if number else ""
+        gives = f"{significant(rate)} with {number}, and " if number else ""
         return (
             f"{found} Worker processes do not pay: it gives {gives}{significant(alone.rate)} elements/s without them."
             f"{too_high}"
         )
-    measured = tried[best]
+    measured = trials.tried[best]
     gain = significant(measured / alone.rate)
     return (
         f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as much as no workers."

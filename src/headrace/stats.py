@@ -126,6 +126,7 @@ class Stats:
         whole = _between(recorder.records, None, totals)
         return dataclasses.replace(
             whole,
+            elements=whole.elements - walk.num_ahead(),
             bad_records=walk.bad_records.stats(),
             recent=recent,
             _pipeline=walk.op,

@@ -107,6 +107,10 @@ class Walk:
         position = self._run.position()
         return start_of(self.op) if position is None else position
 
+    def num_ahead(self) -> int:
+        """How many elements are made, counted and not handed over yet."""
+        return operator.length_hint(self._run.iterator)
+
     @property
     def bad_records(self) -> BadRecords:
         if self._bad_records is None:
@@ -121,6 +125,11 @@ class Walk:
         self._first_error = self._error = None
         self._ended = False
         self._kept = Kept()
+        self._drop_run(position)
+
+    def _drop_run(self, position: Any) -> None:
+        """Drops what is made and not handed over; the position is `position` from now on."""
+        self.recorder.outputs.elements -= self.num_ahead()
         self._run.empty(position)
 
     # ---- making runs
@@ -288,7 +297,7 @@ class Walk:
 
     def _stay_here(self, *, wait: bool = True) -> None:
         """Drops the stream, which `_open` opens again at the last position."""
-        self._run.empty(self._run.position())
+        self._drop_run(self._run.position())
         self._discard_stream(wait=wait)
 
     def _open(self) -> Stream:
@@ -334,7 +343,7 @@ class Walk:
     def close(self) -> None:
         self._closed = True
         self._unwatch()
-        self._run.empty(self._run.position())
+        self._drop_run(self._run.position())
         self._discard_stream()
         self._workers.close()
 

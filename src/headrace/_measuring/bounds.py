@@ -4,6 +4,7 @@ A run is as fast as its slowest part. The consumer does one thing after the othe
 its own work. Workers and threads compute meanwhile, but all of them share the cores.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,8 +115,11 @@ class Bounds:
 
     def best_workers(self) -> int:
         """The fewest workers that give about as much as any number of them, or as much as the consumer can take."""
-        most = range(1, min(MOST_WORKERS, max(ALWAYS_TRIED, 2 * self.cores)) + 1)
-        wanted = ENOUGH * max(map(self.with_workers, most))
-        if self.loop_s:
-            wanted = min(wanted, 1 / self.loop_s)
-        return next((number for number in most if self.with_workers(number) >= wanted), most[-1])
+        return best_number(self.with_workers, self.cores, 1 / self.loop_s if self.loop_s else float("inf"))
+
+
+def best_number(rate: Callable[[int], float], cores: int, enough: float = float("inf")) -> int:
+    """The fewest workers whose rate is about the best one, or enough."""
+    most = range(1, min(MOST_WORKERS, max(ALWAYS_TRIED, 2 * cores)) + 1)
+    wanted = min(ENOUGH * max(map(rate, most)), enough)
+    return next((number for number in most if rate(number) >= wanted), most[-1])
