@@ -10,6 +10,8 @@ JOBS ?= 3
 MINUTES ?= 60
 SEED ?= 0
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of workers, which would each compile the library
+
 .PHONY: demo test test-all soak faults check bench dist docs clean
 
 demo: $(DEMO)/installed

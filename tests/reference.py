@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, islice
 from typing import Any
 
@@ -31,9 +31,10 @@ from headrace._ops import (
 )
 from headrace._ops.base import Op
 from headrace._ops.lanes import WHOLE, Lane
-from headrace._utils import trees
-from headrace._utils.rng import index_shuffle
+from headrace._utils import rng, trees
 from headrace.packing import operations as pack
+
+index_shuffle = lru_cache(1 << 16)(rng.index_shuffle)  # a small range takes thousands of steps
 
 
 def rng_at(seed: int, index: int) -> np.random.Generator:

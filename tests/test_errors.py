@@ -49,6 +49,10 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: MapDataset.mix([RANGE, RANGE], [1, 0]), "must be positive; weight 1 is 0"),
         (lambda: MapDataset.mix([RANGE, RANGE], [1, -2]), "must be positive; weight 1 is -2"),
         (lambda: MapDataset.mix([RANGE, RANGE], [1]), "one weight for each dataset; got 1 for 2"),
+        (
+            lambda: MapDataset.mix([RANGE, RANGE], {"a": 1, "b": 2}),
+            "its weights are a list in the same order; got {'a': 1",
+        ),
         (lambda: MapDataset.mix([]), "`mix` needs at least one dataset"),
         (lambda: IterDataset.mix({}), "`mix` needs at least one dataset"),
         (lambda: IterDataset.mix({"a": STREAM}, {"b": 1}), r"datasets \['a'\] but weights for \['b'\]"),

@@ -228,7 +228,8 @@ def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
     if number and rate < AS_PREDICTED * trials.from_one(number):
         too_high = (
             f" By what one worker does, {number} would give {significant(trials.from_one(number))}; they give "
-            f"{significant(rate)}: workers share something that is the limit, such as memory, or other programs use the cores."
+            f"{significant(rate)}: workers share something that is the limit, such as memory, or other programs use "
+            "the cores."
         )
     if not best:
         gives = f"{significant(rate)} with {number}, and " if number else ""

@@ -330,7 +330,8 @@ def test_mixes_of_batches():
 @pytest.mark.parametrize(
     ("text", "element"),
     [
-        ("takes a batch of images and one of labels, so it comes after `batch`", (PHOTO, np.arange(120) % 3)),
+        ("takes batches of images, so it comes after `batch`", {"image": PHOTO, "label": 3}),
+        ("as many labels as images", (np.stack([PHOTO] * 2), np.arange(3))),
         ("no labels under 'label'; it has", {"image": PHOTO[None]}),
         ("takes batches with labels", PHOTO[None]),
         ("Labels are from 0 to 3; with num_classes=3", (np.stack([PHOTO] * 2), np.array([0, 3]))),
@@ -351,6 +352,7 @@ def test_what_mixes_do_not_take(text, element):
         ("needs a size, or a max_size", lambda: Resize(None)),
         ("size has 1 or 2 numbers", lambda: Resize((1, 2, 3))),
         ("size must be a positive int; got 0", lambda: CenterCrop(0)),
+        ("size must be a positive int; got '96'", lambda: CenterCrop("96")),
         ("max_size=5 is for sizes of one number", lambda: Resize((3, 3), max_size=5)),
         ("max_size=5 must be more than size=7", lambda: Resize(7, max_size=5)),
         ('interpolation is "bilinear" or "nearest"', lambda: Resize(7, "lanczos")),

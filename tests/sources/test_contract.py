@@ -198,10 +198,12 @@ def test_a_missing_file_is_named(form, tmp_path):
 def test_all_missing_files_are_named_and_no_others(form, path, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"2 of 3 paths .* match no file: \S*/missing-1, \S*/missing-2\.$"):
         form.open([tmp_path / "missing-1", path, tmp_path / "missing-2"])
-    with pytest.raises(FileNotFoundError, match=r"1 of 1 paths .* match no file: \S*/nothing/\*\."):
+    with pytest.raises(FileNotFoundError, match=r"No file matches \S*/nothing/\*\."):
         form.open(tmp_path / "nothing" / "*")
     with pytest.raises(HeadraceError, match="at least one path"):
         form.open([])
+    with pytest.raises(HeadraceError, match="is a folder, not a file"):
+        form.open(tmp_path)
 
 
 @of_many

@@ -32,7 +32,7 @@ def test_a_path_is_opened(path):
 
 
 def test_a_path_that_does_not_exist():
-    with pytest.raises(FileNotFoundError, match="match no file: nowhere.jsonl"):
+    with pytest.raises(FileNotFoundError, match="No file matches nowhere.jsonl"):
         MapDataset.source("nowhere.jsonl")
 
 

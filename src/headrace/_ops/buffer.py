@@ -166,8 +166,8 @@ class MpPrefetch(Unary):
         return f"{number} {kind} work ahead" if self.options.has_workers else "nothing at run time"
 
     def label(self) -> str:
-        given = f"num_workers={self.options.num_workers!r}"
-        return f"mp_prefetch({f'RayOptions({given})' if isinstance(self.options, RayOptions) else given})"
+        number = "" if self.options.num_workers is AUTOTUNE else repr(self.options.num_workers)
+        return f"mp_prefetch({f'RayOptions({number})' if isinstance(self.options, RayOptions) else number})"
 
 
 def _takes_two(function: Any) -> bool:

@@ -150,8 +150,12 @@ class Mix(RouteOp, Mixing):
             return (1,) * len(self.parts)
         if not isinstance(weights, Mapping):
             return tuple(weights)
-        if self.names is None or set(weights) != set(self.names):
-            raise PipelineError(f"`mix` has datasets {list(self.names or ())} but weights for {sorted(weights)}.")
+        if self.names is None:
+            raise PipelineError(
+                f"`mix` has a list of datasets, so its weights are a list in the same order; got {dict(weights)}."
+            )
+        if set(weights) != set(self.names):
+            raise PipelineError(f"`mix` has datasets {list(self.names)} but weights for {sorted(weights)}.")
         return tuple(weights[name] for name in self.names)
 
     def identity(self) -> dict[str, Any]:

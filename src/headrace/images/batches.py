@@ -28,13 +28,14 @@ class _Mix(transforms.RandomMap):
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         images = np.asarray(image_in(element, self.key))
-        labels = self._labels(element)
         name = type(self).__name__
-        if images.ndim != 4 or len(images) != len(labels):
+        if images.ndim != 4:
             raise PipelineError(
-                f"{name} takes a batch of images and one of labels, so it comes after `batch`; got shapes "
-                f"{images.shape} and {labels.shape}."
+                f"{name} takes batches of images, so it comes after `batch`; got the shape {images.shape}."
             )
+        labels = self._labels(element)
+        if len(images) != len(labels):
+            raise PipelineError(f"{name} takes as many labels as images; got shapes {images.shape} and {labels.shape}.")
         mixed, share = self._mixed(images, float(rng.beta(self.alpha, self.alpha)), rng)
         weights = share * labels + (1 - share) * np.roll(labels, 1, axis=0)
         if isinstance(element, Mapping):

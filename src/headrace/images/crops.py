@@ -248,7 +248,7 @@ def height_and_width(size: int | Sequence[int]) -> Size:
 
 
 def _numbers(name: str, given: int | Sequence[int], lengths: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
-    listed = tuple(given) if isinstance(given, Sequence) else (given,)
+    listed = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     if len(listed) not in lengths:
         raise PipelineError(f"{name} has {' or '.join(map(str, lengths))} numbers; got {given!r}.")
     return tuple(check_count(name, number, least=least) for number in listed)

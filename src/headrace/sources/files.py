@@ -117,7 +117,18 @@ def expand(paths: Any, *, what: str) -> list[str]:
         missing += [] if matches else [path]
     if missing:
         raise not_found(missing, len(given), what=what)
+    if len(found) == 1:
+        check_no_folder(found[0], what=what)
     return found
+
+
+def check_no_folder(path: str, *, what: str) -> None:
+    """Raises if a path is that of a local folder."""
+    if not is_remote(path) and os.path.isdir(path):
+        raise DataError(
+            f"{path} is a folder, not a file. Give a pattern for its {what}, such as {os.path.join(path, '*')!r}, or "
+            f"let `headrace.open({path!r})` find out what it has."
+        )
 
 
 def in_braces(path: str) -> list[str]:
@@ -149,6 +160,8 @@ def _choices(text: str) -> Sequence[str]:
 def not_found(missing: Sequence[str], num_paths: int, *, what: str) -> FileNotFoundError:
     """The error for those of `num_paths` paths that match no file."""
     shown = ", ".join(map(redacted, missing[:20])) + (", …" if len(missing) > 20 else "")
+    if num_paths == 1:
+        return FileNotFoundError(f"No file matches {shown}.")
     return FileNotFoundError(f"{len(missing)} of {num_paths} paths of {what} match no file: {shown}.")
 
 

@@ -95,8 +95,10 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             parts = [p for found in _for_all(self._files_of, given) for p in found]
             with Bar(f"Opening {self.FORMAT} files", unit="files", total=len(parts)) as bar:
                 stops = _for_all(self._stop_of, parts, bar.advance)
-        except FileNotFoundError:
+        except (DataError, FileNotFoundError):
             self._name_missing(given)
+            for part in given:
+                files.check_no_folder(part.path, what=f"{self.FORMAT} files")
             raise
         self._paths = [part.path for part in parts]
         self._ranges = [(part.start, stop) for part, stop in zip(parts, stops, strict=True)]
