@@ -199,9 +199,10 @@ def test_long_chains_can_be_shown():
 
 def test_long_chains_can_be_copied_and_pickled():
     for ds in (chained(MapDataset.range(20), ELEMENT), chained(MapDataset.range(20).to_iter_dataset(), ELEMENT)):
+        elements, text = list(ds), str(ds)
         for again in (copy.copy(ds), copy.deepcopy(ds), pickle.loads(pickle.dumps(ds))):
-            assert list(again) == list(ds)
-            assert str(again) == str(ds)
+            assert list(again) == elements
+            assert str(again) == text
 
 
 def test_parts_that_are_shared_stay_shared_in_a_pickle():

@@ -198,15 +198,16 @@ def test_elements_and_batches_do_not_depend_on_the_number_of_workers():
 
     rows = MapDataset.range(20).map(element)
     columns = MapDataset.source({str(k): array_of(dtype, (20, 2)) for k, dtype in enumerate(dtypes)})
-    for ds in (rows, columns):
-        for last in (lambda ds: ds, lambda ds: ds.batch(3), lambda ds: ds.batch(4).batch(2)):
-            for built in (
-                last(ds).to_iter_dataset(),
-                last(ds.to_iter_dataset()),
-                last(ds.to_iter_dataset().window_shuffle(5, seed=1)).map(dict),
-            ):
-                here, there = list(built), list(built.mp_prefetch(MultiprocessingOptions(num_workers=2)))
-                assert len(here) == len(there)
-                for x, y in zip(here, there, strict=True):
-                    assert list(x) == list(y)
-                    assert_all_same(list(y.values()), list(x.values()))
+    for built in (
+        rows.to_iter_dataset().window_shuffle(5, seed=1).map(dict),
+        rows.batch(3).to_iter_dataset(),
+        rows.to_iter_dataset().batch(4).batch(2),
+        columns.to_iter_dataset(),
+        columns.to_iter_dataset().batch(3),
+        columns.to_iter_dataset().window_shuffle(5, seed=1).batch(4).batch(2).map(dict),
+    ):
+        here, there = list(built), list(built.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+        assert len(here) == len(there)
+        for x, y in zip(here, there, strict=True):
+            assert list(x) == list(y)
+            assert_all_same(list(y.values()), list(x.values()))

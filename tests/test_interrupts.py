@@ -22,7 +22,7 @@ from tests.proc import LIMIT_S, descriptors, nothing_left
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = os.path.dirname(headrace.__file__)
-RUNS = int(os.environ.get("HEADRACE_FAULT_RUNS", "2"))
+RUNS = int(os.environ.get("HEADRACE_FAULT_RUNS", "1"))
 TWO = MultiprocessingOptions(num_workers=2)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and sends signals")

@@ -574,10 +574,8 @@ def test_what_grain_wrote_with_workers_is_restored_or_refused_with_the_reason(tm
 
     shard = {"sampler": (1, 2, True)}
     cases = [
-        ["batch3", 1, {}],
-        ["drop draw", 1, shard],
-        ["draw pass", 2, {}],
-        ["draw", 3, shard],
+        ["drop draw batch3", 1, shard],
+        ["draw pass", 2, shard],
         ["batch3", 2, {}],
         ["drop", 2, {}],
     ]
