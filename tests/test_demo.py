@@ -38,7 +38,8 @@ def test_each_call_gives_arrays_to_change():
 def test_the_demo_goes_on_exactly_in_a_new_process_and_learns(tmp_path):
     done = subprocess.run(
         [sys.executable, str(DEMO), "--epochs=5"],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ
+        | {"TMPDIR": str(tmp_path), "XLA_FLAGS": "--xla_backend_optimization_level=0"},  # compiles sooner
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -16,7 +16,10 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "language_model.py"
 NEEDED = ("jax", "optax", "flax", "orbax", "tokenizers", "pyarrow")
 MISSING = [module for module in NEEDED if find_spec(module) is None]
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the language model needs {', '.join(MISSING)}")
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"the language model needs {', '.join(MISSING)}"),
+    pytest.mark.xdist_group("language model"),  # JAX compiles each operation once in a process
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,11 @@ def example():
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def model(example):
+    return example.Gpt(example.nnx.Rngs(0))
 
 
 def packed_row(example):
@@ -48,21 +56,21 @@ def changed(batch, at):
 
 
 @pytest.mark.parametrize(("at", "end"), [(0, 5), (2, 5), (4, 5), (5, 9), (8, 9)])
-def test_a_token_is_seen_by_itself_and_by_those_after_it_in_its_document(example, at, end):
-    model, batch = example.Gpt(example.nnx.Rngs(0)), packed_row(example)
+def test_a_token_is_seen_by_itself_and_by_those_after_it_in_its_document(example, model, at, end):
+    batch = packed_row(example)
     difference = np.abs(np.asarray(model(changed(batch, at)) - model(batch))).max(axis=-1)[0]
     (moved,) = np.nonzero(difference)
     assert moved.tolist() == list(range(at, end))
 
 
-def test_a_document_alone_gives_the_logits_that_it_gives_beside_others(example):
-    model, batch = example.Gpt(example.nnx.Rngs(0)), packed_row(example)
+def test_a_document_alone_gives_the_logits_that_it_gives_beside_others(example, model):
+    batch = packed_row(example)
     alone = {name: array[:, 5:9] for name, array in batch.items()}
     np.testing.assert_allclose(model(alone), model(batch)[:, 5:9], atol=1e-5)
 
 
-def test_the_loss_is_that_of_the_next_tokens_of_each_document(example):
-    model, batch = example.Gpt(example.nnx.Rngs(0)), packed_row(example)
+def test_the_loss_is_that_of_the_next_tokens_of_each_document(example, model):
+    batch = packed_row(example)
     logits = np.asarray(model(batch), np.float64)[0]
     log_likelihoods = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     guessed = [0, 1, 2, 3, 5, 6, 7]  # not the ends of the documents, at 4 and 8

@@ -19,6 +19,11 @@ from headrace.sharding import ShardByJaxProcess, ShardBySharding
 from tests.hosts import pipelines
 
 
+def several(calls: list[list[Any]]) -> list[Any]:
+    """Calls some of the functions here, one after the other: programs that share their processes."""
+    return [globals()[name](*args) for name, *args in calls]
+
+
 def data_sharding() -> NamedSharding:
     return NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), P("data"))
 
@@ -184,7 +189,8 @@ def rows_per_process() -> Any:
 
 def some_processes() -> Any:
     """A mesh over the first two processes of three."""
-    sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",)), P("data"))
+    devices = [device for device in jax.devices() if device.process_index < 2]
+    sharding = NamedSharding(jax.sharding.Mesh(np.array(devices), ("data",)), P("data"))
     if jax.process_index() == 2:
         return 0
     ds = headrace.MapDataset.range(80).global_batch(8, ShardBySharding(sharding)).to_iter_dataset()

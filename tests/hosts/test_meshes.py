@@ -16,16 +16,18 @@ def expected(step):
     return {name: np.array([each[name] for each in elements]) for name in elements[0]} | {"scalar": np.array(7)}
 
 
-@pytest.mark.parametrize("shape", [[4, 1], [2, 2], [1, 4]])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_every_device_has_its_rows_and_columns(count, shape):
-    for batches in cluster.run("meshes", count, shape, num_devices=4 // count):
-        assert len(batches) == 5
-        for step, batch in enumerate(batches):
-            for name, whole in expected(step).items():
-                for full, slices, values in batch[name]:
-                    assert full == list(whole.shape)
-                    np.testing.assert_array_equal(values, whole[tuple(slice(*each) for each in slices)])
+def test_every_device_has_its_rows_and_columns(count):
+    shapes = [[4, 1], [2, 2], [1, 4]]
+    for found in cluster.run("several", count, [["meshes", shape] for shape in shapes], num_devices=4 // count):
+        assert len(found) == len(shapes)
+        for batches in found:
+            assert len(batches) == 5
+            for step, batch in enumerate(batches):
+                for name, whole in expected(step).items():
+                    for full, slices, values in batch[name]:
+                        assert full == list(whole.shape)
+                        np.testing.assert_array_equal(values, whole[tuple(slice(*each) for each in slices)])
 
 
 SAYS = {
@@ -45,26 +47,41 @@ SAYS = {
 }
 
 
+@pytest.fixture(scope="module")
+def on_two():
+    """What the programs for two processes returned in each, by their names and arguments."""
+    calls = [*(("refused", kind) for kind in SAYS), ("scalars",)]
+    return dict(zip(calls, zip(*cluster.run("several", 2, calls), strict=True), strict=True))
+
+
 @pytest.mark.parametrize("kind", SAYS)
-def test_what_cannot_work_is_refused_with_the_reason(kind):
-    for said in cluster.run("refused", 2, kind):
+def test_what_cannot_work_is_refused_with_the_reason(on_two, kind):
+    for said in on_two["refused", kind]:
         assert re.match(f"PipelineError: .*{SAYS[kind]}", said, re.DOTALL), said
 
 
-def test_processes_may_hold_different_numbers_of_rows():
-    results = cluster.run("rows_per_process", 3, num_devices=2)
-    assert results[0] == results[1] == results[2] == [float(sum(range(8 * i, 8 * i + 8))) for i in range(10)]
-
-
-def test_a_mesh_over_some_processes_needs_no_others():
-    assert cluster.run("some_processes", 3) == [10, 10, 0]
-
-
-def test_a_scalar_leaves_the_rows_of_others_as_they_are():
+def test_a_scalar_leaves_the_rows_of_others_as_they_are(on_two):
     sums = [float(sum(range(4 * i, 4 * i + 4))) for i in range(4)]
-    for i, (found, read) in enumerate(cluster.run("scalars", 2)):
+    for i, (found, read) in enumerate(on_two["scalars",]):
         assert found == sums
         assert read == [x for x in range(16) if x % 4 // 2 == i]
+
+
+@pytest.fixture(scope="module")
+def on_three():
+    """The same for three processes of two devices each."""
+    calls = ["rows_per_process", "some_processes"]
+    results = cluster.run("several", 3, [[call] for call in calls], num_devices=2)
+    return dict(zip(calls, zip(*results, strict=True), strict=True))
+
+
+def test_processes_may_hold_different_numbers_of_rows(on_three):
+    expected = [float(sum(range(8 * i, 8 * i + 8))) for i in range(10)]
+    assert on_three["rows_per_process"] == (expected,) * 3
+
+
+def test_a_mesh_over_some_processes_needs_no_others(on_three):
+    assert on_three["some_processes"] == (10, 10, 0)
 
 
 def test_an_error_of_one_process_behind_in_step_is_its_own():

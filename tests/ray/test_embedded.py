@@ -56,10 +56,10 @@ def ended(process):
 
 
 ENDS = {
+    "exception": "print(False, flush=True); raise ValueError",
     "closed": "iterator.close(); import ray; print(ray.is_initialized())",
     "dropped": "del iterator, ds; import gc, ray; gc.collect(); print(ray.is_initialized())",
     "exit": "print(False)",
-    "exception": "print(False, flush=True); raise ValueError",
     "killed": "print(False, flush=True); os.kill(os.getpid(), signal.SIGKILL)",
     "ctrl-c": """
         print(False, flush=True)
@@ -79,38 +79,26 @@ def test_a_ray_that_was_started_is_gone(tmp_path, end):
     until(lambda: not of(tmp_path), f"left: {of(tmp_path)}")
 
 
-def test_a_ray_that_the_user_has_running_is_left_running(tmp_path):
-    code = """
-        import ray
-        ray.init("local", num_cpus=2, include_dashboard=False)
-    """
+def test_a_cluster_is_joined_by_its_address_and_left_running(cluster, tmp_path):
+    code = BEGIN.replace("num_workers=2", f"num_workers=2, address={cluster.address!r}")
+    out, err = ended(
+        start(textwrap.dedent(code) + "iterator.close(); import ray; print(ray.is_initialized())", tmp_path)
+    )
+    assert out.strip().splitlines()[-1:] == ["False"], err[-3000:]
+    until(lambda: not of(tmp_path), f"left: {of(tmp_path)}")
+    assert all(process.process.poll() is None for process in cluster.head_node.all_processes["raylet"])
+
+
+def test_pools_share_a_ray_that_was_started_and_a_fork_is_told_that_it_cannot(tmp_path):
+    """It stays until the last pool is closed."""
     end = """
-        iterator.close()
-        print(ray.is_initialized(), ray.get(ray.remote(lambda: 3).remote()))
-    """
-    out, err = ended(start("".join(map(textwrap.dedent, (code, BEGIN, end))), tmp_path))
-    assert out.strip().splitlines()[-1:] == ["True 3"], err[-3000:]
+        if (child := os.fork()) == 0:
+            try:
+                list(ds.mp_prefetch(RayOptions(num_workers=1)))
+            except RuntimeError as e:
+                os._exit(7 if "is a fork" in str(e) else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ")
 
-
-def test_a_cluster_is_joined_by_its_address_and_left_running(tmp_path):
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    try:
-        code = BEGIN.replace("num_workers=2", f"num_workers=2, address={cluster.address!r}")
-        out, err = ended(
-            start(textwrap.dedent(code) + "iterator.close(); import ray; print(ray.is_initialized())", tmp_path)
-        )
-        assert out.strip().splitlines()[-1:] == ["False"], err[-3000:]
-        until(lambda: not of(tmp_path), f"left: {of(tmp_path)}")
-        assert all(process.process.poll() is None for process in cluster.head_node.all_processes["raylet"])
-    finally:
-        cluster.shutdown()
-
-
-def test_epochs_workers_and_arguments(tmp_path):
-    """A second pool shares the Ray that was started; it stays until the last one is closed."""
-    end = """
         import ray
         other = iter(MapDataset.range(50).map(lambda x: x + 1).to_iter_dataset().mp_prefetch(RayOptions(num_workers=1)))
         assert next(other) == 1
@@ -121,7 +109,8 @@ def test_epochs_workers_and_arguments(tmp_path):
         print(ray.is_initialized())
     """
     out, err = ended(start(textwrap.dedent(BEGIN) + textwrap.dedent(end), tmp_path))
-    assert out.strip().splitlines()[-1:] == ["True False"], err[-3000:]
+    assert out.strip().splitlines()[-1:] == ["7 True False"], err[-3000:]
+    until(lambda: not of(tmp_path), f"left: {of(tmp_path)}")
 
 
 def test_a_consumer_that_is_killed_leaves_nothing_also_while_it_waits(tmp_path):
@@ -135,7 +124,7 @@ def test_a_consumer_that_is_killed_leaves_nothing_also_while_it_waits(tmp_path):
 
 
 def test_what_the_user_does_with_ray_meanwhile(tmp_path):
-    """A Ray that was shut down is not missed, and another is not shut down; the user's handlers stay."""
+    """A Ray that was shut down is not missed, and the user's own is left running; the user's handlers stay."""
     code = """
         import signal
         from headrace import MapDataset, RayOptions
@@ -156,6 +145,7 @@ def test_what_the_user_does_with_ray_meanwhile(tmp_path):
         assert list(ds) == list(range(50))
         del ds, live, done
         assert ray.is_initialized()
+        assert ray.get(ray.remote(lambda: 3).remote()) == 3
         ray.shutdown()
         print("fine")
     """
@@ -164,16 +154,3 @@ def test_what_the_user_does_with_ray_meanwhile(tmp_path):
         if "You have likely discovered a bug in Ray" not in err:  # it says so now and then in `ray.shutdown()`
             break
     assert out.strip().splitlines()[-1:] == ["fine"], err[-3000:]
-
-
-def test_a_fork_is_told_that_it_cannot_use_ray(tmp_path):
-    code = """
-        if (child := os.fork()) == 0:
-            try:
-                list(ds.mp_prefetch(RayOptions(num_workers=1)))
-            except RuntimeError as e:
-                os._exit(7 if "is a fork" in str(e) else 1)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    out, err = ended(start(textwrap.dedent(BEGIN) + textwrap.dedent(code), tmp_path))
-    assert out.strip().splitlines()[-1:] == ["7"], err[-3000:]

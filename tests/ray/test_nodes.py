@@ -149,10 +149,10 @@ def test_versions_that_differ_are_named(tmp_path):
     assert "gears 1.0 (here 2.0)" in second
 
 
-def test_functions_of_a_notebook_run(tmp_path):
+def test_functions_of_a_notebook_run(cluster, tmp_path):
     """Code that is in no file, as in a notebook's cells."""
     cells = [
-        """
+        f"""
         from headrace import MapDataset, RayOptions
 
         class Scale:
@@ -164,9 +164,11 @@ def test_functions_of_a_notebook_run(tmp_path):
 
         def helper(x):
             return x + 1
+
+        options = RayOptions(num_workers=1, address={cluster.address!r})
         """,
         """
-        iterator = iter(MapDataset.range(4).to_iter_dataset().map(Scale(3)).mp_prefetch(RayOptions(num_workers=1)))
+        iterator = iter(MapDataset.range(4).to_iter_dataset().map(Scale(3)).mp_prefetch(options))
         print(list(iterator))
         iterator.close()
         """,
@@ -249,19 +251,20 @@ def test_a_cluster_that_cannot_be_joined_is_an_error(tmp_path):
 
 
 def test_pools_that_wait_for_their_next_epoch_make_room():
-    count = int(ray.cluster_resources()["CPU"])
+    count = int(ray.cluster_resources()["CPU"]) // 2  # a node has two: they fill the cluster
     first, second = (
         MapDataset.range(20)
         .map(lambda x, sign=sign: sign * x)
         .to_iter_dataset()
-        .mp_prefetch(RayOptions(num_workers=count))
+        .mp_prefetch(RayOptions(num_workers=count, num_cpus=2))
         for sign in (1, -1)
     )
     assert sum(first) == -sum(second) == 190
     assert sum(first) == 190
 
 
-def test_an_error_that_cannot_be_sent_is_an_error_also_with_a_timeout():
+@pytest.mark.parametrize("options", [DatasetOptions(timeout_s=30), DatasetOptions()], ids=["timeout", "none"])
+def test_an_error_that_cannot_be_sent_is_an_error_also_with_a_timeout(options):
     class Boom(Exception):
         def __reduce__(self):
             raise SystemExit("in reduce")
@@ -272,11 +275,8 @@ def test_an_error_that_cannot_be_sent_is_an_error_also_with_a_timeout():
         return x
 
     ds = MapDataset.range(20).map(boom).to_iter_dataset()
-    for options in (DatasetOptions(), DatasetOptions(timeout_s=30)):
-        iterator = iter(on_ray(ds, 1).with_options(options))
-        with pytest.raises(WorkerError):
-            list(iterator)
-        iterator.close()
+    with iter(on_ray(ds, 1).with_options(options)) as iterator, pytest.raises(WorkerError):
+        list(iterator)
 
 
 def test_limits_larger_than_the_system_knows():

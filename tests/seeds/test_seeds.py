@@ -4,28 +4,15 @@ They lie in shared/seeds beside the repository and are not part of it; without t
 `python -m tests.seeds.run 001` runs one of them by hand.
 """
 
-import functools
 import importlib.util
-import tempfile
+from pathlib import Path
 
 import pytest
 
 from tests.seeds import claims, repairs, run
 from tests.seeds.documents import DOCUMENTS, FOLDER, Document, blocks
 
-BLOCKS = [
-    pytest.param(
-        document,
-        block.number,
-        id=f"{document.name}-{block.number:02}",
-        marks=pytest.mark.xdist_group(document.name),  # a document runs once, and all at once
-    )
-    for document in (DOCUMENTS if FOLDER.is_dir() else ())
-    for block in blocks(document.name)
-]
 
-
-@functools.cache
 def _missing(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is None
@@ -33,30 +20,21 @@ def _missing(module: str) -> bool:
         return True
 
 
-@functools.cache
-def _outcomes(document: str) -> dict[int, run.Outcome] | str:
-    """What became of a document's blocks, or why it could not be run; either is found out once."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return run.run(document, folder)
-        except Exception as error:
-            return str(error)
-
-
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not here")
 @pytest.mark.timeout(2 * run.TIME_LIMIT_S + 10)
-@pytest.mark.parametrize(("document", "number"), BLOCKS)
-def test_block_runs_and_what_is_said_of_it_holds(document: Document, number: int):
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_all_blocks_of_a_document_run_and_what_is_said_of_them_holds(document: Document, tmp_path: Path):
     missing = [module for module in document.modules if _missing(module)]
     missing += [str(folder) for folder in document.folders if not folder.is_dir()]
     if missing:
         pytest.skip(f"document {document.name} needs {', '.join(missing)}")
-    outcomes = _outcomes(document.name)
-    if isinstance(outcomes, str):
-        pytest.fail(outcomes, pytrace=False)
-    print(*outcomes[number].repairs, sep="\n")
-    if error := outcomes[number].error:
-        pytest.fail(error, pytrace=False)
+    outcomes = run.run(document.name, str(tmp_path))
+    assert list(outcomes) == [block.number for block in blocks(document.name)]
+    for outcome in outcomes.values():
+        print(*outcome.repairs, sep="\n")
+    errors = [f"block {number}: {outcome.error}" for number, outcome in outcomes.items() if outcome.error]
+    if errors:
+        pytest.fail("\n".join(errors), pytrace=False)
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not here")
