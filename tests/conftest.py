@@ -55,6 +55,20 @@ def pytest_collection_modifyitems(config, items):
     items[:] = kept
 
 
+gc.disable()  # while tests are collected: what they import has a million objects, and lives until the end
+
+
+def pytest_collection_finish():
+    """From here on the collector looks at what tests make, and not at what they have imported: many tests call it."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or libraries would say at the end that something of theirs is left
+
+
 NOT_EVERYWHERE = {"bagz", "cv2", "google_crc32c", "grain", "orjson", "polars", "ray", "simplejpeg", "zstandard"}
 NOT_EVERYWHERE |= {"fcntl", "resource", "termios"}  # of Python itself, not on Windows
 
