@@ -25,7 +25,6 @@ SAMPLED = {
     "tests/sources/test_damage.py::test_a_damaged_file_is_an_error_or_some_values": 3,
     "tests/sources/test_damage.py::test_a_description_that_is_wrong_is_an_error_or_read": 2,
     "tests/sources/test_damage.py::test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it": 2,
-    "tests/sources/test_verify.py::test_a_dangerous_record_is_named_and_the_rest_is_read": 2,
     "tests/sources/test_verify.py::test_intact_files_are_good": 3,
     "tests/test_documents.py::test_the_code_of_a_tutorial_runs": 4,
     "tests/test_interrupts.py::test_signals_while_a_stream_is_read": 3,
