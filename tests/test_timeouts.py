@@ -171,14 +171,14 @@ PIPELINES = {
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_an_element_that_takes_too_long_is_a_bad_record(name):
-    ds = with_seconds(PIPELINES[name](), timeout_s=5.0).on_error("skip").mp_prefetch(TWO)
+    ds = with_seconds(PIPELINES[name](), timeout_s=3.0).on_error("skip").mp_prefetch(TWO)
     with nothing_left(), iter(ds) as iterator:
         elements = list(map(int, iterator))
         bad = iterator.stats().bad_records
         iterator.close()
     assert elements == [x for x in range(40) if x != 17]
     assert bad["count"] == 1
-    assert bad["last"][0]["error"] == "TimeoutError: took more than 5 s"
+    assert bad["last"][0]["error"] == "TimeoutError: took more than 3 s"
     assert bad["last"][0]["index"] == (17 if name not in ("after a shuffle", "children") else None)
 
 
