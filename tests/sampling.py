@@ -25,6 +25,7 @@ SAMPLED = {
     "tests/sources/test_damage.py::test_a_damaged_file_is_an_error_or_some_values": 3,
     "tests/sources/test_damage.py::test_a_description_that_is_wrong_is_an_error_or_read": 2,
     "tests/sources/test_damage.py::test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it": 2,
+    "tests/sources/test_remote_formats.py::test_two_workers_give_the_same_stream_from_far_away": 4,
     "tests/sources/test_verify.py::test_a_flipped_bit_is_found_where_there_are_checksums": 2,
     "tests/sources/test_verify.py::test_intact_files_are_good": 4,
     "tests/test_documents.py::test_the_code_of_a_tutorial_runs": 4,
