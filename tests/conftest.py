@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 
 _cache = tempfile.TemporaryDirectory(prefix="headrace-tests-")  # and not the user's own
 os.environ |= {"HEADRACE_CACHE": f"{_cache.name}/remote", "XDG_CACHE_HOME": _cache.name}
+os.environ["OMP_NUM_THREADS"] = "1"  # threads of libraries that share busy cores only wait for each other, and spin
 
 
 def register_profile(name, max_examples, **options):

@@ -183,11 +183,11 @@ def test_an_element_that_takes_too_long_is_a_bad_record(name):
 
 
 def test_an_element_that_takes_too_long_is_an_error_that_names_it():
-    ds = with_seconds(FORTY.map(hangs).to_iter_dataset(), timeout_s=4.0).mp_prefetch(TWO)
+    ds = with_seconds(FORTY.map(hangs).to_iter_dataset(), timeout_s=3.0).mp_prefetch(TWO)
     found = []
     with nothing_left(), iter(ds) as iterator:
         with pytest.raises(
-            ElementTimeout, match=r"map\(hangs.*timeout_s=4 for element 17 \(record 17 of source\(Range"
+            ElementTimeout, match=r"map\(hangs.*timeout_s=3 for element 17 \(record 17 of source\(Range"
         ):
             found += iterator
         state = iterator.get_state()
@@ -209,7 +209,7 @@ def test_a_batch_that_takes_too_long_is_an_error_and_no_record_is_lost_for_it(ki
         ds = ds.batch(4, batch_fn=collate).to_iter_dataset()
     else:
         ds = ds.to_iter_dataset().batch(4, batch_fn=collate)
-    ds = with_seconds(ds, timeout_s=4.0).on_error(on_error).mp_prefetch(TWO)
+    ds = with_seconds(ds, timeout_s=3.0).on_error(on_error).mp_prefetch(TWO)
     found = []
     with nothing_left(), iter(ds) as iterator:
         with pytest.raises(ElementTimeout, match=r"batch\(4, batch_fn=collate"):
@@ -220,8 +220,8 @@ def test_a_batch_that_takes_too_long_is_an_error_and_no_record_is_lost_for_it(ki
 
 
 def test_slow_elements_within_the_limit_are_no_error():
-    ds = FORTY.map(lambda x: time.sleep(0.5) or x).to_iter_dataset()
-    with iter(with_seconds(ds, timeout_s=9.0).mp_prefetch(TWO)) as iterator:
+    ds = FORTY.map(lambda x: time.sleep(0.25) or x).to_iter_dataset()
+    with iter(with_seconds(ds, timeout_s=4.5).mp_prefetch(TWO)) as iterator:
         assert list(iterator) == list(range(40))
 
 

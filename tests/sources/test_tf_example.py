@@ -196,7 +196,7 @@ def blocks(draw):
     return features, records
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(blocks())
 def test_records_parsed_together_are_those_parsed_alone(block):
     features, named = block

@@ -9,7 +9,6 @@ from headrace.sources.tfrecord import TFRecordIterDataset
 from headrace.testing import assert_equal, assert_resumable
 from tests.sources.fixtures.tfrecords import damage, write
 from tests.sources.test_array_record import (
-    TWO,
     assert_files_are_given_back,
     assert_same_with_workers,
     interleaved,
@@ -88,7 +87,7 @@ def test_a_damaged_tfrecord_file_is_an_error_after_the_records_before(tmp_path, 
         (iter(TFRecordIterDataset(path)), before),
         (iter(TFRecordIterDataset(path).map(len)), before),
         (resumed, max(0, before - 1)),
-        (iter(TFRecordIterDataset(path).mp_prefetch(TWO)), before),
+        (iter(TFRecordIterDataset(path).mp_prefetch(1)), before),
     ):
         for _ in range(count):
             next(iterator)
