@@ -246,7 +246,7 @@ def _is_zombie(pid):
 
 
 def test_a_function_that_holds_pythons_lock_is_ended_by_the_consumer(monkeypatch):
-    monkeypatch.setattr(pool, "STUCK_S", 3.0)
+    monkeypatch.setattr(pool, "STUCK_S", 2.0)
 
     def holds_the_lock(x):
         if x == 3:
@@ -254,7 +254,7 @@ def test_a_function_that_holds_pythons_lock_is_ended_by_the_consumer(monkeypatch
         return x
 
     end_earlier_workers()
-    ds = with_seconds(MapDataset.range(6).map(holds_the_lock).to_iter_dataset(), timeout_s=4.0)
+    ds = with_seconds(MapDataset.range(6).map(holds_the_lock).to_iter_dataset(), timeout_s=2.0)
     with iter(ds.mp_prefetch(MultiprocessingOptions(1))) as iterator:
         assert [next(iterator) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(WorkerError, match=r"killed by SIGKILL.*element 3 of map\(holds_the_lock"):
