@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 
 _cache = tempfile.TemporaryDirectory(prefix="headrace-tests-")  # and not the user's own
 os.environ |= {"HEADRACE_CACHE": f"{_cache.name}/remote", "XDG_CACHE_HOME": _cache.name}
+os.environ["OMP_NUM_THREADS"] = "1"  # threads of libraries that share busy cores only wait for each other, and spin
 
 
 def register_profile(name, max_examples, **options):
@@ -53,6 +54,20 @@ def pytest_collection_modifyitems(config, items):
         (kept if is_kept else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+gc.disable()  # while tests are collected: what they import has a million objects, and lives until the end
+
+
+def pytest_collection_finish():
+    """From here on the collector looks at what tests make, and not at what they have imported: many tests call it."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or libraries would say at the end that something of theirs is left
 
 
 NOT_EVERYWHERE = {"bagz", "cv2", "google_crc32c", "grain", "orjson", "polars", "ray", "simplejpeg", "zstandard"}

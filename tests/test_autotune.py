@@ -1,5 +1,6 @@
 """The choice among the consumer, threads and worker processes, while a pipeline runs."""
 
+import functools
 import logging
 import os
 import sys
@@ -31,6 +32,12 @@ BLOB = zlib.compress(np.random.default_rng(0).integers(0, 9, 400_000).astype(np.
 def spin(x):
     """Work that holds the GIL."""
     return sum(i for i in range(60_000)) + x
+
+
+def spun(count):
+    """What `spin` returns for numbers below a count."""
+    first = spin(0)
+    return [first + x for x in range(count)]
 
 
 def inflate(x):
@@ -234,6 +241,12 @@ def test_the_user_is_told_who_has_turned_the_gil_on(monkeypatch, built_without):
 # ---- worker processes
 
 
+@functools.cache
+def expected_of_costly():
+    """The outputs and states of 600 elements: so many that workers start meanwhile."""
+    return outputs_and_states(costly(600))
+
+
 def outputs_and_states(ds):
     with iter(ds) as iterator:
         outputs, states = [], [iterator.get_state()]
@@ -265,7 +278,7 @@ def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stay
     monkeypatch.setattr(process_trial, "WORKERS_S", 0.02)
     monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
     monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
-    expected = outputs_and_states(costly(600))
+    expected = expected_of_costly()
     ds = costly(600).mp_prefetch(AUTOTUNE)
     with nothing_left():
         for _ in range(2):  # the second time it is known
@@ -274,8 +287,8 @@ def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stay
             assert ds._op.kept.of(Choice).workers is stays
             assert ("workers" in found[2]) or not stays
         with iter(ds) as iterator:  # a state taken on one side is good on the other
-            iterator.set_state(expected[1][17])
-            assert [repr(x) for x in iterator] == expected[0][17:]
+            iterator.set_state(expected[1][170])
+            assert [repr(x) for x in iterator] == expected[0][170:]
         del ds
 
 
@@ -302,7 +315,7 @@ def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
     monkeypatch.setattr(autotune, "GAIN", 0.0)  # in which threads always pay
     monkeypatch.setattr(AutotunedExecutor, "_judge", lambda *found: None)
     monkeypatch.setattr(process_trial.TrialStream, "_start", start)
-    assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == [spin(x) for x in range(400)]
+    assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == spun(400)
     assert bool(started) is gil
 
 
@@ -323,7 +336,7 @@ def test_functions_that_workers_cannot_have_stay_with_the_consumer(monkeypatch, 
 
     ds = MapDataset.range(100).map(locked).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=AUTOTUNE))
     with caplog.at_level(logging.WARNING, "headrace"):
-        assert list(ds) == [spin(x) for x in range(100)]
+        assert list(ds) == spun(100)
     assert any("no worker processes" in record.getMessage() for record in caplog.records)
 
 
@@ -335,7 +348,7 @@ def test_errors_come_after_all_elements_before_them(monkeypatch):
         return spin(x) if x < 150 else 1 // 0
 
     with iter(MapDataset.range(300).map(fails).to_iter_dataset().mp_prefetch(AUTOTUNE)) as iterator:
-        assert [next(iterator) for _ in range(150)] == [spin(x) for x in range(150)]
+        assert [next(iterator) for _ in range(150)] == spun(150)
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 next(iterator)
@@ -351,12 +364,12 @@ def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
     consumer = os.getpid()
 
     def ends(x):
-        if x == 300 and os.getpid() != consumer:
+        if x == 100 and os.getpid() != consumer:
             os._exit(1)
         return spin(x)
 
-    with iter(MapDataset.range(400).map(ends).to_iter_dataset().mp_prefetch(AUTOTUNE)) as iterator:
-        assert [next(iterator) for _ in range(300)] == [spin(x) for x in range(300)]
+    with iter(MapDataset.range(130).map(ends).to_iter_dataset().mp_prefetch(AUTOTUNE)) as iterator:
+        assert [next(iterator) for _ in range(100)] == spun(100)
         with pytest.raises(WorkerError):
             next(iterator)
 
@@ -373,7 +386,7 @@ def test_every_output_is_a_checkpoint(monkeypatch):
     monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)
     monkeypatch.setattr(process_trial, "HERE_S", 0.01)
     monkeypatch.setattr(process_trial, "GAIN", 0.0)
-    assert_resumable(costly(40).mp_prefetch(AUTOTUNE))
+    assert_resumable(costly(20).mp_prefetch(AUTOTUNE))
 
 
 def test_the_plan_says_so():

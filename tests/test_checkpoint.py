@@ -47,9 +47,10 @@ def test_a_checkpoint_manager_saves_and_restores_iterators(tmp_path, source, is_
         for step in (1, 2, 3):
             texts(iterator, 1)
             assert manager.save(step, args=headrace.checkpoint.CheckpointSave(iterator))
-            state = iterator.get_state()
-            with _at(source, state) as other:
-                expected[step] = state, texts(other, 2)
+            if step > 1:  # the first one is not kept
+                state = iterator.get_state()
+                with _at(source, state) as other:
+                    expected[step] = state, texts(other, 2)
         manager.wait_until_finished()
         assert manager.all_steps() == [2, 3]
         (file,) = (tmp_path / "checkpoints" / "3").glob("*/*.json")

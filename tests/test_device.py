@@ -128,15 +128,15 @@ def test_no_more_is_computed_or_moved_than_the_buffers_hold(cpu_buffer_size, dev
 @pytest.mark.parametrize("device_buffer_size", [1, 2])
 def test_elements_that_come_together_are_moved_one_at_a_time(device_buffer_size):
     """Workers hand over whole chunks; on the device there are never more than the buffer holds."""
-    ds = MapDataset.source(np.ones((4096, 8), np.float32)).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1, 64))
+    ds = MapDataset.source(np.ones((1024, 8), np.float32)).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1, 64))
     with iter(device_put(ds, CPU, device_buffer_size=device_buffer_size)) as iterator:
         most, on_device = 0, arrays_made()
         for i, element in enumerate(iterator):
-            if i % 1000 == 0:  # the one that is looked at, and those in the buffer
+            if i % 250 == 0:  # the one that is looked at, and those in the buffer
                 until(lambda: on_device() > device_buffer_size, "the buffer is not filled")
             most = max(most, on_device())
             del element
-        assert i == 4095
+        assert i == 1023
     assert most <= device_buffer_size + 2  # and one that is being handed over
 
 

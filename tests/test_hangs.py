@@ -7,13 +7,15 @@ import time
 
 import pytest
 
-from headrace._utils.threads import CLOSE_S, ThreadPool, map_in_threads
+from headrace._utils.threads import ThreadPool, map_in_threads
 from headrace.errors import ClosedError
 from tests.proc import LIMIT_S, WAIT_S
 
 HUNG = """
     import threading, time, sys
     from headrace import IterDataset, MapDataset, ReadOptions
+    from headrace._utils.threads import join_threads
+    join_threads.__defaults__ = ({close_s},)
     stuck = threading.Event()
     def hangs(x):
         if x >= 3:
@@ -28,6 +30,7 @@ HUNG = """
     assert stuck.wait(60)
     begin = time.monotonic()
 """
+CLOSE_S = 2.0  # instead of 5, to wait less
 MANY_S = 40 * CLOSE_S  # if threads were waited for one after the other
 READ_AHEAD = "streams = [ds.to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=16))]"
 PREFETCH = "streams = [ds.to_iter_dataset(ReadOptions(num_threads=0)).prefetch(8)]"
@@ -35,7 +38,7 @@ MANY = "streams = [ds.to_iter_dataset(ReadOptions(num_threads=0)).prefetch(8) fo
 
 
 def run(streams, then):
-    script = textwrap.dedent(HUNG).format(streams=streams) + textwrap.dedent(then)
+    script = textwrap.dedent(HUNG).format(streams=streams, close_s=CLOSE_S) + textwrap.dedent(then)
     return subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -79,7 +82,6 @@ def test_close_gives_up_functions_that_hang(streams):
 def test_an_interrupt_does_not_wait_for_functions_that_hang(streams):
     then = f"""
     import os, signal
-    from headrace._utils.threads import join_threads
     join_threads.__defaults__ = (1000.0,)  # what the interrupt does not wait for
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:

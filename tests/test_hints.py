@@ -1,6 +1,7 @@
 """Hints name what is really missing: the package, and the extra of pyproject.toml that has it."""
 
 import ast
+import functools
 import importlib.metadata
 import json
 import re
@@ -55,6 +56,7 @@ def normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@functools.cache
 def packages_of(extra):
     """What an extra installs: its packages, and all that these need."""
     found, new = set(), [re.split(r"[^\w.-]", each)[0] for each in EXTRAS[extra]]
@@ -71,6 +73,9 @@ def packages_of(extra):
     return found
 
 
+distributions = functools.cache(importlib.metadata.packages_distributions)  # reads the lists of all packages
+
+
 def test_there_are_hints_to_look_at():
     assert len(FOUND) > 30
     assert {"array_record.python.array_record_module", "cv2", "pyarrow", "fsspec", "jax"} <= {m for m, _ in PAIRS}
@@ -79,7 +84,7 @@ def test_there_are_hints_to_look_at():
 @pytest.mark.parametrize(("module", "extra"), PAIRS)
 def test_the_extra_has_the_package(module, extra):
     package = module.partition(".")[0]
-    names = {normal(each) for each in importlib.metadata.packages_distributions().get(package, [])} or {normal(package)}
+    names = {normal(each) for each in distributions().get(package, [])} or {normal(package)}
     assert names & packages_of(extra), f"headrace[{extra}] installs none of {names}"
 
 
@@ -100,7 +105,7 @@ def test_the_message_names_both(module, extra, monkeypatch):
 
 
 def packages_with(module):
-    return {normal(each) for each in importlib.metadata.packages_distributions().get(module, [])}
+    return {normal(each) for each in distributions().get(module, [])}
 
 
 def test_what_is_installed_but_broken_is_not_said_to_be_missing(tmp_path, monkeypatch):

@@ -127,8 +127,8 @@ def test_locks_are_undone_after_an_error(cuda, device):
 
 def test_locks_are_undone_after_workers_were_killed(cuda, device):
     chance = random.Random(1)
-    with iter(device_put(elements(300).mp_prefetch(2), CPU)) as iterator:
-        for i in range(300):
+    with iter(device_put(elements(180).mp_prefetch(2), CPU)) as iterator:
+        for i in range(180):
             assert next(iterator) == i
             if i % 60 == 30:
                 os.kill(chance.choice(sorted(workers_of(os.getpid()))), signal.SIGKILL)

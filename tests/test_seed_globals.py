@@ -61,9 +61,16 @@ def batches(dataset, num_workers=0, num_threads=0, num_epochs=2, **options):
 # ---- one stream
 
 
-@pytest.mark.parametrize(("num_workers", "num_threads"), [(0, 3), (1, 0), (4, 0)])
-def test_batches_do_not_depend_on_threads_or_workers(num_workers, num_threads):
-    dataset = Pictures()
+@pytest.mark.parametrize(
+    ("make", "num_workers", "num_threads"),
+    [
+        (lambda: Pictures(), 0, 3),
+        (lambda: Pictures(), 1, 0),
+        (lambda: Dice(24), 4, 0),  # which import no torch
+    ],
+)
+def test_batches_do_not_depend_on_threads_or_workers(make, num_workers, num_threads):
+    dataset = make()
     expected = list(batches(dataset))
     random.seed(99)  # what the process did before does not matter either
     assert_equal(list(batches(dataset, num_workers, num_threads)), expected)

@@ -171,23 +171,23 @@ PIPELINES = {
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_an_element_that_takes_too_long_is_a_bad_record(name):
-    ds = with_seconds(PIPELINES[name](), timeout_s=5.0).on_error("skip").mp_prefetch(TWO)
+    ds = with_seconds(PIPELINES[name](), timeout_s=3.0).on_error("skip").mp_prefetch(TWO)
     with nothing_left(), iter(ds) as iterator:
         elements = list(map(int, iterator))
         bad = iterator.stats().bad_records
         iterator.close()
     assert elements == [x for x in range(40) if x != 17]
     assert bad["count"] == 1
-    assert bad["last"][0]["error"] == "TimeoutError: took more than 5 s"
+    assert bad["last"][0]["error"] == "TimeoutError: took more than 3 s"
     assert bad["last"][0]["index"] == (17 if name not in ("after a shuffle", "children") else None)
 
 
 def test_an_element_that_takes_too_long_is_an_error_that_names_it():
-    ds = with_seconds(FORTY.map(hangs).to_iter_dataset(), timeout_s=4.0).mp_prefetch(TWO)
+    ds = with_seconds(FORTY.map(hangs).to_iter_dataset(), timeout_s=3.0).mp_prefetch(TWO)
     found = []
     with nothing_left(), iter(ds) as iterator:
         with pytest.raises(
-            ElementTimeout, match=r"map\(hangs.*timeout_s=4 for element 17 \(record 17 of source\(Range"
+            ElementTimeout, match=r"map\(hangs.*timeout_s=3 for element 17 \(record 17 of source\(Range"
         ):
             found += iterator
         state = iterator.get_state()
@@ -209,7 +209,7 @@ def test_a_batch_that_takes_too_long_is_an_error_and_no_record_is_lost_for_it(ki
         ds = ds.batch(4, batch_fn=collate).to_iter_dataset()
     else:
         ds = ds.to_iter_dataset().batch(4, batch_fn=collate)
-    ds = with_seconds(ds, timeout_s=4.0).on_error(on_error).mp_prefetch(TWO)
+    ds = with_seconds(ds, timeout_s=3.0).on_error(on_error).mp_prefetch(TWO)
     found = []
     with nothing_left(), iter(ds) as iterator:
         with pytest.raises(ElementTimeout, match=r"batch\(4, batch_fn=collate"):
@@ -220,8 +220,8 @@ def test_a_batch_that_takes_too_long_is_an_error_and_no_record_is_lost_for_it(ki
 
 
 def test_slow_elements_within_the_limit_are_no_error():
-    ds = FORTY.map(lambda x: time.sleep(0.5) or x).to_iter_dataset()
-    with iter(with_seconds(ds, timeout_s=9.0).mp_prefetch(TWO)) as iterator:
+    ds = FORTY.map(lambda x: time.sleep(0.25) or x).to_iter_dataset()
+    with iter(with_seconds(ds, timeout_s=4.5).mp_prefetch(TWO)) as iterator:
         assert list(iterator) == list(range(40))
 
 
@@ -246,7 +246,7 @@ def _is_zombie(pid):
 
 
 def test_a_function_that_holds_pythons_lock_is_ended_by_the_consumer(monkeypatch):
-    monkeypatch.setattr(pool, "STUCK_S", 3.0)
+    monkeypatch.setattr(pool, "STUCK_S", 2.0)
 
     def holds_the_lock(x):
         if x == 3:
@@ -254,7 +254,7 @@ def test_a_function_that_holds_pythons_lock_is_ended_by_the_consumer(monkeypatch
         return x
 
     end_earlier_workers()
-    ds = with_seconds(MapDataset.range(6).map(holds_the_lock).to_iter_dataset(), timeout_s=4.0)
+    ds = with_seconds(MapDataset.range(6).map(holds_the_lock).to_iter_dataset(), timeout_s=2.0)
     with iter(ds.mp_prefetch(MultiprocessingOptions(1))) as iterator:
         assert [next(iterator) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(WorkerError, match=r"killed by SIGKILL.*element 3 of map\(holds_the_lock"):

@@ -228,10 +228,10 @@ def test_workers_of_torch_keep_the_order_and_resume():
 
         if __name__ == "__main__":
             elements = names(pipeline())
-            for num_workers in (1, 2, 3):
+            for num_workers in (1, 3):
                 loader = DataLoader(TorchDataset(pipeline()), batch_size=None, num_workers=num_workers)
                 assert names(loader) == elements, num_workers
-            for k in (0, 1, 6, 45):
+            for k in (0, 6, 45):
                 loader = StatefulDataLoader(TorchDataset(pipeline()), batch_size=None, num_workers=2)
                 iterator = iter(loader)
                 assert names(next(iterator) for _ in range(k)) == elements[:k]

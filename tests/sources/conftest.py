@@ -1,8 +1,60 @@
 """Fixtures that tests of several formats share."""
 
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from headrace.sources import array_record, record_files
+
+RUNS_PROGRAMS = """
+import os, pickle, sys, traceback
+answers = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)  # what libraries print is no answer
+import tensorflow
+while True:
+    program, names = pickle.load(sys.stdin.buffer)
+    try:
+        exec(program, names)
+        answer = True, names["found"]
+    except Exception:
+        answer = False, traceback.format_exc()
+    pickle.dump(answer, answers)
+    answers.flush()
+"""
+
+
+@pytest.fixture(scope="session")
+def with_tensorflow():
+    """Runs a program with some names, and returns what is its `found` then; TensorFlow, which is slow, starts once.
+
+    Tests that take it are in the group `tensorflow`, so that one process of the tests runs them all.
+    """
+    if importlib.util.find_spec("tensorflow") is None or importlib.util.find_spec("tensorflow_datasets") is None:
+        pytest.skip("TensorFlow is not installed, or not its datasets")
+    settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "TFDS_DATA_DIR": "/nonexistent"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUNS_PROGRAMS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+        env=os.environ | settings,
+    )
+
+    def run(program, **names):
+        pickle.dump((program, names), process.stdin)
+        process.stdin.flush()
+        is_good, answer = pickle.load(process.stdout)
+        assert is_good, answer
+        return answer
+
+    with process:
+        yield run
+        process.kill()
 
 
 @pytest.fixture(params=["one by one", "all cores", "slow"])

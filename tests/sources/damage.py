@@ -3,7 +3,7 @@
 `python -m tests.sources.damage TASK FORMAT FOLDER …` reads what is in `FOLDER/intact` after damage:
 
 - `run FIRST STOP`: each of these mutations of the files;
-- `describe FIRST`: each way to make a JSON description wrong, from a number on;
+- `describe FIRST STEP`: each way to make a JSON description wrong, or one in so many, from a number on;
 - `open`: changes while the files are open.
 
 It prints a line before each and one after it, so that whoever started it knows which one it died of.
@@ -182,14 +182,14 @@ def descriptions(path: Path) -> Iterator[tuple[Path, str, bytes]]:
             yield file.relative_to(path), "empty", b""
 
 
-def describe_wrongly(name: str, folder: Path, first: int) -> None:
-    """Opens a folder with each of its descriptions made wrong in each way, and reads some elements."""
+def describe_wrongly(name: str, folder: Path, first: int, step: int) -> None:
+    """Opens a folder with each of its descriptions made wrong in each way, or one in `step`, and reads some elements."""
     form = FORMS[name]
     intact = folder / "intact" / form.name
     path = _copied(intact, folder / "wrong")
     _bound_memory(lambda: form.open(path)[0])
     for number, (file, where, content) in enumerate(descriptions(intact)):
-        if number < first:
+        if number < first or number % step:
             continue
         print(f"{number} begins", flush=True)
         (path / file).write_bytes(content)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROWS = 200
+ROWS = 100
 Write = Callable[[Path], None]
 
 

@@ -150,7 +150,7 @@ def test_a_source_that_was_closed_opens_its_files_again(source):
 
 @of_all
 def test_pipelines_resume_at_every_position(source):
-    assert_resumable(stream_of(source), max_outputs=40)
+    assert_resumable(stream_of(source), max_outputs=20)
 
 
 @of_all

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import headrace
+from headrace.sources.verification import check
 from tests.proc import LIMIT_S
 from tests.sources.damage import mutate
 from tests.sources.intact import FORMS
@@ -65,9 +66,9 @@ def test_a_damaged_file_is_an_error_or_some_values(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tfds", "hugging_face", "zarr", "zarr_2"])
-def test_a_description_that_is_wrong_is_an_error_or_read(name, tmp_path):
+def test_a_description_that_is_wrong_is_an_error_or_read(name, tmp_path, request):
     written(name, tmp_path)
-    wrong = wrong_ones("describe", name, tmp_path, 0)
+    wrong = wrong_ones("describe", name, tmp_path, 0, 1 if request.config.getoption("--all") else 5)
     assert not wrong, f"{len(wrong)} of them:\n" + "\n".join(wrong)
 
 
@@ -84,17 +85,18 @@ def test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it(name, tm
         assert str(tmp_path) in outcome
 
 
-def test_verify_names_the_hdf5_files_that_make_the_library_hang(tmp_path):
+def test_verify_names_the_hdf5_files_that_make_the_library_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "MOST_HANGS", 1)  # in a file, which is given up then
     h5py = pytest.importorskip("h5py")
     hanging = [12, 184, 355]  # with HDF5 1.14; another version may say that they are damaged
-    for seed in sorted({*range(MUTATIONS // 5), *hanging}):
+    for seed in sorted({*range(MUTATIONS // 25), *hanging}):
         with h5py.File(tmp_path / f"{seed:04}.h5", "w") as file:
             file.create_dataset("id", data=np.arange(40))
             texts = [f"text {i} " + "x" * (i % 5) for i in range(40)]
             file.create_dataset("text", data=texts, dtype=h5py.string_dtype())
         mutate(tmp_path / f"{seed:04}.h5", random.Random(f"text {seed}"))
     begin = time.monotonic()
-    found = headrace.verify(tmp_path, timeout_s=1)
+    found = headrace.verify(tmp_path, timeout_s=0.5)
     assert time.monotonic() - begin < LIMIT_S
     assert [os.path.basename(part.path) for part in found.parts] == sorted(os.listdir(tmp_path))
     damaged = {os.path.basename(damage.file or "") for damage in found.damaged}

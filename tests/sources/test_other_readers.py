@@ -1,9 +1,6 @@
 """Other libraries read what the writers write, notes or not."""
 
 import json
-import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from headrace.sources.writers import (
     write_tfrecord,
 )
 from headrace.testing import assert_equal
-from tests.proc import LIMIT_S
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -106,12 +102,10 @@ def test_the_readers_of_array_record_and_grain(folder):
 
 
 WITH_TENSORFLOW = """
-import pickle, sys
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-folder = sys.argv[1]
 kinds = {
     "image": tf.io.FixedLenFeature([2, 3], tf.int64),
     "boxes": tf.io.VarLenFeature(tf.float32),
@@ -132,16 +126,13 @@ features = tfds.features.FeaturesDict({
     "nested": {"x": tfds.features.Scalar(dtype=np.int16)},
 })
 prepared = [features.deserialize_example_np(record.numpy()) for record in records]
-sys.stdout.buffer.write(pickle.dumps((plain, prepared)))
+found = plain, prepared
 """
 
 
-def test_tensorflow_and_its_datasets(folder):
-    pytest.importorskip("tensorflow_datasets")
-    done = subprocess.run(
-        [sys.executable, "-c", WITH_TENSORFLOW, str(folder)], stdout=subprocess.PIPE, timeout=LIMIT_S, check=True
-    )
-    parsed, prepared = pickle.loads(done.stdout)
+@pytest.mark.xdist_group("tensorflow")
+def test_tensorflow_and_its_datasets(folder, with_tensorflow):
+    parsed, prepared = with_tensorflow(WITH_TENSORFLOW, folder=str(folder))
     for row, plain_row, made in zip(ROWS, parsed, prepared, strict=True):
         assert_equal(plain_row["image"], row["image"].astype(np.int64))
         assert_equal(plain_row["boxes"], row["boxes"].ravel())

@@ -16,7 +16,7 @@ from headrace import MapDataset
 from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError
 from headrace.sources import ParquetIterDataset, opening
-from headrace.sources.writers import writer_of
+from headrace.sources.writers import tables, writer_of
 from tests.sources.elements import INTS, NAMES, TEXT, anything, assert_same, rows
 
 pa = pytest.importorskip("pyarrow")
@@ -160,8 +160,9 @@ def test_plain_tables_have_no_note(tmp_path):
     assert_same([{"x": 1.0}, {"x": 2.0}, {"x": np.nan}], read([path]))
 
 
-def test_nested_arrays_end_a_row_group(tmp_path):
-    (path,) = write([{"x": {"y": [np.zeros(10_000_000, np.uint8)]}}] * 10, tmp_path / "a.parquet")
+def test_nested_arrays_end_a_row_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROW_GROUP_BYTES", 1 << 20)  # instead of 64 MiB
+    (path,) = write([{"x": {"y": [np.zeros(160_000, np.uint8)]}}] * 10, tmp_path / "a.parquet")
     assert pq.ParquetFile(path).num_row_groups == 2
 
 

@@ -1,12 +1,8 @@
 """`tf.train.Example` and `SequenceExample`, against files that TensorFlow wrote and against its own parser."""
 
-import importlib.util
-import json
 import pickle
 import shutil
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -26,11 +22,9 @@ from headrace.sources.tf_example import (
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.sources.writers import write_tfrecord
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
-from tests.proc import LIMIT_S
 from tests.sources.fixtures.tfrecords import FIXTURES, NUM_FIXTURES, features_of, sequence_of, write
 
 TWO = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
-needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs tensorflow")
 FEATURES = {
     "id": np.int64,
     "x": Feature(np.float32, (2, 2)),
@@ -202,7 +196,7 @@ def blocks(draw):
     return features, records
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(blocks())
 def test_records_parsed_together_are_those_parsed_alone(block):
     features, named = block
@@ -345,9 +339,7 @@ def test_wrong_arguments_are_errors():
 # ---------------------------------------------------------------------------------------------- TensorFlow
 
 TENSORFLOW_PARSES = """
-import pickle, sys
 import tensorflow as tf
-records, k = pickle.load(sys.stdin.buffer)
 features = {
     "i": tf.io.FixedLenFeature([], tf.int64),
     "ii": tf.io.FixedLenFeature([k], tf.int64),
@@ -356,12 +348,12 @@ features = {
     "d": tf.io.FixedLenFeature([2], tf.int64, [7, 8]),
 }
 parsed = tf.io.parse_example(records, features)
-sys.stdout.buffer.write(pickle.dumps({name: value.numpy() for name, value in parsed.items()}))
+found = {name: value.numpy() for name, value in parsed.items()}
 """
 
 
-@needs_tensorflow
-def test_examples_are_what_tensorflow_makes_of_them():
+@pytest.mark.xdist_group("tensorflow")
+def test_examples_are_what_tensorflow_makes_of_them(with_tensorflow):
     rng, k = np.random.default_rng(0), 5
     records = []
     for i in range(300):
@@ -374,10 +366,7 @@ def test_examples_are_what_tensorflow_makes_of_them():
         }
         names = rng.permutation([*named]).tolist() if i % 4 == 0 else [*named]
         records.append(encode({name: named[name] for name in names}, packed=i % 10 > 0))
-    given = pickle.dumps((records, k))
-    done = subprocess.run(
-        [sys.executable, "-c", TENSORFLOW_PARSES], input=given, check=True, capture_output=True, timeout=LIMIT_S
-    )
+    theirs = with_tensorflow(TENSORFLOW_PARSES, records=records, k=k)
     features = {
         "i": np.int64,
         "ii": Feature(np.int64, (k,)),
@@ -385,7 +374,7 @@ def test_examples_are_what_tensorflow_makes_of_them():
         "b": bytes,
         "d": Feature(np.int64, (2,), default=[7, 8]),
     }
-    ours, theirs = ExampleParser(features).batch(records), pickle.loads(done.stdout)
+    ours = ExampleParser(features).batch(records)
     for name in features:
         assert_equal(ours[name], theirs[name])
 
@@ -397,7 +386,18 @@ def test_dicts_are_parsed_as_they_were_encoded():
     assert_equal(parse_example(encoded), {name: as_parsed(named[name]) for name in sorted(named)})
 
 
-def test_dicts_are_written_as_examples_that_tensorflow_reads(tmp_path):
+TENSORFLOW_READS = """
+import tensorflow as tf
+(record,) = tf.data.TFRecordDataset(path).as_numpy_iterator()
+found = {}
+for name, feature in tf.train.Example.FromString(record).features.feature.items():
+    kind = feature.WhichOneof("kind")
+    found[name] = [kind, list(getattr(feature, kind).value) if kind else []]
+"""
+
+
+@pytest.mark.xdist_group("tensorflow")
+def test_dicts_are_written_as_examples_that_tensorflow_reads(tmp_path, with_tensorflow):
     row = {
         "int": 5,
         "negative": np.array([-1, 300, 2**62], np.int64),
@@ -411,28 +411,15 @@ def test_dicts_are_written_as_examples_that_tensorflow_reads(tmp_path):
         "nested": {"x": 1},
     }
     (path,) = write_tfrecord([row], tmp_path / "a.tfrecord")
-    script = """
-import json, sys
-tf = __import__("tensorflow")
-(record,) = tf.data.TFRecordDataset(sys.argv[1]).as_numpy_iterator()
-found = {}
-for name, feature in tf.train.Example.FromString(record).features.feature.items():
-    kind = feature.WhichOneof("kind")
-    found[name] = [kind, [v.hex() if isinstance(v, bytes) else v for v in (getattr(feature, kind).value if kind else [])]]
-found.pop("__headrace__")
-print(json.dumps(found))
-"""
-    pytest.importorskip("tensorflow_datasets")
-    out = subprocess.run(
-        [sys.executable, "-c", script, path], capture_output=True, text=True, timeout=LIMIT_S, check=True
-    )
-    assert json.loads(out.stdout) == {
+    found = with_tensorflow(TENSORFLOW_READS, path=path)
+    assert found.pop("__headrace__")
+    assert found == {
         "int": ["int64_list", [5]],
         "negative": ["int64_list", [-1, 300, 2**62]],
         "image": ["int64_list", [0, 1, 2, 3, 4, 5]],
         "float": ["float_list", [1.5, -2.25]],
-        "text": ["bytes_list", ["ünï".encode().hex()]],
-        "bytes": ["bytes_list", ["61", "", "ff"]],
+        "text": ["bytes_list", ["ünï".encode()]],
+        "bytes": ["bytes_list", [b"a", b"", b"\xff"]],
         "flag": ["int64_list", [1]],
         "empty": ["float_list", []],
         "none": [None, []],

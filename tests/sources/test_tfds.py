@@ -3,14 +3,10 @@
 Most tests read `fixtures/tfds`, which it wrote, and need neither it nor TensorFlow; the last ones prepare folders anew.
 """
 
-import importlib.util
 import json
-import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +19,6 @@ from headrace.sources.tfds import TfdsDataSource
 from headrace.sources.tfds.splits import Piece, pieces_of
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.testing import assert_equal
-from tests.proc import LIMIT_S
 from tests.sources.fixtures import make_tfds
 from tests.sources.fixtures.tfrecords import write
 
@@ -311,10 +306,10 @@ def test_folders_behind_addresses_are_read(tfrecord, tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------ the library itself
 
 AS_A_SOURCE = """
-import pickle, sys
+import os
 from tests.sources.fixtures import make_tfds
-make_tfds.main(sys.argv[1])
-folder = sys.argv[1] + "/array_record"
+make_tfds.main(target)
+folder = target + "/array_record"
 
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import naming, splits
@@ -341,26 +336,24 @@ def shards(spec):
     except (ValueError, NotImplementedError):
         return None
 
-lengths, specs = pickle.load(sys.stdin.buffer)
 described = splits.SplitDict([
     splits.SplitInfo(name=name, shard_lengths=sizes, num_bytes=0, filename_template=naming.ShardedFileTemplate(
         dataset_name="b", data_dir="/x", split=name, filetype_suffix="tfrecord"))
     for name, sizes in lengths.items()
 ])
 
-import os
 for place in ("few/1.9.0", "few/1.10.0", "more/a/1.0.0", "more/b/1.0.0"):
-    os.makedirs(f"{sys.argv[1]}/named/{os.path.dirname(place)}", exist_ok=True)
-    os.symlink(folder, f"{sys.argv[1]}/named/{place}")
-os.makedirs(f"{sys.argv[1]}/named/more/.config")
-with open(f"{sys.argv[1]}/named/more/.config/metadata.json", "w") as file:
+    os.makedirs(f"{target}/named/{os.path.dirname(place)}", exist_ok=True)
+    os.symlink(folder, f"{target}/named/{place}")
+os.makedirs(f"{target}/named/more/.config")
+with open(f"{target}/named/more/.config/metadata.json", "w") as file:
     file.write('{"default_config_name": "b"}')
 from tensorflow_datasets.core import read_only_builder
 from headrace.sources.tfds import folder_by_name
 for name in ("few", "few:1.9.0", "few:1.*.*", "more", "more/a", "more/b:1.0.0", "more:1.0.0"):
-    theirs = read_only_builder._find_builder_dir(name, data_dir=f"{sys.argv[1]}/named")
-    assert str(theirs) == folder_by_name(name, f"{sys.argv[1]}/named"), name
-sys.stdout.buffer.write(b"RESULT" + pickle.dumps([shards(spec) for spec in specs]))
+    theirs = read_only_builder._find_builder_dir(name, data_dir=f"{target}/named")
+    assert str(theirs) == folder_by_name(name, f"{target}/named"), name
+found = [shards(spec) for spec in specs]
 """
 
 
@@ -380,21 +373,18 @@ def some_slices(lengths, count):
     return specs
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow_datasets") is None, reason="TensorFlow Datasets is not installed"
-)
-def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(tmp_path):
+@pytest.mark.xdist_group("tensorflow")
+def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(tmp_path, with_tensorflow):
     lengths = {"train": [3, 4, 0, 5, 1], "test": [7]}
     specs = [*some_slices(lengths, 300), "train", "train+test", "train[3:200]", "train[200:]", "train[-200:]", "nope"]
     specs += ["train[-50%:]", "train[:-20%]+test[-60%:-20%]", "train[-99.5%:]", "train[.5%:50.%]", "test[-7:-0]"]
     specs += ["all", "all[:3]", "all+test[1:]", "train[:1_0]", "train[0.5%:99.5%]", "train[1shard]"]
-    output = run(["-c", AS_A_SOURCE, str(tmp_path)], pickle.dumps((lengths, specs)))
+    theirs = with_tensorflow(AS_A_SOURCE, target=str(tmp_path), lengths=lengths, specs=specs)
     for file_format in ("array_record", "tfrecord"):
         for split, elements in expected(pickle.loads((tmp_path / "read.pickle").read_bytes())).items():
             source = TfdsDataSource(tmp_path / file_format, split)
             assert_equal(source.__getitems__(range(len(source))), elements)
     assert isinstance(TfdsDataSource(tmp_path / "array_record")._records, ArrayRecordDataSource)
-    theirs = pickle.loads(output.partition(b"RESULT")[2])
     splits = {
         name: [Piece(f"/x/b-{name}.tfrecord-{i:05}-of-{len(sizes):05}", 0, n, n) for i, n in enumerate(sizes)]
         for name, sizes in lengths.items()
@@ -405,21 +395,6 @@ def test_folders_that_are_prepared_now_are_read_and_their_splits_mean_the_same(t
                 pieces_of(spec, splits)
         else:
             assert [(p.path, p.start, p.stop) for p in pieces_of(spec, splits)] == pieces, spec
-
-
-def run(arguments, stdin=b""):
-    """What a Python process in the repository's folder prints."""
-    environment = os.environ | {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TFDS_DATA_DIR": "/nonexistent",
-    }
-    command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command, input=stdin, capture_output=True, cwd=REPOSITORY, env=environment, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
-    return done.stdout
 
 
 # --------------------------------------------------------------------------------- descriptions that are wrong

@@ -1,9 +1,5 @@
 """TFRecord files as streams, against TensorFlow's own writer and against Grain."""
 
-import importlib.util
-import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +7,8 @@ import pytest
 from headrace.errors import PipelineError, StateError
 from headrace.sources.tfrecord import TFRecordIterDataset
 from headrace.testing import assert_equal, assert_resumable
-from tests.proc import LIMIT_S
 from tests.sources.fixtures.tfrecords import damage, write
 from tests.sources.test_array_record import (
-    TWO,
     assert_files_are_given_back,
     assert_same_with_workers,
     interleaved,
@@ -27,21 +21,17 @@ TEXTS = [b"", b"x", *named("y", 30), bytes(range(256)) * 5000]
 
 
 TENSORFLOW_WRITES = """
-import pickle, sys
 import tensorflow as tf
-path, records = pickle.load(sys.stdin.buffer)
 with tf.io.TFRecordWriter(path) as writer:
     for record in records:
         writer.write(record)
+found = None
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs tensorflow")
-def test_tfrecord_files_are_those_that_tensorflow_writes(tmp_path):
-    given = pickle.dumps((str(tmp_path / "theirs"), TEXTS))
-    subprocess.run(
-        [sys.executable, "-c", TENSORFLOW_WRITES], input=given, check=True, capture_output=True, timeout=LIMIT_S
-    )
+@pytest.mark.xdist_group("tensorflow")
+def test_tfrecord_files_are_those_that_tensorflow_writes(tmp_path, with_tensorflow):
+    with_tensorflow(TENSORFLOW_WRITES, path=str(tmp_path / "theirs"), records=TEXTS)
     assert Path(write(tmp_path / "ours", TEXTS)).read_bytes() == (tmp_path / "theirs").read_bytes()
     assert list(TFRecordIterDataset(tmp_path / "theirs")) == TEXTS
 
@@ -97,7 +87,7 @@ def test_a_damaged_tfrecord_file_is_an_error_after_the_records_before(tmp_path, 
         (iter(TFRecordIterDataset(path)), before),
         (iter(TFRecordIterDataset(path).map(len)), before),
         (resumed, max(0, before - 1)),
-        (iter(TFRecordIterDataset(path).mp_prefetch(TWO)), before),
+        (iter(TFRecordIterDataset(path).mp_prefetch(1)), before),
     ):
         for _ in range(count):
             next(iterator)
