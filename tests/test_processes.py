@@ -856,7 +856,7 @@ def test_prefetch_with_multiprocessing_options_is_an_mp_prefetch():
 
 
 def test_a_large_number_of_workers_works():
-    with nothing_left(), iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(workers(12))) as iterator:
+    with nothing_left(), iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(workers(8))) as iterator:
         assert list(iterator) == list(range(100))
         iterator.close()
 

@@ -142,8 +142,6 @@ class RayPool(ClosingPool):
             "versions": versions(pickled_part(memory, self.plan.extent)),
         }
         self._actor = self._ray.remote(Actor)
-        # Errors that say what has become of a task; after others, it is computed again.
-        self._told = self._ray.exceptions.TaskCancelledError, self._ray.exceptions.RayTaskError
         self._begun_s = self._grown_s = self._made_room_s = time.monotonic()
         self._was_told = False
         for _ in range(wanted or max(1, cluster.num_free(self._options))):
@@ -364,14 +362,14 @@ class RayPool(ClosingPool):
         while worker.tasks and worker.tasks[0].arrived is not None and not self._closed:
             pending = worker.tasks[0]
             found = pending.arrived
-            if isinstance(found, BaseException) and not isinstance(found, self._told):
+            failed = isinstance(found, self._ray.exceptions.RayTaskError)
+            if isinstance(found, BaseException) and not failed:
                 self._lost(worker, pending, found)
                 return
             worker.tasks.popleft()
             pending.ref = pending.arrived = None
-            if isinstance(found, self._ray.exceptions.RayTaskError):
+            if failed:
                 pending.answer = WorkerError(f"A Ray actor could not answer for {pending.describe()}: {found}")
-            if not isinstance(found, Answer):  # nor if it was cancelled
                 continue
             pending.took_s = found.took_s
             pending.answer = None if pending.cancelled else found
@@ -421,14 +419,15 @@ class RayPool(ClosingPool):
 
     @not_in_threads_of_ray
     def cancel(self, pending: Iterable[Pending]) -> None:
-        """Drops tasks; workers skip those that they have not begun."""
+        """Drops tasks. Actors compute those that they have: after `ray.cancel`, one can wait for half a minute.
+
+        Tasks of an actor have numbers, and it waits for one that was cancelled before it arrived.
+        """
         if self.closed:
             return
         with self.locked():
             for each in pending:
                 each.cancelled, each.answer = True, None
-                if each.ref is not None and each.arrived is None:
-                    self._ray.cancel(each.ref)
             self._waiting = deque(each for each in self._waiting if not each.cancelled)
 
     def work_of_workers(self) -> list[str]:
