@@ -1,5 +1,6 @@
 """Keras trains on Headrace's datasets and loaders, on each of its backends, under `as_grain()`."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,12 +12,13 @@ import pytest
 
 from tests.proc import LIMIT_S
 
-pytest.importorskip("keras")
-pytest.importorskip("PIL")
-pytest.importorskip("tensorflow")  # Keras's preprocessing layers ask for it on every backend
-
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("keras")  # one process for each backend, whatever runs its tests
+NEEDED = "keras", "PIL", "tensorflow"  # for which Keras's preprocessing layers ask on every backend; slow to import
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.xdist_group("keras"),  # one process for each backend, whatever runs its tests
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING}"),
+]
 
 
 @pytest.fixture(scope="module", params=["jax", "torch", "tensorflow"])
