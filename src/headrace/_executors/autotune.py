@@ -26,6 +26,7 @@ from headrace.protocols import Executor
 TRIED_S = 50e-6  # an element that costs less is not worth handing over between threads
 ELEMENT_S = 200e-6  # one that costs more is costly
 TRIAL_S = 0.03  # how long to try each side
+LOOK_S = 0.004  # how often to ask the system what a thread did, which takes some 40 µs
 LONG_S, LATER_S = 1e-3, 0.3  # elements that compute for less are tried later: starting threads costs some 40 ms
 FEWEST_THREADS, MOST_THREADS = 4, 16  # on trial; as many as there are cores, if that is in between
 MOST_WAITING_THREADS = 128  # of those that wait for data
@@ -48,6 +49,7 @@ class _Phase:
         self.took_s = 0.0
         self._threads, self._begin = threads, on_cores_s(threads)
         self._begin_s: float | None = None
+        self._look_s = 0.0  # when to ask the system again
 
     @property
     def waits(self) -> bool:
@@ -56,8 +58,8 @@ class _Phase:
 
     def timed(self, result: Callable[[], Any], elements: int) -> Any:
         """A result, with the time that it took."""
-        if self.waited_s >= TRIAL_S:  # enough is known of the rest
-            begin_s = time.perf_counter()
+        begin_s = time.perf_counter()
+        if self.waited_s >= TRIAL_S or begin_s < self._look_s:  # enough is known of the rest
             block = result()
             self.waited_s += time.perf_counter() - begin_s
         else:
@@ -65,10 +67,11 @@ class _Phase:
             if self._begin_s is None:
                 self._begin_s = begin_s
             block = result()
-            waited_s = time.perf_counter() - begin_s
-            self.waited_s += waited_s
-            self._measured_s += waited_s
+            end_s = time.perf_counter()
+            self.waited_s += end_s - begin_s
+            self._measured_s += end_s - begin_s
             self._wanted_s += thread_wanted_s() - wanted_s
+            self._look_s = end_s + LOOK_S
         self.elements += elements
         return block
 
