@@ -39,7 +39,8 @@ class Diagnosis:
 
     Attributes:
         operations: What each operation costs, the longest first, measured without workers.
-        rates: Predicted elements in a second, by number of workers; those of 0 and 1 are measured.
+        rates: Predicted elements in a second, by number of workers; those of 0 and 1 are measured. Trials of other
+            numbers have corrected them.
         best: The number of workers to use.
         measured: Elements in a second that so many gave.
         verdict: What takes longest, and what to do.
@@ -106,7 +107,7 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
     best = trials.best()
     measured = trials.tried[best]
     return Diagnosis(
-        _by_operation(alone), trials.predictions(), best, measured, _verdict(alone, trials, best), trials.tried
+        _by_operation(alone), trials.predictions(best), best, measured, _verdict(alone, trials, best), trials.tried
     )
 
 
@@ -150,13 +151,15 @@ class _Trials:
         """What that many workers would give if each did as much as one alone."""
         return self._scaling.without_trials(number)
 
-    def predictions(self) -> dict[int, float]:
-        """Elements in a second, by number of workers; those that were tried as they were predicted."""
+    def predictions(self, best: int) -> dict[int, float]:
+        """Elements in a second, by number of workers; for the best one, as predicted before its last trial."""
         rates = {0: self._alone.rate}
         if self._one.elements:
             rates |= {number: self._scaling.rate(number) for number in _numbers(max(self._predicted, default=1))}
-            rates |= {1: self._one.rate}
-        return dict(sorted((rates | self._predicted).items()))
+            rates |= {number: self._scaling.rate(number) for number in self._predicted} | {1: self._one.rate}
+        if best > 1:
+            rates[best] = self._predicted[best]
+        return dict(sorted(rates.items()))
 
 
 def _by_operation(stats: Stats) -> tuple[OperationStats, ...]:
