@@ -362,13 +362,13 @@ class RayPool(ClosingPool):
         while worker.tasks and worker.tasks[0].arrived is not None and not self._closed:
             pending = worker.tasks[0]
             found = pending.arrived
-            failed = isinstance(found, self._ray.exceptions.RayTaskError)
-            if isinstance(found, BaseException) and not failed:
+            is_failure = isinstance(found, self._ray.exceptions.RayTaskError)
+            if isinstance(found, BaseException) and not is_failure:
                 self._lost(worker, pending, found)
                 return
             worker.tasks.popleft()
             pending.ref = pending.arrived = None
-            if failed:
+            if not isinstance(found, Answer):
                 pending.answer = WorkerError(f"A Ray actor could not answer for {pending.describe()}: {found}")
                 continue
             pending.took_s = found.took_s
