@@ -122,6 +122,12 @@ def test_an_empty_dataset_has_no_elements():
     assert list(MapDataset.range(0).to_iter_dataset().window_shuffle(3, seed=1).repeat(5)) == []
 
 
+def test_lists_of_different_lengths_in_a_padded_batch():
+    ds = MapDataset.source([{"a": [1, 2]}, {"a": [1, 2, 3]}]).to_iter_dataset().padded_batch(2)
+    with pytest.raises(StructureError, match="Convert lists of numbers to arrays in a `map` before the batch"):
+        list(ds)
+
+
 @pytest.mark.parametrize(
     ("elements", "message"),
     [

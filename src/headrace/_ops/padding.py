@@ -21,7 +21,8 @@ def pad(elements: Sequence[Any], pad_value: Any = 0, length: int | None = None) 
     try:
         columns = zip(*(trees.flatten_up_to(spec, element) for element in elements), strict=True)
     except ValueError as e:
-        raise StructureError(f"A batch needs elements of the same structure: {e}") from e
+        fix = " Convert lists of numbers to arrays in a `map` before the batch." if "list arity" in str(e) else ""
+        raise StructureError(f"A batch needs elements of the same structure: {e}{fix}") from e
     values = trees.broadcast(_by_feature(pad_value, elements[0]), elements[0]) if leaves else []
     return spec.unflatten([_pad_leaf(column, value, length) for column, value in zip(columns, values, strict=True)])
 

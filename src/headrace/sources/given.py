@@ -38,7 +38,7 @@ def as_source(given: Any) -> Any:
         splits = list(source)
         raise PipelineError(
             f"A DatasetDict has a dataset for each of its splits {splits}: choose one, as in "
-            f"`MapDataset.source(datasets[{splits[0] if splits else 'train'!r}])`."
+            f"`MapDataset.source(HuggingFaceDataSource(datasets, split={splits[0] if splits else 'train'!r}))`."
         )
     if isinstance(source, Mapping):
         raise PipelineError(

@@ -96,7 +96,8 @@ def _start(ray: Any, options: RayOptions) -> None:
         except Exception as e:
             raise WorkerError(
                 f"The Ray cluster at {options.address!r} could not be joined ({type(e).__name__}: {e}). Check that it "
-                "runs and can be reached from here (`ray status`). Without an address, Ray starts on this machine."
+                "runs and can be reached from here (`ray status`), and set RAY_AUTH_MODE=token if it wants a token. "
+                "Without an address, Ray starts on this machine."
             ) from e
         return
     with _own_signals():
