@@ -87,7 +87,7 @@ def test_what_is_there_is_kept_unless_told_otherwise(tmp_path, capsys):
 def test_errors_are_one_line_and_a_status(tmp_path, capsys):
     assert convert(tmp_path / "missing.jsonl", tmp_path / "b.parquet") == 1
     err = capsys.readouterr().err
-    assert re.fullmatch(r"headrace: 1 of 1 paths of Data files match no file: .*missing.jsonl.\n", err)
+    assert re.fullmatch(r"headrace: No file matches .*missing.jsonl.\n", err)
     assert convert(write_rows(tmp_path / "a.jsonl"), tmp_path / "b.xyz") == 1
     assert "ends in '.xyz'; the suffixes that can be written are .array_record" in capsys.readouterr().err
     np.save(tmp_path / "a.npy", np.arange(3))

@@ -97,12 +97,12 @@ def name_of(path: str) -> str:
     return _remote().file_name(path) if is_remote(path) else os.path.basename(path)
 
 
-def expand(paths: Any, *, what: str) -> list[str]:
+def expand(paths: Any, *, what: str, folders: bool = False) -> list[str]:
     """The files that a path, a pattern (`*`, `?`, `[…]`, `{000..009}`), or a sequence of these means, in a fixed order.
 
     The matches of a pattern are sorted by name; those of names in braces are in the order in which they are given.
-    Raises `FileNotFoundError` that names all missing paths, before anything is read. `what` is the kind of
-    files, for messages.
+    Raises `FileNotFoundError` that names all missing paths, before anything is read, and an error for a folder unless
+    `folders`. `what` is the kind of files, for messages.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Sequence) or not all(isinstance(path, str | os.PathLike) for path in given):
@@ -117,7 +117,7 @@ def expand(paths: Any, *, what: str) -> list[str]:
         missing += [] if matches else [path]
     if missing:
         raise not_found(missing, len(given), what=what)
-    if len(found) == 1:
+    if len(found) == 1 and not folders:
         check_no_folder(found[0], what=what)
     return found
 

@@ -140,7 +140,7 @@ def paths_of(path: Any) -> list[str]:
         return [one for one in listed(os.fsdecode(path)) if not is_hidden(one)]
     given = [path] if isinstance(path, str | os.PathLike) else path
     plain = [file for one in given for file in _meant(one)] if isinstance(given, Sequence) else given
-    return files.expand(plain, what="Data files")
+    return files.expand(plain, what="Data files", folders=True)  # which `open` has an error for
 
 
 def _open_files(paths: list[str], name: str | None, options: dict[str, Any], *, given: list[Any] | None = None) -> Any:
