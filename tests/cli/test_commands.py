@@ -304,7 +304,7 @@ def test_inspect_examples(tmp_path, capsys):
 
 def test_inspect_tfds(tmp_path, capsys):
     pytest.importorskip("cv2")
-    folder = shutil.copytree(TFDS, tmp_path / "small")
+    folder = shutil.copytree(TFDS, tmp_path / "small", ignore=shutil.ignore_patterns(".*"))
     num_files = len(list(folder.iterdir()))
     found = inspected(capsys, folder, "--split", "train[:2]")
     assert found["format"] == "TFDS"
