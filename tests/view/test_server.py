@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -294,6 +295,20 @@ def test_the_code_of_the_document_runs(tmp_path, capsys):
     for block in document.split("```python\n")[1:]:
         exec(block.split("```")[0], names)
     assert capsys.readouterr().out.startswith("http://127.0.0.1:")
+
+
+def test_the_users_log_files_stay_open(tmp_path):
+    handler = logging.FileHandler(tmp_path / "log", mode="w")
+    logger = logging.getLogger("tests.view")
+    logger.addHandler(handler)
+    try:
+        with endless().view(open_browser=False) as view:
+            get(view.url)
+            logger.error("written meanwhile")
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "log").read_text() == "written meanwhile\n"
 
 
 def test_a_view_in_a_notebook(view):

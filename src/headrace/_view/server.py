@@ -73,7 +73,13 @@ class Server:
         self.url = f"http://{HOST}:{self.port}/{token}/"
         app = _app(shown, token, tuple(f"{name}:{self.port}" for name in (HOST, "localhost")))
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            app,
+            log_config=None,  # its own would close all handlers of this process
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
