@@ -10,6 +10,7 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 from benchmarks import (  # noqa: E402
     autotune,
     core,
+    diagnosis,
     disk_cache,
     hosts,
     images,
@@ -33,6 +34,7 @@ MODULES = (
     hosts,
     workers,
     autotune,
+    diagnosis,
     images,
     loader,
     on_ray,
