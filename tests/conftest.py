@@ -11,10 +11,13 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace import MapDataset
+from headrace._executors.messages import CLONE
+from headrace._executors.template import STARTS, templates
 from headrace._executors.walk import Walk
 from headrace._plan.streams import MissingElement
 from headrace.errors import HeadraceError
-from tests.proc import end_earlier_workers, until
+from tests.proc import collect, end_earlier_workers, until
 from tests.sampling import SAMPLED
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
@@ -107,12 +110,23 @@ def no_thread_is_left():
     """No test leaves a thread of the library behind."""
     yield
     if left := threads_left():
-        gc.collect()  # those of iterators in reference cycles end now, and not when the collector happens to run
+        collect()  # those of iterators in reference cycles end now, and not when the collector happens to run
         until(lambda: not threads_left(), f"threads left: {left}")
 
 
 def threads_left():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("headrace")]
+
+
+@pytest.fixture
+def template():
+    """A template that workers started now are copies of."""
+    if CLONE is None:
+        pytest.skip("no templates on this system")
+    for _ in range(STARTS + 1):
+        list(MapDataset.range(4).to_iter_dataset().mp_prefetch(1))
+    until(lambda: templates.current is not None and templates.current.is_ready(), "no template")
+    return templates.current
 
 
 @pytest.fixture

@@ -9,10 +9,14 @@ import os
 import random
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from headrace._executors.messages import TEMPLATE, WORKER
+from headrace._executors.template import templates
 
 WAIT_S = 60.0  # only what hangs takes so long, however busy the machine is
 LIMIT_S = 600.0  # the same of a program
@@ -30,26 +34,30 @@ def workers_of(pid: int) -> set[int]:
     for folder in _proc().parent.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"headrace._executors.worker" in command and command[-2] == str(pid).encode():
+            is_template = TEMPLATE.encode() in command and (folder / "comm").read_text() != "headrace-worker\n"
+            if WORKER.encode() in command and command[-2] == str(pid).encode() and not is_template:
                 found.add(int(folder.name))
     return found
 
 
 def children_of(pid: int) -> set[int]:
-    """All children of a process, dead ones that nobody has waited for included."""
+    """All children of a process but the template for workers, dead ones that nobody has waited for included."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for task in (_proc(pid) / "task").iterdir():
             found.update(map(int, (task / "children").read_text().split()))
-    return found
+    template = templates.current and templates.current.process
+    return found - {template.pid} if template else found
 
 
 def descriptors() -> dict[str, str]:
-    """The open descriptors of this process."""
+    """The open descriptors of this process, without the one for the template for workers."""
     found = {}
     for link in (_proc() / "fd").iterdir():
         with contextlib.suppress(OSError):
             found[link.name] = os.readlink(link)
+    if templates.current is not None:
+        found.pop(str(templates.current.socket.fileno()), None)
     return {fd: target for fd, target in found.items() if not target.startswith("/proc/")}
 
 
@@ -91,9 +99,16 @@ def free_port() -> int:
             return port
 
 
+def collect() -> None:
+    """Ends iterators in reference cycles; the collector may meet a pool's sockets before the pool, and warn of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
 def end_earlier_workers() -> None:
     """Collects the datasets of earlier tests, whose workers would be counted as this test's."""
-    gc.collect()
+    collect()
     until(lambda: not workers_of(os.getpid()), "workers of an earlier test are left")
 
 
@@ -103,7 +118,7 @@ def nothing_left() -> Iterator[None]:
     end_earlier_workers()
     before = descriptors(), children_of(os.getpid()), named_memory(os.getpid())
     yield
-    gc.collect()
+    collect()
     until(lambda: children_of(os.getpid()) <= before[1], f"processes left: {workers_of(os.getpid())}")
     assert not workers_of(os.getpid())
     until(lambda: set(descriptors().items()) <= set(before[0].items()), f"descriptors left: {descriptors()}")

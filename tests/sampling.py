@@ -55,7 +55,7 @@ SAMPLED = {
     "tests/test_faults.py::test_a_fork_of_the_consumer": 4,
     "tests/test_gathered_states.py::test_states_as_arrays_are_of_one_size_and_restore": 3,
     "tests/test_grain_states.py::test_batches_of_one_worker_go_on_where_the_wheel_was": None,
-    "tests/test_interrupts.py::test_a_pool_that_does_not_start_leaves_nothing": 2,
+    "tests/test_interrupts.py::test_a_pool_that_does_not_start_leaves_nothing": 4,
     "tests/test_interrupts.py::test_signals_while_a_stream_is_read": 5,
     "tests/test_language_model.py::test_the_language_model_goes_on_exactly_in_a_new_process_and_learns": None,
     "tests/test_laws.py::test_every_operation_obeys_the_block_law": 2,

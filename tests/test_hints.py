@@ -25,7 +25,8 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 def hints_in(path):
     """The modules and extras of all calls of `optional` in a file, also behind `functools.partial`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text if "optional" in text else "")):
         if not isinstance(node, ast.Call):
             continue
         called = [node.func, *node.args]

@@ -159,10 +159,16 @@ def test_an_interrupt_somewhere_with_workers(run):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_a_pool_that_does_not_start_leaves_nothing(error):
+@pytest.mark.parametrize(
+    ("error", "copied"), [(KeyboardInterrupt, True), (KeyboardInterrupt, False), (OSError, True), (OSError, False)]
+)
+def test_a_pool_that_does_not_start_leaves_nothing(error, copied, request, monkeypatch):
     """Raises at every line of the start."""
     op = MapDataset.range(10).to_iter_dataset().map(str)._op
+    if copied:
+        request.getfixturevalue("template")
+    else:
+        monkeypatch.setattr("headrace._executors.template.CLONE", None)
     with nothing_left():
         before = len(descriptors())
         for k in range(1, 10_000):

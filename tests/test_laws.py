@@ -83,7 +83,7 @@ def test_random_streams_mean_what_the_reference_says(ds):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", sorted(STREAM_OPS))
 def test_every_stream_operation_means_what_the_reference_says(name, source):
-    for k in (1, 4, 11):
+    for k in (4,) if name == "global_batch of lanes" else (1, 4, 11):  # of few elements, the reference takes seconds
         ds = STREAM_OPS[name](SOURCES[source]().to_iter_dataset(), k)
         assert_same(list(ds), list(reference.stream(ds._op)))
 

@@ -19,10 +19,11 @@ import numpy as np
 from headrace._executors import imports
 from headrace._executors.closing import ClosingPool
 from headrace._executors.messages import ANSWER, FAILURE, NO_START, READY, SKIPPED, TASK
-from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending
+from headrace._executors.processes import HAS_PIDFD, Process, ctrl_c_later, ending, worker_command, worker_environment
 from headrace._executors.shared_plan import SharedPlan
 from headrace._executors.slots import Extent, Slot, Slots, Writer, read
 from headrace._executors.tasks import BlockTask, Task
+from headrace._executors.template import templates
 from headrace._executors.tracebacks import unpacked_error
 from headrace.compat.grain import as_grain
 from headrace.errors import ElementTimeout, WorkerError
@@ -86,9 +87,11 @@ class ProcessPool(ClosingPool):
         self._add(self.num_workers)
 
     def _add(self, count: int) -> None:
+        with ctrl_c_later():
+            template = templates.find(worker_command(), worker_environment())
         for _ in range(count):
             with ctrl_c_later():
-                self._processes.append(Process(len(self._processes), self))
+                self._processes.append(Process(len(self._processes), self, template))
         for process in self._processes[-count:]:  # they start up while this writes the plan
             process.set_up(self)
 
@@ -345,7 +348,8 @@ class ProcessPool(ClosingPool):
                 )
         try:
             with ctrl_c_later():
-                new = self._processes[dead.index] = Process(dead.index, self)
+                template = templates.find(worker_command(), worker_environment())
+                new = self._processes[dead.index] = Process(dead.index, self, template)
         except Exception:
             self.close(wait=False)
             raise

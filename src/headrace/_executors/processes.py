@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace._executors.messages import MESSAGE_BYTES, STACKS, STARTED_AS_WORKER, WORKER
 from headrace._executors.slots import anonymous_file
+from headrace._executors.template import Child, Copy, Template
 from headrace._utils.signals import raised_by_signal
 from headrace.errors import WorkerError
 
@@ -55,37 +56,45 @@ class Process:
 
     _numbers = itertools.count()
 
-    def __init__(self, index: int, pool: "ProcessPool"):
+    def __init__(self, index: int, pool: "ProcessPool", template: Template | None):
         self.index, self.number = index, next(Process._numbers)
         self.tasks: deque[Pending] = deque()
         self.ready = False
         self.num_streams = 0
         self.since = time.monotonic()  # when it began its oldest task
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Child | None = None
+        self._copy: Copy | None = None
         self.end_fd = -1
         self.is_late = False  # whether it has ended itself because of an element that took too long
         self.stacks = Stacks()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, _MESSAGES)
         try:
             with theirs:
-                self._start(theirs, pool)
+                self._start(theirs, pool, template)
             if HAS_PIDFD and self.process is not None:
                 self.end_fd = os.pidfd_open(self.process.pid)
         except BaseException:
             self.end(time.monotonic())
             raise
 
-    def _start(self, theirs: socket.socket, pool: "ProcessPool") -> None:
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [_python(), *flags, "-P", "-m", WORKER]
-        in_main_thread = threading.current_thread() is threading.main_thread()
+    def _start(self, theirs: socket.socket, pool: "ProcessPool", template: Template | None) -> None:
         # Not 0, 1 or 2, which Popen replaces.
         with socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)) as passed:
             fds = (passed.fileno(), pool.slots.fd, pool.plan.fd, self.stacks.fd)
-            command += map(str, (*fds, int(in_main_thread), os.getpid()))
+            if template is not None:
+                self._copy = Copy()
+                self.process = self._copy.of(template, worker_environment(), fds)
+            if self.process is not None:
+                return
+            in_main_thread = threading.current_thread() is threading.main_thread()
+            arguments = map(str, (*fds, int(in_main_thread), os.getpid()))
             try:
                 self.process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, pass_fds=fds, env=_environment(), process_group=0
+                    [*worker_command(), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                    env=worker_environment(),
+                    process_group=0,
                 )
             except OSError as e:
                 raise WorkerError(
@@ -138,6 +147,8 @@ class Process:
     def end(self, deadline: float) -> int:
         """Waits for the process until the deadline, kills it and all that it started; returns its exit status."""
         status = 0
+        if self.process is None and self._copy is not None:  # an exception came before the answer
+            self.process = self._copy.child()
         if self.process is not None:
             while not self.is_dead() and (left_s := deadline - time.monotonic()) > 0:
                 self._wait(left_s)
@@ -203,6 +214,12 @@ class Stacks:
 _MESSAGES = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 
 
+def worker_command() -> list[str]:
+    """The command that starts a worker, without the arguments of one."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [_python(), *flags, "-P", "-m", WORKER]
+
+
 def _python() -> str:
     """The interpreter for workers; raises if there is none, so that a program does not start itself over and over."""
     spawn = sys.modules.get("multiprocessing.spawn")  # where `multiprocessing.set_executable` says which
@@ -226,7 +243,7 @@ _ADVICE = (
 )
 
 
-def _environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
     """A worker's environment: JAX leaves the accelerator alone, and libraries use one thread."""
     paths = os.pathsep.join(path for path in sys.path if path)
     return (

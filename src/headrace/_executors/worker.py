@@ -33,6 +33,7 @@ from headrace._executors.messages import (
     STACKS,
     STARTED_AS_WORKER,
     TASK,
+    TEMPLATE,
 )
 from headrace._executors.shared_plan import open_shared_plan
 from headrace._executors.slots import Extent, Slot, Writer, read
@@ -47,8 +48,20 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the consumer handles Ctrl-C
+    if sys.argv[1] == TEMPLATE:
+        from headrace._executors.copies import copies
+
+        requests_fd, in_main_thread, parent = map(int, sys.argv[2:])
+        serve(*copies(requests_fd, parent), in_main_thread, parent)
+    else:
+        serve(*map(int, sys.argv[1:]))
+
+
+def serve(
+    connection_fd: int, slots_fd: int, plan_fd: int, stacks_fd: int, kill_with_parent: int, parent: int
+) -> NoReturn:
+    """Answers tasks until the consumer closes the connection."""
     os.environ.pop(STARTED_AS_WORKER, None)  # programs that functions start must not inherit it
-    connection_fd, slots_fd, plan_fd, stacks_fd, kill_with_parent, parent = map(int, sys.argv[1:])
     if STACKS is not None:
         faulthandler.register(STACKS, stacks_fd)
     _end_with(parent, by_signal=bool(kill_with_parent))

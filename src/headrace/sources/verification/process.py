@@ -97,7 +97,7 @@ class ReadingProcess:
             stdout=errors,
             stderr=errors,
             pass_fds=fds,
-            env=processes._environment(),
+            env=processes.worker_environment(),
             process_group=0,
         )
 

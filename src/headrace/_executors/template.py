@@ -1,0 +1,199 @@
+"""A process that has imported what workers need, and copies itself for each of them, which takes milliseconds.
+
+A program gets one when it starts workers for the third time: most training programs never do, notebooks and tests do.
+Its copies are children of the consumer, with its environment, folder and output of that moment, like workers that are
+started by a command. A template is used only while such workers would start out as it did: with the same limits, and
+with the same values of variables that Python and libraries read when they are loaded.
+"""
+
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import NamedTuple
+
+from headrace._executors.messages import CLONE, MESSAGE_BYTES, PROCESS_ID, TEMPLATE, TEMPLATE_READY
+
+if sys.platform != "win32":
+    import resource
+
+STARTS = 2  # how often workers are started before there is a template
+READ_WHEN_LOADED = (
+    *("LC_", "LD_", "GLIBC_", "MALLOC_", "LANG", "PYTHON", "TZ"),
+    *("BLIS_", "GOMP_", "GOTO_", "KMP_", "MKL_", "NPY_", "NUMEXPR_", "OMP_", "OPENBLAS_", "OPENCV_", "VECLIB_"),
+)
+
+
+class Start(NamedTuple):
+    """What workers that are started now have in common, and what their template must have had."""
+
+    command: list[str]
+    variables: dict[str, str]
+    limits: list[tuple[int, int]]
+    cores: set[int]
+    priority: int
+    umask: str
+    in_main_thread: bool
+
+
+def _start(command: list[str], environment: dict[str, str]) -> Start:
+    kinds = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+    with open("/proc/self/status") as f:
+        umask = next(line for line in f if line.startswith("Umask"))
+    return Start(
+        command,
+        {name: environment[name] for name in environment if name.startswith(READ_WHEN_LOADED) and name != "PYTHONPATH"},
+        [resource.getrlimit(kind) for kind in kinds],
+        os.sched_getaffinity(0),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        umask,
+        threading.current_thread() is threading.main_thread(),
+    )
+
+
+class Template:
+    """The consumer's side of a template."""
+
+    def __init__(self, start: Start):
+        self.start, self.was_ready = start, False
+        self.process: subprocess.Popen[bytes] | None = None
+        self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def begin(self, environment: dict[str, str]) -> None:
+        with self._theirs as theirs:
+            arguments = map(str, (TEMPLATE, theirs.fileno(), int(self.start.in_main_thread), os.getpid()))
+            self.process = subprocess.Popen(
+                [*self.start.command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                process_group=0,
+            )
+
+    def is_ready(self) -> bool:
+        """Whether it has imported everything, and lives."""
+        if not self.was_ready:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self.was_ready = self.socket.recv(len(TEMPLATE_READY), socket.MSG_DONTWAIT) == TEMPLATE_READY
+        return self.was_ready and not self.has_ended()
+
+    def has_ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def close(self) -> None:
+        self._theirs.close()
+        self.socket.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Copy:
+    """A request for one more process."""
+
+    def __init__(self):
+        self._reply, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._answer = b""
+
+    def of(self, template: Template, environment: dict[str, str], fds: tuple[int, ...]) -> "Child | None":
+        """Has a template copy itself for a worker with some descriptors; returns None if it cannot."""
+        with self._theirs, contextlib.suppress(OSError):
+            message = pickle.dumps((os.getcwd(), environment))
+            if len(message) <= MESSAGE_BYTES:
+                socket.send_fds(template.socket, [message], [self._theirs.fileno(), 1, 2, *fds])
+        return self.child()
+
+    def child(self) -> "Child | None":
+        """The process, if there is one; after an exception, it can be called again."""
+        self._theirs.close()
+        self._answer = self._answer or self._reply.recv(PROCESS_ID.size)
+        self._reply.close()
+        if not self._answer:
+            return None
+        (pid,) = PROCESS_ID.unpack(self._answer)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # it does so itself, perhaps later
+        return Child(pid)
+
+
+class Child:
+    """A child process that nobody has a `Popen` of."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Waits for its end; returns its exit status, or 0 if other code in this process has it."""
+        if self.returncode is None:
+            self.returncode = 0
+            with contextlib.suppress(ChildProcessError):
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Templates:
+    """The template of this process, if it has one."""
+
+    def __init__(self):
+        self._lock, self._consumer = threading.Lock(), os.getpid()
+        self.current: Template | None = None
+        self._last: Start | None = None
+        self._num_starts = 0
+
+    def find(self, command: list[str], environment: dict[str, str]) -> Template | None:
+        """A template for workers that are started now, if one is ready; otherwise there may be one the next time."""
+        if not self._allowed():
+            return None
+        with self._lock, contextlib.suppress(OSError):
+            start = _start(command, environment)
+            if self.current is not None and self.current.start == start:
+                if self.current.is_ready():
+                    return self.current
+                if not self.current.has_ended() or not self.current.was_ready:
+                    return None  # not yet, or never
+            self._num_starts = self._num_starts + 1 if self._last == start else 1
+            self._last = start
+            if self._num_starts > STARTS:
+                self._end()
+                self._begin(Template(start), environment)
+        return None
+
+    def _begin(self, template: Template, environment: dict[str, str]) -> None:
+        self.current = template
+        try:
+            template.begin(environment)
+        except BaseException:
+            self._end()
+            raise
+
+    def _allowed(self) -> bool:
+        """Not in a fork, whose workers would be its parent's children."""
+        return CLONE is not None and hasattr(os, "pidfd_open") and os.getpid() == self._consumer
+
+    def close(self) -> None:
+        """Ends the template; there may be another later."""
+        if self._allowed():
+            with self._lock:
+                self._num_starts = 0
+                self._end()
+
+    def _end(self) -> None:
+        current, self.current = self.current, None
+        if current is not None:
+            current.close()
+
+
+templates = Templates()
+atexit.register(templates.close)
