@@ -313,6 +313,8 @@ def test_datasets_of_another_kind_are_errors_that_say_what_to_do():
         HuggingFaceIterDataset(dataset)
     with pytest.raises(PipelineError, match="Needed a `datasets.Dataset`; got builtins.list"):
         HuggingFaceDataSource([1, 2])
+    with pytest.raises(PipelineError, match=r"got builtins.str. Load it first: `datasets.load_dataset\('squad'"):
+        HuggingFaceDataSource("squad")
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

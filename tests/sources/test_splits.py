@@ -430,7 +430,7 @@ def test_tfds_by_name_has_all_that_a_path_has(data_dir, monkeypatch):
     [
         (
             "smal",
-            "There is no dataset 'smal' in .*; there are many, small. Did you mean 'small'. `data_dir`, or TFDS_DATA",
+            "There is no dataset 'smal' in .*; there are many, small. Did you mean 'small'. `data_dir`, or TFDS_DATA.*`tfds build`",
         ),
         ("small:3.0.0", "has no version 3.0.0; there are 1.0.0, 1.9.0, 1.10.0"),
         ("many/bgi", "many has no config 'bgi' in .*; there are big, tiny. Did you mean 'big'"),

@@ -221,7 +221,9 @@ def checked(dataset: Any, kind: str, split: Any = None) -> Any:
     if isinstance(dataset, getattr(datasets, kind)):
         return dataset
     hint = ""
-    if isinstance(dataset, datasets.Dataset):
+    if isinstance(dataset, str):
+        hint = f" Load it first: `datasets.load_dataset({dataset!r}, split=...)`; files and folders: `headrace.open`."
+    elif isinstance(dataset, datasets.Dataset):
         hint = " It has random access: use `MapDataset.source(HuggingFaceDataSource(dataset))`."
     elif isinstance(dataset, datasets.IterableDataset):
         hint = " It is a stream: use `HuggingFaceIterDataset(dataset)`."

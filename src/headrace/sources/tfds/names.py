@@ -40,7 +40,11 @@ def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
         )
     dataset, config, version = found.groups()
     root = files.absolute(os.path.expanduser(data_dir or os.environ.get("TFDS_DATA_DIR") or DATA_DIR))
-    folder = _inside(root, dataset, f"There is no dataset {dataset!r}", "`data_dir`, or TFDS_DATA_DIR, says where")
+    hint = (
+        "`data_dir`, or TFDS_DATA_DIR, says where. Headrace downloads nothing: `tfds build` or `tfds.load` prepares a "
+        "dataset"
+    )
+    folder = _inside(root, dataset, f"There is no dataset {dataset!r}", hint)
     config = config or _default_config(folder)
     if config:
         folder = _inside(folder, config, f"{dataset} has no config {config!r}", f"Write it as in `{dataset}/config`")
