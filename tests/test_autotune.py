@@ -23,7 +23,7 @@ from headrace._utils.threads import has_gil
 from headrace.errors import WorkerError
 from headrace.performance import num_cores
 from headrace.testing import assert_resumable
-from tests.proc import nothing_left
+from tests.proc import LIMIT_S, nothing_left
 
 TRIES = 30
 BLOB = zlib.compress(np.random.default_rng(0).integers(0, 9, 400_000).astype(np.uint8).tobytes())
@@ -292,6 +292,29 @@ def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stay
         del ds
 
 
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+def test_workers_that_were_no_faster_are_tried_again(monkeypatch):
+    """As on a machine whose cores others had at first."""
+    for name, value in (("HERE_S", 0.05), ("WORKERS_S", 0.02), ("ELEMENT_S", 0), ("AGAIN_S", 0.1), ("GAIN", 1e9)):
+        monkeypatch.setattr(process_trial, name, value)
+    monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)
+    ds = MapDataset.range(10**6).map(spin).to_iter_dataset().mp_prefetch(AUTOTUNE)
+    choice, got, end = ds._op.kept.of(Choice), [], time.monotonic() + LIMIT_S
+    with nothing_left(), iter(ds) as iterator:
+        while choice.workers is not False and time.monotonic() < end:
+            got.append(next(iterator))
+        assert choice.workers is False
+        num_before = len(got)
+        monkeypatch.setattr(process_trial, "GAIN", 0.0)
+        while not choice.workers and time.monotonic() < end:
+            got.append(next(iterator))
+        assert len(got) - num_before < 4000  # and not as many at once as workers would have given
+        got += [next(iterator) for _ in range(50)]
+        assert choice.workers
+        del ds
+    assert got == spun(len(got))
+
+
 def test_cheap_outputs_get_no_workers():
     ds = MapDataset.range(3000).map(add_one).mp_prefetch(AUTOTUNE)
     with nothing_left():
@@ -320,9 +343,12 @@ def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
 
 
 def test_functions_that_wait_get_threads_and_no_workers():
-    ds = MapDataset.range(400).map(wait).mp_prefetch(AUTOTUNE)
     with nothing_left():
-        assert "workers" not in outputs_and_states(ds)[2]
+        for _ in range(5):  # others may have had the cores
+            where = outputs_and_states(MapDataset.range(400).map(wait).mp_prefetch(AUTOTUNE))[2]
+            if "workers" not in where:
+                break
+    assert "workers" not in where
 
 
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")

@@ -13,7 +13,7 @@ from headrace.errors import SpecError
 from headrace.experimental import ElasticIterator
 from headrace.sharding import ShardOptions
 
-DEPTH = 3000
+DEPTH = 1600  # Python calls no functions so deep
 WORKERS = MultiprocessingOptions(num_workers=2)
 
 

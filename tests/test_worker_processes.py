@@ -33,7 +33,7 @@ def stream(function, count=40):
 
 def run(script, **settings):
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", textwrap.dedent(script)],  # of forks
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -2,11 +2,12 @@
 
 Outputs are computed in this process first, in threads if those pay. If the consumer waits for them, workers are
 started: soon if outputs are costly and threads do not help, otherwise only after a while, since a short run is over
-before they are ready. Then they go on from the position after the last output, and stay if they are faster. Positions
-say nothing of who computes, so nothing but speed depends on the choice. It is kept with the operation, for the next
-iterator.
+before they are ready. Then they go on from the position after the last output, and stay if they are faster. If not,
+they are tried again after a while, since other programs may have had the cores. Positions say nothing of who computes,
+so nothing but speed depends on the choice. It is kept with the operation, for the next iterator.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,8 @@ WORKERS_S = 0.2  # and for those of workers,
 RAMP_S = 0.3  # once their chunks have grown
 WAITS, MOSTLY = 0.1, 0.5  # the share of time that a consumer waits for costly outputs, and for others, to want workers
 LOOKS = 4  # how many times in a row, for others
+AGAIN_S = 20.0  # how long to do without workers that were not faster; each time twice as long
+AT_ONCE_S = 0.1  # how long outputs may take that are computed here at once, after workers were not faster
 GAIN = 1.1  # workers must be this much faster: then what is chosen has nine tenths of the best speed
 
 
@@ -69,6 +72,8 @@ class TrialStream(UnaryStream):
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 0
         self._since_s = time.perf_counter()
         self._late_looks, self._ramp_end_s = 0, 0.0
+        self._again_s, self._pause_s = 0.0, AGAIN_S
+        self._most = sys.maxsize  # outputs at a time
         self._ends = num_cores() == 1
 
     def _open_here(self, position: Position) -> Stream:
@@ -88,7 +93,7 @@ class TrialStream(UnaryStream):
         begin = time.perf_counter()
         if not self._outputs:
             self._since_s = begin
-        run = self.parent.pull(n)
+        run = self.parent.pull(n if self._with_workers else min(n, self._most))
         if run is None:
             return None
         run = self._run(*run)
@@ -103,6 +108,10 @@ class TrialStream(UnaryStream):
         if self._unmeasured > 0:
             self._unmeasured -= outputs
             return
+        if self._again_s > 0:
+            if time.perf_counter() < self._again_s:
+                return
+            self._again_s, self._since_s = 0.0, time.perf_counter()
         self._outputs += outputs
         self._waited_s += waited_s
         if self._with_workers:
@@ -131,8 +140,7 @@ class TrialStream(UnaryStream):
         if time.perf_counter() < self._ramp_end_s:
             self._outputs, self._waited_s = 0, 0.0
         elif self._waited_s >= WORKERS_S or self._outputs * WORKERS_S >= 8 * self._rate_here:
-            self._ends = True
-            self._choice.workers = self._outputs / max(self._waited_s, 1e-9) >= GAIN * self._rate_here
+            self._ends = self._choice.workers = self._outputs / max(self._waited_s, 1e-9) >= GAIN * self._rate_here
             if not self._choice.workers:
                 self._go_on_here()
 
@@ -176,6 +184,9 @@ class TrialStream(UnaryStream):
         self.parent.close()
         self._end_workers()
         self.parent = self._open_here(self.position)
+        self._most = max(1, int(AT_ONCE_S * self._rate_here))  # the consumer asks for as many as workers would give
+        self._outputs, self._waited_s, self._late_looks = 0, 0.0, 0
+        self._again_s, self._pause_s = time.perf_counter() + self._pause_s, 2 * self._pause_s
 
 
 def number(num_workers: Any) -> int:
