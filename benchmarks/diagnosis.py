@@ -50,11 +50,11 @@ def _pipelines() -> dict[str, tuple[Any, str]]:
     return {
         "a sleep": (numbers.map(abs).map(sleep), "map(sleep "),
         "a spin": (numbers.map(abs).map(spin).batch(2), "map(spin "),
-        "large arrays": (numbers.map(large), "map(large "),
-        "copies of large arrays": (numbers.map(large).map(copies), "map(copies "),
+        "large arrays": (numbers.map(large).map(len), "map(large "),  # of which workers send no more than a number
+        "copies of large arrays": (numbers.map(large).map(copies).map(len), "map(copies "),
         "a slow source": (hr.MapDataset.source(SlowSource()).map(abs), "source(SlowSource"),
         "a spin beside a sleep": (numbers.map(spin).map(sleep), "map(sleep "),
-        "a spin beside copies": (numbers.map(large).map(copies).map(spin), "map("),
+        "a spin beside copies": (numbers.map(large).map(copies).map(len).map(spin), "map(spin "),
     }
 
 

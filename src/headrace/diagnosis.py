@@ -25,7 +25,7 @@ WORTH = 1.1  # a smaller gain is not worth worker processes
 SHARES = 0.3, 0.3, 0.4  # of the time: without workers, with one, with the best number of them
 AGAIN = 0.2  # of the time, for each further trial
 MOST_TRIALS = 5
-AS_PREDICTED = 0.75  # of a prediction: if a trial gives less, others are made
+AS_PREDICTED = 0.8  # of a prediction: if a trial gives less, or as much more, others are made
 WARM_UP = 4  # outputs, for each worker, before measuring
 
 
