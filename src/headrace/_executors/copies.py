@@ -46,6 +46,7 @@ def copies(requests_fd: int, consumer: int) -> tuple[int, int, int, int]:
 def _begun(fds: list[int], folder: str, environment: dict[str, str]) -> tuple[int, int, int, int]:
     """Makes a copy a process of its own, and tells the consumer."""
     os.setpgid(0, 0)
+    _name("headrace-worker")
     reply, out, err, connection, slots, plan, stacks = fds
     os.write(reply, PROCESS_ID.pack(os.getpid()))
     os.close(reply)
@@ -56,7 +57,6 @@ def _begun(fds: list[int], folder: str, environment: dict[str, str]) -> tuple[in
         os.dup2(fd, standard)
         os.close(fd)
     np.random.seed()  # else all copies would draw the same
-    _name("headrace-worker")
     return connection, slots, plan, stacks
 
 
