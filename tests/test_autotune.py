@@ -315,6 +315,33 @@ def test_workers_that_were_no_faster_are_tried_again(monkeypatch):
     assert got == spun(len(got))
 
 
+class SlowAtFirst:
+    """2 ms in the process that made it; 20 ms in others, and less each time."""
+
+    def __init__(self):
+        self.pid, self.seconds = os.getpid(), 0.02
+
+    def __call__(self, x):
+        if os.getpid() == self.pid:
+            time.sleep(0.002)
+        else:
+            time.sleep(self.seconds)
+            self.seconds = max(0.97 * self.seconds, 0.0002)
+        return x
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+def test_workers_that_still_become_faster_are_not_judged(monkeypatch):
+    monkeypatch.setattr(process_trial, "AGAIN_S", 1e9)
+    ds = MapDataset.range(10**6).map(SlowAtFirst()).to_iter_dataset(ReadOptions(num_threads=0)).mp_prefetch(AUTOTUNE)
+    choice = ds._op.kept.of(Choice)
+    with nothing_left(), iter(ds) as iterator:
+        while choice.workers is not False and next(iterator) < 3000:
+            pass
+        del ds
+    assert choice.workers
+
+
 def test_cheap_outputs_get_no_workers():
     ds = MapDataset.range(3000).map(add_one).mp_prefetch(AUTOTUNE)
     with nothing_left():

@@ -27,6 +27,7 @@ WAITS, MOSTLY = 0.1, 0.5  # the share of time that a consumer waits for costly o
 LOOKS = 4  # how many times in a row, for others
 AGAIN_S = 20.0  # how long to do without workers that were not faster; each time twice as long
 AT_ONCE_S = 0.1  # how long outputs may take that are computed here at once, after workers were not faster
+STILL_FASTER = 1.05  # workers that become so much faster from look to look may win yet: at first their memory is new
 GAIN = 1.1  # workers must be this much faster: then what is chosen has nine tenths of the best speed
 
 
@@ -68,7 +69,7 @@ class TrialStream(UnaryStream):
         stream = self._open_here(position)
         super().__init__(stream.position, stream)
         self._with_workers = False
-        self._rate_here = 0.0
+        self._rate_here = self._rate_before = 0.0
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 0
         self._since_s = time.perf_counter()
         self._late_looks, self._ramp_end_s = 0, 0.0
@@ -140,9 +141,12 @@ class TrialStream(UnaryStream):
         if time.perf_counter() < self._ramp_end_s:
             self._outputs, self._waited_s = 0, 0.0
         elif self._waited_s >= WORKERS_S or self._outputs * WORKERS_S >= 8 * self._rate_here:
-            self._ends = self._choice.workers = self._outputs / max(self._waited_s, 1e-9) >= GAIN * self._rate_here
-            if not self._choice.workers:
+            rate = self._outputs / max(self._waited_s, 1e-9)
+            if rate >= GAIN * self._rate_here:
+                self._ends = True
+            elif rate < STILL_FASTER * self._rate_before:
                 self._go_on_here()
+            self._outputs, self._waited_s, self._rate_before = 0, 0.0, rate
 
     @property
     def _here_s(self) -> float:
@@ -174,13 +178,13 @@ class TrialStream(UnaryStream):
         workers = self._open_workers(self.position)
         self._are_ready, self._with_workers = None, True
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 2 * num_cores()
-        self._ramp_end_s = time.perf_counter() + RAMP_S
+        self._ramp_end_s, self._rate_before = time.perf_counter() + RAMP_S, 0.0
         self.parent.close(wait=False)
         self.parent = workers
         self._choice.workers = True  # also after an error: what ends its process must not run here
 
     def _go_on_here(self) -> None:
-        self._with_workers = False
+        self._with_workers = self._choice.workers = False
         self.parent.close()
         self._end_workers()
         self.parent = self._open_here(self.position)
