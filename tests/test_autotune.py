@@ -8,6 +8,7 @@ import sysconfig
 import threading
 import time
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ import headrace._executors
 from headrace import AUTOTUNE, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace._executors import autotune, process_trial
 from headrace._executors.autotune import AutotunedExecutor
+from headrace._executors.inline import InlineExecutor
 from headrace._executors.pool import ProcessPool
-from headrace._executors.process_trial import Choice
+from headrace._executors.process_trial import Choice, TrialStream
 from headrace._executors.threads import ThreadExecutor, Threads
+from headrace._plan.streams import Context, open_stream
 from headrace._utils.threads import has_gil
 from headrace.errors import WorkerError
 from headrace.performance import num_cores
@@ -315,31 +318,27 @@ def test_workers_that_were_no_faster_are_tried_again(monkeypatch):
     assert got == spun(len(got))
 
 
-class SlowAtFirst:
-    """2 ms in the process that made it; 20 ms in others, and less each time."""
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+@pytest.mark.parametrize(("least_s", "stays"), [(0.0005, True), (0.005, False)])
+def test_workers_that_still_become_faster_are_not_judged(monkeypatch, least_s, stays):
+    """An output takes 2 ms here; of workers 20 ms at first, and then ever less."""
+    now_s, worker_s = 0.0, 0.02
 
-    def __init__(self):
-        self.pid, self.seconds = os.getpid(), 0.02
-
-    def __call__(self, x):
-        if os.getpid() == self.pid:
-            time.sleep(0.002)
-        else:
-            time.sleep(self.seconds)
-            self.seconds = max(0.97 * self.seconds, 0.0002)
+    def spend(x):
+        nonlocal now_s, worker_s
+        now_s += worker_s if choice.workers else 0.002
+        if choice.workers:
+            worker_s = max(0.99 * worker_s, least_s)
         return x
 
-
-@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
-def test_workers_that_still_become_faster_are_not_judged(monkeypatch):
-    monkeypatch.setattr(process_trial, "AGAIN_S", 1e9)
-    ds = MapDataset.range(10**6).map(SlowAtFirst()).to_iter_dataset(ReadOptions(num_threads=0)).mp_prefetch(AUTOTUNE)
-    choice = ds._op.kept.of(Choice)
-    with nothing_left(), iter(ds) as iterator:
-        while choice.workers is not False and next(iterator) < 3000:
-            pass
-        del ds
-    assert choice.workers
+    monkeypatch.setattr(process_trial, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    ds = MapDataset.range(10**6).map(spend).to_iter_dataset().mp_prefetch(AUTOTUNE)
+    choice, context = Choice(), Context(lambda _: InlineExecutor(), lambda _: None)
+    opened = lambda position: open_stream(ds._op.parent, position, context)  # noqa: E731
+    trial = TrialStream(ds._op, None, context, choice, lambda: lambda: True, opened, lambda: None)
+    while now_s < 10:
+        trial.pull(1)
+    assert choice.workers is stays
 
 
 def test_cheap_outputs_get_no_workers():

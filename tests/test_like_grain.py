@@ -300,7 +300,8 @@ def test_an_array_on_shared_memory_of_the_standard_library():
 def test_shared_memory_is_closed_in_a_thread(unlink):
     with memory() as shm:
         headrace.multiprocessing.SharedMemoryArray.close_shm_async(shm, unlink)
-        until(lambda: shm.buf is None and exists(shm.name) is not unlink, "it is not closed")
+        is_closed = lambda: shm.buf is None and getattr(shm, "_fd", -1) < 0  # noqa: E731
+        until(lambda: is_closed() and exists(shm.name) is not unlink, "it is not closed")
 
 
 def test_metadata_removes_the_name():

@@ -1,27 +1,74 @@
-"""One process of a distributed JAX program.
+"""The processes of a distributed JAX program, which are forks of one that has imported everything.
 
-python -m tests.hosts.process PROGRAM INDEX COUNT PORT FILE ARGS
+python -m tests.hosts.process PROGRAM COUNT NUM_DEVICES LIMIT_S FOLDER ARGS
+
+Process `i` writes what the program returns to `FOLDER/i.json`, and its output to `FOLDER/i.err`. `FOLDER/ends.json` says
+which processes failed, and which hung.
 """
 
+import contextlib
 import faulthandler
 import json
+import os
 import signal
 import sys
+import time
+import warnings
 from pathlib import Path
 
 import jax
 
 from tests.hosts import programs
+from tests.proc import free_port
 
 
 def main() -> None:
-    program, index, count, port, file, args = sys.argv[1:]
+    program, count, num_devices, limit_s, folder, args = sys.argv[1:]
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
+    port = free_port()
+    warnings.filterwarnings("ignore", "os.fork")  # JAX has no threads yet
+    pids = []
+    for i in range(int(count)):
+        if (pid := os.fork()) == 0:
+            _run(program, i, int(count), port, Path(folder), json.loads(args))
+            return
+        pids.append(pid)
+    Path(folder, "ends.json").write_text(json.dumps(_wait(pids, float(limit_s))))
+
+
+def _run(program: str, index: int, count: int, port: int, folder: Path, args: list[object]) -> None:
+    with (folder / f"{index}.err").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     faulthandler.register(signal.SIGUSR1)
-    jax.distributed.initialize(
-        f"127.0.0.1:{port}", num_processes=int(count), process_id=int(index), initialization_timeout=300
-    )
-    result = getattr(programs, program)(*json.loads(args))
-    Path(file).write_text(json.dumps(result))
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index, initialization_timeout=300)
+    (folder / f"{index}.json").write_text(json.dumps(getattr(programs, program)(*args)))
+
+
+def _wait(pids: list[int], limit_s: float) -> dict[str, list[int]]:
+    """Waits until all have ended, or one has failed; which failed, or else which hang, after these wrote their stacks."""
+    end = time.monotonic() + limit_s
+    statuses: dict[int, int] = {}
+    while len(statuses) < len(pids) and time.monotonic() < end:
+        for pid in set(pids) - statuses.keys():
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                statuses[pid] = status
+                if status:
+                    end = min(end, time.monotonic() + 20)  # the others wait for one that has failed
+        time.sleep(0.02)
+    left = set(pids) - statuses.keys()
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stacks of all threads
+    if left:
+        time.sleep(2)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    failed = [i for i, pid in enumerate(pids) if statuses.get(pid)]
+    return {"failed": failed, "hung": [] if failed else [i for i, pid in enumerate(pids) if pid in left]}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import ray
 from headrace import AUTOTUNE, DatasetOptions, MapDataset, RayOptions
 from headrace.errors import DataError, ElementTimeout, PipelineError, WorkerError
 from headrace.sources import TextLinesDataSource
-from tests.proc import LIMIT_S, until
+from tests.proc import LIMIT_S, collect, until
 from tests.ray.test_laws import on_ray
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")
 
 def test_autotune_uses_what_is_free():
     ds = MapDataset.range(3000).map(lambda x: time.sleep(0.002) or os.getpid()).to_iter_dataset()
+    collect()  # iterators of earlier tests that are in reference cycles
     until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], "actors are left")
     free = int(ray.cluster_resources()["CPU"])
     with iter(ds.mp_prefetch(RayOptions(num_workers=AUTOTUNE))) as iterator:
