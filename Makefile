@@ -6,7 +6,7 @@ VENV := .venv
 BENCH := .venv-bench
 DEMO := .venv-demo
 SITE := docs/_build/html
-JOBS ?= 3
+JOBS ?= 4
 MINUTES ?= 60
 SEED ?= 0
 

@@ -8,9 +8,11 @@ import tempfile
 import threading
 from collections import Counter
 
+import cloudpickle
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests
 from headrace import MapDataset
 from headrace._executors.messages import CLONE
 from headrace._executors.template import STARTS, templates
@@ -19,6 +21,8 @@ from headrace._plan.streams import MissingElement
 from headrace.errors import HeadraceError
 from tests.proc import collect, end_earlier_workers, until
 from tests.sampling import SAMPLED
+
+cloudpickle.register_pickle_by_value(tests)  # or every worker would import the test, and with it pytest, JAX and others
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and then in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,7 +49,11 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without `--all`, runs only some parameters of slow tests; whoever names a test runs all of it."""
+    """Without `--all`, runs only some parameters of slow tests; whoever names a test runs all of it.
+
+    Groups come first: the tests of a group run one after the other in one process, and would be the last to end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if config.getoption("--all") or any("::" in argument for argument in config.args):
         return
     counts, kept, left_out = Counter(), [], []

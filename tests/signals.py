@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -294,5 +295,6 @@ def check_that_threads_start_while_signals_come():
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # streams here have no end
     gc.disable()  # a collection calls finalizers, in which Python swallows what a handler raises
     globals()[sys.argv[1]]()

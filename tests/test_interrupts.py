@@ -5,6 +5,7 @@ import gc
 import linecache
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import headrace
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace._executors.pool import ProcessPool
 from headrace._executors.shared_plan import SharedPlan
+from headrace._utils.one_line import short_repr
 from headrace.errors import ClosedError, WorkerError
 from tests import signals
 from tests.pipelines import slowly
@@ -201,6 +203,49 @@ def test_signals_while_a_stream_is_read(check):
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.fixture
+def notice():
+    """Has a signal handler raise a `Notice`, as that of a machine which will go away does."""
+
+    def handler(*_):
+        raise Notice
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    yield lambda: signal.raise_signal(signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+
+
+class Notice(Exception):
+    pass
+
+
+def test_a_signal_while_an_operation_is_described_is_not_lost(notice):
+    class Shown:
+        def __repr__(self):
+            notice()
+            return "shown"
+
+    with pytest.raises(Notice):
+        short_repr(Shown())
+
+
+def test_a_signal_while_datasets_are_opened_ahead_is_not_lost(notice):
+    given = []
+
+    def part(i):
+        if i == 2 and not given:
+            given.append(i)
+            notice()
+        return MapDataset.range(10 * i, 10 * i + 3).to_iter_dataset()
+
+    ds = IterDataset.interleave(MapDataset.range(4).map(part), cycle_length=1).mp_prefetch(2)
+    with nothing_left(), iter(ds) as iterator:
+        with pytest.raises(Notice):
+            next(iterator)
+        assert list(iterator) == [10 * i + j for i in range(4) for j in range(3)]
+        del ds
 
 
 def test_what_comes_before_a_sys_exit_comes_first():

@@ -1,6 +1,7 @@
 """Worker processes change nothing but the speed."""
 
 import gc
+import importlib
 import json
 import os
 import subprocess
@@ -724,6 +725,53 @@ def test_worker_init_fn_gets_index_and_count_in_each_worker(tmp_path):
         pids = {int(path.read_text()) for path in tmp_path.iterdir()}
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
         assert pids == workers_of(os.getpid())
+
+
+OF_A_MODULE = """
+    import os
+    from dataclasses import dataclass
+
+    count = 0
+
+    @dataclass
+    class Point:
+        x: int
+
+    class Refused(Exception):
+        pass
+
+    class Points:
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            if index == 5:
+                raise Refused(index)
+            return Point(index)
+
+    def counted(point):
+        global count
+        count += 1
+        return point, count, os.getpid()
+"""
+
+
+def test_workers_import_the_modules_of_functions_and_sources(tmp_path, monkeypatch):
+    """Other functions of tests travel by value, as those of notebooks do."""
+    (tmp_path / "of_a_user.py").write_text(textwrap.dedent(OF_A_MODULE))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("of_a_user")
+    ds = MapDataset.source(module.Points()).map(module.counted).to_iter_dataset().mp_prefetch(workers(1))
+    with nothing_left(), iter(ds) as iterator:
+        for i in range(5):
+            point, count, pid = next(iterator)
+            assert type(point) is module.Point
+            assert (point.x, count) == (i, i + 1)
+            assert pid != os.getpid()
+        with pytest.raises(module.Refused):
+            next(iterator)
+        del ds
+    assert module.count == 0
 
 
 def test_the_world_that_workers_see(tmp_path, monkeypatch):

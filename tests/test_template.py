@@ -41,8 +41,9 @@ def is_ready():
 
 
 def kinds(pid):
-    """For each worker of a process, whether it is a copy."""
-    return [b"\0template\0" in Path(f"/proc/{worker}/cmdline").read_bytes() for worker in workers_of(pid)]
+    """For each worker of a process that has not ended, whether it is a copy."""
+    commands = [Path(f"/proc/{worker}/cmdline").read_bytes() for worker in workers_of(pid)]
+    return [b"\0template\0" in command for command in commands if command]
 
 
 def outputs(function, count=4, options=TWO):

@@ -17,7 +17,7 @@ from headrace.transforms import Map
 from tests.proc import end_earlier_workers, nothing_left, until, workers_of
 from tests.thread_pool import ThreadWorkers
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("waiting")]  # which others can work beside
 TWO = MultiprocessingOptions(num_workers=2)
 
 

@@ -15,10 +15,11 @@ def new_cluster(num_nodes=3, num_cpus=2, **options):
 
     # A node that does not answer counts as lost after some seconds instead of half a minute.
     system = {"health_check_period_ms": 1000, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
-    head = {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": 200 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=head | options | {"_system_config": system})
+    node = {"num_cpus": num_cpus, "object_store_memory": 200 << 20, "include_log_monitor": False}
+    head = {"include_dashboard": False, "_system_config": system}
+    cluster = Cluster(initialize_head=True, head_node_args=node | head | options)
     for _ in range(num_nodes - 1):
-        cluster.add_node(num_cpus=num_cpus, object_store_memory=200 << 20)
+        cluster.add_node(**node)
     cluster.wait_for_nodes()
     return cluster
 

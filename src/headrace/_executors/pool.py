@@ -25,6 +25,7 @@ from headrace._executors.slots import Extent, Slot, Slots, Writer, read
 from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.template import templates
 from headrace._executors.tracebacks import unpacked_error
+from headrace._utils.signals import raised_by_signal
 from headrace.compat.grain import as_grain
 from headrace.errors import ElementTimeout, WorkerError
 from headrace.protocols import ChunkLimits
@@ -366,6 +367,8 @@ class ProcessPool(ClosingPool):
             try:
                 self._send(dead.index, pending)
             except Exception as e:
+                if raised_by_signal(e):
+                    raise
                 pending.answer = e
 
     def _blame(self, pending: Pending, status: int) -> None:

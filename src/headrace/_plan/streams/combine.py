@@ -1,6 +1,5 @@
 """Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.guard import check_nothing_is_paired
 from headrace._plan.kernels import fetcher
 from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stay, stream_of
+from headrace._utils.signals import raised_by_signal
 from headrace.errors import PipelineError, StateError
 
 
@@ -205,9 +205,12 @@ class InterleaveStream(Stream):
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
                 # Skip a missing dataset, and one whose opening fails: the error comes again in the dataset's turn.
-                with contextlib.suppress(Exception):
+                try:
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()
+                except Exception as e:
+                    if raised_by_signal(e):
+                        raise
 
     def pull(self, n: int) -> Run | None:
         waiting = self._next < self._op.num_datasets
