@@ -6,6 +6,7 @@ Process `i` writes what the program returns to `FOLDER/i.json`, and its output t
 which processes failed, and which hung.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -30,19 +32,28 @@ def main() -> None:
     pids = []
     for i in range(int(count)):
         if (pid := os.fork()) == 0:
-            _run(program, i, int(count), port, Path(folder), json.loads(args))
-            return
+            os._exit(_run(program, i, int(count), port, Path(folder), json.loads(args)))
         pids.append(pid)
     Path(folder, "ends.json").write_text(json.dumps(_wait(pids, float(limit_s))))
 
 
-def _run(program: str, index: int, count: int, port: int, folder: Path, args: list[object]) -> None:
+def _run(program: str, index: int, count: int, port: int, folder: Path, args: list[object]) -> int:
+    """Runs a program; the exit status. Threads that wait for other processes would make Python's own exit fail."""
     with (folder / f"{index}.err").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     faulthandler.register(signal.SIGUSR1)
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index, initialization_timeout=300)
-    (folder / f"{index}.json").write_text(json.dumps(getattr(programs, program)(*args)))
+    address = f"127.0.0.1:{port}"
+    try:
+        jax.distributed.initialize(address, num_processes=count, process_id=index, initialization_timeout=300)
+        (folder / f"{index}.json").write_text(json.dumps(getattr(programs, program)(*args)))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        atexit._run_exitfuncs()  # JAX leaves the others
+        sys.stdout.flush()
+    return 0
 
 
 def _wait(pids: list[int], limit_s: float) -> dict[str, list[int]]:
