@@ -12,7 +12,6 @@ from headrace.errors import PipelineError
 
 INLINE = ReadOptions(num_threads=0)
 NUMBERS = MapDataset.range(1_000_000)
-
 LOCKED = __file__  # not the program: other suites on this machine may have the same
 
 

@@ -208,17 +208,9 @@ def test_signals_while_a_stream_is_read(check):
 @pytest.fixture
 def notice():
     """Has a signal handler raise a `Notice`, as that of a machine which will go away does."""
-
-    def handler(*_):
-        raise Notice
-
-    before = signal.signal(signal.SIGUSR2, handler)
+    before = signal.signal(signal.SIGUSR2, signals.notify)
     yield lambda: signal.raise_signal(signal.SIGUSR2)
     signal.signal(signal.SIGUSR2, before)
-
-
-class Notice(Exception):
-    pass
 
 
 def test_a_signal_while_an_operation_is_described_is_not_lost(notice):
@@ -227,7 +219,7 @@ def test_a_signal_while_an_operation_is_described_is_not_lost(notice):
             notice()
             return "shown"
 
-    with pytest.raises(Notice):
+    with pytest.raises(signals.Notice):
         short_repr(Shown())
 
 
@@ -242,7 +234,7 @@ def test_a_signal_while_datasets_are_opened_ahead_is_not_lost(notice):
 
     ds = IterDataset.interleave(MapDataset.range(4).map(part), cycle_length=1).mp_prefetch(2)
     with nothing_left(), iter(ds) as iterator:
-        with pytest.raises(Notice):
+        with pytest.raises(signals.Notice):
             next(iterator)
         assert list(iterator) == [10 * i + j for i in range(4) for j in range(3)]
         del ds
