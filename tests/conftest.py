@@ -73,7 +73,6 @@ gc.disable()  # while tests are collected: what they import has a million object
 def pytest_collection_finish():
     """From here on the collector looks at what tests make, and not at what they have imported: many tests call it."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

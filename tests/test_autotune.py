@@ -28,7 +28,7 @@ from headrace.performance import num_cores
 from headrace.testing import assert_resumable
 from tests.proc import LIMIT_S, nothing_left
 
-TRIES = 30
+TRIES = 12
 BLOB = zlib.compress(np.random.default_rng(0).integers(0, 9, 400_000).astype(np.uint8).tobytes())
 
 

@@ -552,6 +552,7 @@ def test_what_is_no_state_is_told(state, says):
     assert len(next(iterator)) == 3
 
 
+SHARD = {"sampler": (1, 2, True)}
 GRAIN_WITH_WORKERS = """
 import base64, json, sys
 from absl import flags
@@ -569,16 +570,14 @@ if __name__ == "__main__":
 """
 
 
-def test_what_grain_wrote_with_workers_is_restored_or_refused_with_the_reason(tmp_path):
+@pytest.mark.parametrize(
+    "cases",
+    [[["draw pass", 2, SHARD], ["batch3", 2, {}]], [["drop draw batch3", 1, SHARD], ["drop", 2, {}]]],
+    ids=["in batches", "filtered"],
+)
+def test_what_grain_wrote_with_workers_is_restored_or_refused_with_the_reason(tmp_path, cases):
     import base64
 
-    shard = {"sampler": (1, 2, True)}
-    cases = [
-        ["drop draw batch3", 1, shard],
-        ["draw pass", 2, shard],
-        ["batch3", 2, {}],
-        ["drop", 2, {}],
-    ]
     script = tmp_path / "write.py"
     script.write_text(GRAIN_WITH_WORKERS)
     run = subprocess.run(
