@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 import headrace._executors
 from headrace import AUTOTUNE, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace.__main__ import main
 from headrace._executors import autotune, process_trial
 from headrace._executors.autotune import AutotunedExecutor
 from headrace._executors.inline import InlineExecutor
@@ -25,6 +27,7 @@ from headrace._plan.streams import Context, open_stream
 from headrace._utils.threads import has_gil
 from headrace.errors import WorkerError
 from headrace.performance import num_cores
+from headrace.sources import write_tfrecord
 from headrace.testing import assert_resumable
 from tests.proc import LIMIT_S, nothing_left
 
@@ -447,3 +450,22 @@ def test_the_plan_says_so():
     ds = MapDataset.range(6).to_iter_dataset().mp_prefetch(AUTOTUNE)
     assert "mp_prefetch()" in str(ds.explain())
     assert "worker processes where a trial shows that they pay" in str(ds.explain())
+
+
+def test_advice_names_the_users_line_and_none_is_given_for_what_a_command_reads(monkeypatch, advice, tmp_path):
+    init = AutotunedExecutor.__init__
+
+    def stuck(self, threads, make, on_stuck):
+        """As if a trial had shown that threads do not help."""
+        init(self, threads, make, on_stuck)
+        on_stuck("functions hold the GIL")
+
+    monkeypatch.setattr(AutotunedExecutor, "__init__", stuck)
+    path = str(tmp_path / "a.tfrecord")
+    ds = MapDataset.range(3).map(lambda x: b"%d" % x)
+    write_tfrecord(ds, path)
+    (record,) = advice.records
+    assert re.search(r"\(pipeline at \S*test_autotune\.py:\d+\): functions hold", record.getMessage())
+    advice.clear()
+    assert main(["head", path]) == main(["convert", path, str(tmp_path / "b.jsonl"), "--quiet"]) == 0
+    assert not advice.records

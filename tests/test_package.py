@@ -136,6 +136,19 @@ def test_the_version_is_the_same_everywhere():
     assert VERSION != RELEASE or released[0][0] == VERSION
 
 
+def test_tests_have_all_optional_libraries():
+    groups = SETTINGS["dependency-groups"]
+    listed = {name(each) for group in ("dev", "tests", "demo") for each in groups[group] if isinstance(each, str)}
+    with_others = {"array-record", "huggingface_hub"}  # `grain` and `datasets` need them
+    elsewhere = {"gcsfs"}  # speaks to Google's servers only
+    extras = {name(each) for packages in SETTINGS["project"]["optional-dependencies"].values() for each in packages}
+    assert extras - listed == with_others | elsewhere
+
+
+def name(requirement):
+    return re.split(r"[^\w-]", requirement)[0]
+
+
 def test_the_changelog_keeps_its_form():
     text = (ROOT / "CHANGELOG.md").read_text()
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)

@@ -12,12 +12,10 @@ from headrace._utils.spec import ShapeDtypeStructProtocol
 from headrace._utils.threads import map_in_threads
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, SpecError
-from headrace.options import ReadOptions
 from headrace.sources import files, opening
 from headrace.sources.opening.formats import is_hidden
 from headrace.sources.tf_example import parse_example
 
-NUM_THREADS = 4  # for records
 SIZE_THREADS = 16
 _NESTED = (Mapping, list, tuple, ShapeDtypeStructProtocol)
 
@@ -53,10 +51,7 @@ class Data:
 
     def records(self, count: int) -> list[Any]:
         """The first records."""
-        ds = self.dataset
-        if not isinstance(ds, IterDataset):  # no trial of threads, and no advice for a pipeline that nobody wrote
-            ds = ds.to_iter_dataset(ReadOptions(num_threads=NUM_THREADS))
-        with contextlib.closing(iter(ds)) as iterator:
+        with contextlib.closing(iter(self.dataset)) as iterator:
             return list(islice(iterator, count))
 
     def spec(self) -> dict[str, str] | None:

@@ -21,7 +21,7 @@ LIBRARIES = {  # by extra: what it is for, and its packages
     "bagz": ("Bagz", ("bagz",)),
     "tfrecord": ("TFRecord, faster checksums", ("google-crc32c",)),
     "parquet": ("Parquet, Arrow, CSV", ("pyarrow",)),
-    "hf": ("Hugging Face datasets", ("datasets", "huggingface_hub")),
+    "hf": ("Hugging Face datasets", ("datasets", "huggingface_hub", "pyarrow")),
     "json": ("JSON lines, faster", ("orjson",)),
     "zstd": ("files in zstd", ("zstandard",)),
     "hdf5": ("HDF5", ("h5py",)),

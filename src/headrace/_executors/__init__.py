@@ -11,6 +11,7 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.prefetch_thread import Aheads
 from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
+from headrace._ops.base import COMMAND
 from headrace._ops.buffer import ToStream
 from headrace._plan.guard import Guard
 from headrace._plan.plan import Plan
@@ -67,7 +68,7 @@ _advised: set[tuple[str, str]] = set()
 def _advise(op: ToStream, found: str) -> None:
     """Says once for each line of the user's code that worker processes would help."""
     line = op.parent.label(), op.site
-    if line in _advised:
+    if line in _advised or op.site == COMMAND:
         return
     _advised.add(line)
     import logging  # slow to import, and hardly ever needed

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENDLESS = sys.maxsize
+COMMAND = "the command `headrace`"
 
 
 class Kept:
@@ -51,13 +52,16 @@ class Kept:
 
 
 def call_site() -> str:
-    """The file and line of the user's code that is building an operation."""
+    """The file and line of the user's code that is building an operation; `COMMAND` if there is none."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("headrace.", "functools")):
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("headrace._cli."):
+            return COMMAND
+        if not module.startswith(("headrace.", "functools", "contextlib")):
+            return place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
-    if frame is None:
-        return ""
-    return place(frame.f_code.co_filename, frame.f_lineno)
+    return ""
 
 
 def parents_first(
