@@ -24,12 +24,12 @@ def _rows(work: str, name: str, floor: float = 10, **options: Any) -> list[Row]:
     sequences = _sequences()
 
     def packed(lib: Any, read_options: Any = None) -> Callable[[], Any]:
-        ds = lib.MapDataset.source(sequences).to_iter_dataset(*([read_options] if read_options else []))
+        ds = lib.MapDataset.source(sequences).repeat().to_iter_dataset(*([read_options] if read_options else []))
         return lambda: getattr(lib.experimental, name)(ds, length_struct=LENGTHS, **options)
 
     inline = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     ours, theirs, without_threads = side_by_side(
-        lambda: _round(packed(hr), 30),
+        lambda: _round(packed(hr), 150),
         lambda: _round(packed(grain), 2),
         lambda: _round(packed(grain, inline), 3),
     )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import MapDataset, MultiprocessingOptions
+from headrace import MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.errors import PipelineError, StateError, StructureError
 from headrace.packing import (
     BestFitPackIterDataset,
@@ -122,6 +122,22 @@ def test_features_are_truncated_each_to_its_own_length():
     ds = MapDataset.source([{"x": np.arange(9), "y": np.arange(5)}]).to_iter_dataset()
     (row,) = ds.pack({"x": 4, "y": 8}, long_sequences="truncate")
     assert (row["x"].tolist(), row["y"].tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 0, 0])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_little_more_is_read_than_rows_need(strategy):
+    """Also where a few tokens of a sequence are left over, which say nothing about the next ones."""
+    lengths, num_read = np.random.default_rng(0).integers(1, 200, 10**6), 0
+
+    def sequence(i):
+        nonlocal num_read
+        num_read += 1
+        return {"x": np.full(lengths[i], i)}
+
+    ds = MapDataset.range(len(lengths)).map(sequence).to_iter_dataset(ReadOptions(num_threads=0))
+    with iter(ds.pack({"x": 256}, strategy=strategy)) as rows:
+        for _ in range(4000):
+            assert num_read < 2 * next(rows)["x"].max() + 300
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -210,6 +210,7 @@ class SplitStream(PackStream):
         one_length = len({leaf.length for leaf in leaves}) == 1 and not any(leaf.is_meta for leaf in leaves)
         self._even = one_length and op.split_full_length_features
         self._to_check = bool(self._number)
+        self._num_read = self._num_tokens = 0  # of all sequences so far, by which the next reads are estimated
 
     def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
         buffer, taken = self._buffer, tuple(self._number) if self._number else None
@@ -261,10 +262,13 @@ class SplitStream(PackStream):
         there = sum(intake.sizes[0]) - (self._number[0] if self._number else 0)
         while there < count:
             known = len(intake)
-            wanted = (count - there) * max(known, 1) // max(there, 1) + 1 if there > 0 else 1
-            if not intake.read(min(wanted, count - there), single_step=single_step):
+            wanted = (count - there) * self._num_read // max(self._num_tokens, 1)
+            wanted += wanted // 16 + 1  # or a second read would often follow
+            if not intake.read(min(wanted, 2 * self._num_read + 1), single_step=single_step):
                 return False
-            there += sum(intake.sizes[0][known:])
+            new = intake.sizes[0][known:]
+            self._num_read, self._num_tokens = self._num_read + len(new), self._num_tokens + sum(new)
+            there += sum(new)
         return True
 
     def _cut_evenly(self, ahead: int) -> bool:
