@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import linecache
 import os
 import random
@@ -13,14 +14,15 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace import AUTOTUNE, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace._executors import process_trial
 from headrace._executors.pool import ProcessPool
 from headrace._executors.shared_plan import SharedPlan
 from headrace._utils.one_line import short_repr
 from headrace.errors import ClosedError, WorkerError
 from tests import signals
 from tests.pipelines import slowly
-from tests.proc import LIMIT_S, descriptors, nothing_left
+from tests.proc import LIMIT_S, descriptors, nothing_left, workers_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = os.path.dirname(headrace.__file__)
@@ -238,6 +240,52 @@ def test_a_signal_while_datasets_are_opened_ahead_is_not_lost(notice):
             next(iterator)
         assert list(iterator) == [10 * i + j for i in range(4) for j in range(3)]
         del ds
+
+
+def test_a_signal_while_workers_are_started_for_a_trial_is_not_lost(notice, monkeypatch):
+    monkeypatch.setattr(process_trial, "HERE_S", 0.0)
+    monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
+    monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
+    given = []
+
+    class Negate:
+        def __call__(self, x):
+            return -x
+
+        def __reduce__(self):
+            if not given:
+                given.append(True)
+                notice()
+            return Negate, ()
+
+    ds, got = MapDataset.range(10**5).map(Negate()).to_iter_dataset().mp_prefetch(AUTOTUNE), []
+    with nothing_left(), iter(ds) as iterator:
+        with pytest.raises(signals.Notice):
+            got += iterator
+        got += itertools.islice(iterator, 100)
+        assert got == [-x for x in range(len(got))]
+        del ds
+
+
+def test_a_signal_while_tasks_of_a_dead_worker_are_sent_again_is_not_lost(notice, monkeypatch):
+    send, given = ProcessPool._send, []
+
+    def noticed(self, *args):
+        if sys._getframe(1).f_code is ProcessPool._replace.__code__ and not given:
+            given.append(True)
+            notice()
+        return send(self, *args)
+
+    monkeypatch.setattr(ProcessPool, "_send", noticed)
+    ds, got = MapDataset.range(300).map(slowly).to_iter_dataset().mp_prefetch(TWO), []
+    with nothing_left(), iter(ds) as iterator:
+        got.append(next(iterator))
+        os.kill(min(workers_of(os.getpid())), signal.SIGKILL)
+        with pytest.raises(signals.Notice):
+            got += iterator
+        got += iterator
+        del ds
+    assert got == list(MapDataset.range(300).map(slowly))
 
 
 def test_what_comes_before_a_sys_exit_comes_first():
