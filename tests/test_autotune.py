@@ -1,5 +1,6 @@
 """The choice among the consumer, threads and worker processes, while a pipeline runs."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -167,15 +168,53 @@ def test_nothing_is_tried_where_the_user_says_how_many(executors, advice, option
 
 
 class Clock:
-    """Time that passes only where a test says so; `ran` and `queued` are what threads do in it."""
+    """Time that passes only where a test says so; in it, `ran` and `queued` threads run and wait for a core.
 
-    def __init__(self, monkeypatch, ran, queued):
-        self.now, self.ran, self.queued, self.wanted = 0.0, ran, queued, 0.0
+    An element takes 4 ms, and threads make `gain` as many as the consumer.
+    """
+
+    def __init__(self, monkeypatch, ran, queued, gain):
+        self.now, self.ran, self.queued, self.gain, self.wanted = 0.0, ran, queued, gain, 0.0
         monkeypatch.setattr(autotune.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(autotune, "thread_wanted_s", lambda: self.wanted)
         monkeypatch.setattr(
             autotune, "on_cores_s", lambda threads: (self.now * self.ran, self.now * self.queued) if threads else (0, 0)
         )
+
+
+@contextlib.contextmanager
+def trial(monkeypatch, clock, on_stuck=lambda text: None):
+    """An executor, and a function that takes one element of it, of which the consumer computes a share of the time."""
+
+    class Paced(ThreadExecutor):
+        def next(self):
+            clock.now += 0.004 / clock.gain
+            return super().next()
+
+    class Block(list):
+        def num_bytes(self):
+            return 8
+
+    monkeypatch.setattr(autotune, "ThreadExecutor", Paced)
+    threads = Threads()
+    executor = AutotunedExecutor(threads, lambda number: ThreadExecutor(threads, number or 16, 64, 1 << 20), on_stuck)
+
+    def step(share=1.0):
+        def inline():
+            clock.now += 0.004
+            clock.wanted += share * 0.004
+            return Block([1])
+
+        while size := executor.wants(1):
+            is_inline = executor._current is executor._inline
+            executor.submit(inline if is_inline else lambda: Block([1]), size)
+        executor.next()
+
+    try:
+        yield executor, step
+    finally:
+        executor.close()
+        threads.close()
 
 
 @pytest.mark.parametrize(
@@ -197,44 +236,38 @@ class Clock:
 )
 def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhere_s, gil, pays, told):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
-    clock, said = Clock(monkeypatch, ran, queued), []
     monkeypatch.setattr(autotune, "num_cores", lambda: cores)
-
-    class Paced(ThreadExecutor):
-        def next(self):
-            clock.now += 0.004 / gain
-            return super().next()
-
-    monkeypatch.setattr(autotune, "ThreadExecutor", Paced)
-    threads = Threads()
-    executor = AutotunedExecutor(
-        threads, lambda number: ThreadExecutor(threads, number or 16, 64, 1 << 20), said.append
-    )
-
-    class Block(list):
-        def num_bytes(self):
-            return 8
-
-    def inline():
-        clock.now += 0.004
-        clock.wanted += share * 0.004
-        return Block([1])
-
-    try:
+    clock, said = Clock(monkeypatch, ran, queued, gain), []
+    with trial(monkeypatch, clock, said.append) as (executor, step):
         for _ in range(400):
-            while size := executor.wants(1):
-                is_inline = executor._current is executor._inline
-                executor.submit(inline if is_inline else lambda: Block([1]), size)
-            executor.next()
+            step(share)
             clock.now += elsewhere_s
             if executor.threads_pay is not None:
                 break
         assert executor.threads_pay is pays
-        assert bool(said) is told
-        assert all(f"on {cores} cores" in text and ("GIL" in text) is gil for text in said)
-    finally:
-        executor.close()
-        threads.close()
+    assert bool(said) is told
+    assert all(f"on {cores} cores" in text and ("GIL" in text) is gil for text in said)
+
+
+def test_threads_that_did_not_pay_are_tried_again(monkeypatch):
+    """As on a machine whose cores others had at first."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    monkeypatch.setattr(autotune, "num_cores", lambda: 2)
+    clock = Clock(monkeypatch, ran=1.0, queued=2.9, gain=1.5)
+    with trial(monkeypatch, clock) as (executor, step):
+        for pause_s in (autotune.AGAIN_S, 2 * autotune.AGAIN_S):
+            while executor.threads_pay is None or not executor.inline:
+                step()
+            assert executor.threads_pay is False
+            clock.now += pause_s - 1
+            assert executor.inline
+            clock.now += 2
+            assert not executor.inline
+        clock.ran, clock.queued, clock.gain = 1.9, 0.1, 1.9
+        for _ in range(400):
+            step()
+        assert executor.threads_pay
+        assert executor.num_threads == 4
 
 
 @pytest.mark.parametrize("built_without", [0, 1])

@@ -125,10 +125,13 @@ def test_a_node_that_comes_is_used_within_ten_seconds_and_takes_nothing_with_it_
 
 
 def _actors():
-    """The processes of Headrace's actors."""
-    return {
-        p.pid for p in psutil.process_iter(["cmdline"]) if any("ray::Actor" in part for part in p.info["cmdline"] or ())
-    }
+    """The processes of Headrace's actors, of all that this process has started."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("ray::Actor" in part for part in process.cmdline()):
+                found.add(process.pid)
+    return found
 
 
 def test_a_slow_consumer_fills_no_object_store(cluster):

@@ -1,5 +1,6 @@
 """`headrace.verify` and `python -m headrace doctor`: what is damaged is named, and the rest is read."""
 
+import atexit
 import gzip
 import importlib.util
 import json
@@ -230,20 +231,22 @@ def refuse():
     raise ValueError("It is rotten.")
 
 
+HANGS_S = 5  # more than a process that is killed takes to end on a busy machine
 DANGERS = {  # most of them in one block of records, which then are read one by one
     16: (os.abort, "reading ends the process (killed by SIGABRT"),
     18: (leave, "reading ends the process (exit status 3"),
-    20: (sleep, "reading hangs: no answer within 1 seconds"),
+    20: (sleep, f"reading hangs: no answer within {HANGS_S} seconds"),
     22: (allocate, "`max_memory_bytes` is 1000000000"),
     24: (refuse, "ValueError: It is rotten."),
     35: (segfault, "reading ends the process (killed by SIGSEGV"),
 }
 
 
+@pytest.mark.xdist_group("waiting")
 @pytest.mark.parametrize("kind", [Records, Blocks])
 def test_a_dangerous_record_is_named_and_the_rest_is_read(kind):
     source = kind({record: do for record, (do, _) in DANGERS.items()})
-    found = headrace.verify(source, timeout_s=1, max_memory_bytes=10**9)
+    found = headrace.verify(source, timeout_s=HANGS_S, max_memory_bytes=10**9)
     assert [(one.record, one.num_records) for one in found.damaged] == [(record, 1) for record in DANGERS]
     assert all(DANGERS[one.record][1] in one.error for one in found.damaged), str(found)
     assert found.num_records == 40 - len(DANGERS)
@@ -251,11 +254,23 @@ def test_a_dangerous_record_is_named_and_the_rest_is_read(kind):
     assert (found.format, found.checksums) == (kind.__name__, None)
 
 
+def stay():
+    atexit.register(time.sleep, 600)
+    return 7
+
+
+def test_a_process_that_takes_long_to_leave_has_read_all():
+    found = headrace.verify(Records({7: stay}), timeout_s=1)
+    assert not found.damaged
+    assert found.num_records == 40
+
+
+@pytest.mark.xdist_group("waiting")
 def test_a_stream_ends_where_it_hangs():
     stream = headrace.MapDataset.source(Records({7: sleep})).to_iter_dataset()
-    found = headrace.verify(stream, timeout_s=1)
+    found = headrace.verify(stream, timeout_s=HANGS_S)
     (damage,) = found.damaged
-    assert damage.error == "reading hangs: no answer within 1 seconds"
+    assert damage.error == f"reading hangs: no answer within {HANGS_S} seconds"
     assert 4 <= damage.record <= 7  # a pipeline computes some ahead
     assert (found.num_records, found.parts[0].unread_from) == (damage.record, damage.record + 1)
 

@@ -8,9 +8,10 @@ Speed alone does not tell whether threads scale: on a busy machine, several of t
 also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads pay only
 while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` gets a text that
 says so, unless many of them wait for a core: then nobody knows. On a free-threaded Python, without a GIL, speed alone
-counts.
+counts. Threads that did not pay are tried again later: perhaps others had the cores.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ GAIN = 1.2  # threads must be this much faster
 WAITS = 0.5  # a consumer that wants a core for less of the time waits for something else
 SCALES = 1.15  # threads that keep fewer cores busy do not scale
 CROWDED = 0.55  # the share of threads that run or wait for a core: if it is more, it is not known whether they scale
+AGAIN_S = 20.0  # how long to do without threads that did not pay; each time twice as long
 ELSEWHERE = 0.2  # a consumer that spends more of its time on something else gains by threads that do not scale
 
 
@@ -128,16 +130,30 @@ class AutotunedExecutor:
         self._current: Executor = self._inline
         self._tasks: deque[tuple[Executor, int]] = deque()
         self._left: list[Executor] = []
-        self._on_trial = True
-        self.inline = False
-        self._phases = [_Phase()]  # inline, in threads, inline again
         self._unmeasured = 0  # results to come that do not count
         self._tuner: Tuner | None = None  # of threads that wait for data
+        self._pays: bool | None = None
+        self._pause_s = AGAIN_S
+        self._begin_trial()
+
+    def _begin_trial(self) -> None:
+        self._on_trial, self._is_inline, self._again_s = True, False, math.inf
+        self._phases = [_Phase()]  # inline, in threads, inline again
+
+    def _end_trial(self, *, pays: bool, costly: bool = True) -> None:
+        self._on_trial, self._pays = False, pays
+        if costly and not pays:
+            self._again_s = time.perf_counter() + self._pause_s
+            self._pause_s *= 2
+
+    @property
+    def inline(self) -> bool:
+        return self._is_inline and (self._again_s == math.inf or time.perf_counter() < self._again_s)
 
     @property
     def threads_pay(self) -> bool | None:
-        """What the trial found; `None` until it has ended."""
-        return None if self._on_trial else self._current is not self._inline
+        """What the last trial found; `None` until the first has ended."""
+        return self._pays
 
     @property
     def waits_for_data(self) -> bool:
@@ -152,6 +168,8 @@ class AutotunedExecutor:
         return self._current.filled()
 
     def wants(self, n: int) -> int:
+        if self._is_inline and not self.inline:
+            self._begin_trial()
         if len(self._phases) > 1 and self._current is self._inline:  # second inline trial: no longer than the first
             n = min(n, max(1, self._phases[0].elements))
         return self._current.wants(n)
@@ -176,7 +194,7 @@ class AutotunedExecutor:
             block = self._phases[-1].timed(executor.next, size)
             self._decide()
         self._close_idle()
-        self.inline = not self._on_trial and self._current is self._inline and not self._tasks
+        self._is_inline = not self._on_trial and self._current is self._inline and not self._tasks
         return block
 
     def _decide(self) -> None:
@@ -188,9 +206,10 @@ class AutotunedExecutor:
             return  # results of threads that wait for data come in bursts
         phase.end()
         if phase is first:
-            self._on_trial = first.waited_s >= TRIED_S * first.elements
             is_short = first.waited_s < LATER_S and first.waited_s < LONG_S * first.elements
-            if self._on_trial and (first.waits or not is_short):
+            if first.waited_s < TRIED_S * first.elements:
+                self._end_trial(pays=False, costly=False)
+            elif first.waits or not is_short:
                 self._unmeasured = 2 * self._num_threads
                 self._go_on_with(self._trial_threads())
             return
@@ -205,7 +224,7 @@ class AutotunedExecutor:
         if pays and len(self._phases) == 2:
             self._go_on_with(self._inline)
             return
-        self._on_trial = False
+        self._end_trial(pays=pays)
         self._change(self._make_threads(None if waits else self._num_threads) if pays else self._inline)
         if pays and waits:
             self._tuner = Tuner(ThreadsAsWorkers(self._current), most=MOST_WAITING_THREADS)  # type: ignore[arg-type]

@@ -119,7 +119,8 @@ class ReadingProcess:
                 if not piece:
                     break
             elif time.monotonic() - changed_at > self._limit_s:
-                self.death, self.hangs = f"{self._doing} hangs: no answer within {self._limit_s:.3g} seconds", True
+                if self._doing:  # else it is done, and takes long to leave
+                    self.death, self.hangs = f"{self._doing} hangs: no answer within {self._limit_s:.3g} seconds", True
                 return
             else:
                 yield ["waiting"]
