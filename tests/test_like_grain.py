@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.errors import ClosedError
+from headrace.errors import ClosedError, PipelineError
 from headrace.testing import assert_resumable
 from tests.proc import until
 
@@ -419,6 +419,21 @@ def test_a_source_whose_getitems_is_broken_is_read_one_by_one(answer, caplog):
     assert source.calls == 1
     (record,) = [record for record in caplog.records if record.name == "headrace"]
     assert "does not work, so its items are read one by one" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda indices: indices[:3], r"`__getitems__` of Broken gave 3 items for \d+ indices. It must give one"),
+        (lambda indices: indices if len(indices) < 4 else None, "'NoneType' object is not iterable"),
+    ],
+    ids=["too few", "broken later"],
+)
+def test_a_getitems_that_has_worked_is_not_replaced_in_silence(answer, says):
+    ds = headrace.MapDataset.source(Broken(answer))
+    assert ds[3] == 3
+    with pytest.raises((PipelineError, TypeError), match=says):
+        list(ds.batch(5))
 
 
 def test_an_error_of_reading_is_raised_as_it_is():

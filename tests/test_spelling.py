@@ -1,5 +1,7 @@
 """Misspelled names: errors say which name was meant, once, in every kind of traceback."""
 
+import operator
+import re
 import subprocess
 import sys
 import traceback
@@ -8,6 +10,7 @@ import pytest
 
 import headrace
 from headrace import MapDataset
+from headrace.errors import SpecError
 from tests.proc import LIMIT_S
 
 DS = MapDataset.range(3)
@@ -30,6 +33,10 @@ DS = MapDataset.range(3)
             lambda: DS.to_iter_dataset().shard,
             "IterDataset has no attribute 'shard'. It is a method of MapDataset, to call before `to_iter_dataset()`.",
         ),
+        (
+            lambda: DS.to_iter_dataset().stats(),
+            "IterDataset has no attribute 'stats'. It is a method of iterators: `it = iter(ds)`, then `it.stats(...)`.",
+        ),
         (lambda: DS.xyzzy, "MapDataset has no attribute 'xyzzy'"),
         (lambda: DS._suffle, "MapDataset has no attribute '_suffle'"),
         (lambda: headrace.MapDatset, "module 'headrace' has no attribute 'MapDatset'. Did you mean `MapDataset`?"),
@@ -45,6 +52,25 @@ def test_the_name_that_was_meant(read, message):
     assert str(caught.value) == message
     shown = "".join(traceback.format_exception_only(caught.value))
     assert shown.strip() == f"AttributeError: {message}"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("fn", [lambda element: element["img"], operator.itemgetter("img")], ids=["lambda", "getter"])
+def test_the_keys_that_an_element_has(fn, num_workers):
+    ds = MapDataset.source([{"image": 1, "label": 2}]).map(fn).to_iter_dataset().mp_prefetch(num_workers)
+    with pytest.raises(KeyError) as caught:
+        list(ds)
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"in map\(.*\), element 0 \(pipeline at .*\); the keys there are 'image', 'label'", note)
+
+
+def test_a_spec_that_is_none_is_no_missing_property():
+    class Source(list):
+        element_spec = {"a": 1}  # noqa: RUF012
+
+    ds = MapDataset.source(Source([1, 2])).batch(2)
+    with pytest.raises(SpecError, match="The shapes and dtypes of batch.* are not known: .*'int' object"):
+        ds.element_spec  # noqa: B018
 
 
 def test_what_a_program_prints():

@@ -235,11 +235,8 @@ def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
             "the cores."
         )
     if not best:
-        gives = f"{significant(rate)} with {number}, and " if number else ""
-        return (
-            f"{found} Worker processes do not pay: it gives {gives}{significant(alone.rate)} elements/s without them."
-            f"{too_high}"
-        )
+        gives = f"{significant(rate)} elements/s with {number}, " if number else ""
+        return f"{found} Workers do not help: {gives}{significant(alone.rate)} elements/s without them.{too_high}"
     measured = trials.tried[best]
     gain = significant(measured / alone.rate)
     return (

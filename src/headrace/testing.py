@@ -99,16 +99,19 @@ def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> N
     for indices in (range(total), rng.integers(0, length * num_epochs, 50), np.array([0, 0, length - 1])):
         rows = ds._fetch(indices).own_rows()
         for index, row in zip(indices, rows, strict=True):
-            with _named(f"element {index}"):
+            which = f"{index}" if index < length else f"{index} ({index % length} of epoch {index // length + 1})"
+            with _named(f"element {which}: read with others first (ACTUAL), then alone (DESIRED)"):
                 assert_equal(row, ds[int(index)])
 
 
 def _assert_ways_agree(source: Any) -> None:
     if not (hasattr(source, "__getitems__") and hasattr(source, "__getitem__") and len(source)):
         return
-    indices = sorted({0, len(source) // 2, len(source) - 1})
-    for index, row in zip(indices, source.__getitems__(indices), strict=True):
-        with _named(f"element {index} of {type(source).__name__}, by `__getitems__` and by `__getitem__`"):
+    indices, name = [len(source) - 1, 0, len(source) // 2, 0], type(source).__name__
+    rows = list(source.__getitems__(list(indices)))
+    assert len(rows) == len(indices), f"`__getitems__` of {name} gave {len(rows)} items for the indices {indices}"
+    for index, row in zip(indices, rows, strict=True):
+        with _named(f"element {index} of {name}: `__getitems__({indices})` (ACTUAL), `__getitem__` (DESIRED)"):
             assert_equal(row, source[index])
 
 

@@ -30,12 +30,22 @@ from headrace._utils.signals import raised_by_signal
 from headrace._utils.spelling import closest, no_attribute
 from headrace.compat.grain.marks import in_pipeline
 from headrace.compat.grain.stats import NoStats
-from headrace.errors import BadRecord, PipelineError
+from headrace.errors import BadRecord, PipelineError, SpecError
 from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.options import DatasetOptions, ErrorPolicy
 
 T = TypeVar("T")
 S = TypeVar("S")
+_OF_ITERATORS = [
+    "get_state",
+    "set_state",
+    "state_as_array",
+    "get_next_index",
+    "set_next_index",
+    "stats",
+    "start_prefetch",
+    "close",
+]
 
 
 class Dataset(Generic[T]):
@@ -114,7 +124,10 @@ class Dataset(Generic[T]):
 
         Differs from Grain: there it is `experimental.get_element_spec(ds)`.
         """
-        return self._op.spec()
+        try:
+            return self._op.spec()
+        except AttributeError as e:  # which Python would take for a missing property
+            raise SpecError(f"The shapes and dtypes of {self._op.label()} are not known: {e}.") from e
 
     def explain(self) -> Plan:
         """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`.
@@ -430,6 +443,8 @@ class Dataset(Generic[T]):
 def _meant(kind: type[Dataset], name: str) -> tuple[str | None, str]:
     """The method that a wrong name may mean, and where to call it if the other kind of dataset has it."""
     other, own = Dataset._kinds[not kind._is_stream], dir(kind)
+    if name in _OF_ITERATORS:
+        return None, f" It is a method of iterators: `it = iter(ds)`, then `it.{name}(...)`."
     meant, hint = closest(name, {*own, *dir(other)}), ""
     if meant is not None and meant not in own:
         where = f"{'before' if kind._is_stream else 'after'} `to_iter_dataset()`"

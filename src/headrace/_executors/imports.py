@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from headrace._utils.signals import raised_by_signal
+from headrace._utils.spelling import keys_instead
 from headrace.compat.grain.as_grain import module_of
 
 P = ParamSpec("P")
@@ -143,8 +144,8 @@ class Missing:
         return called
 
     def explain(self, error: BaseException) -> None:
-        """Adds notes to a `KeyError` about what a worker may lack."""
-        if isinstance(error, KeyError):
+        """Adds notes to a `KeyError` about what a worker may lack, unless a value of the user's function lacks it."""
+        if isinstance(error, KeyError) and keys_instead(error) is None:
             error.add_note(
                 "in a worker process, which does not run the main script: what the script itself puts into a registry "
                 "is not there. Do that in a module that the script imports, or in `worker_init_fn`."

@@ -37,7 +37,7 @@ def _waits_by_chance(stats: "Stats", bounds: Bounds) -> bool:
 def _of_loop(stats: "Stats", bounds: Bounds) -> str:
     share, factor = stats.consumer_s / stats.wall_s, bounds.alone / stats.rate
     return (
-        f"The accelerator does, or whatever else the loop does between two elements: {share:.0%} of the time. "
+        f"The accelerator takes the time, or whatever else the loop does between two elements: {share:.0%} of it. "
         f"The loader could give {significant(factor)} × as much."
     )
 
@@ -51,10 +51,10 @@ def culprit(stats: "Stats", where: str, more: str = "") -> str:
     """The operation that takes most of the time there."""
     there = [each for each in stats.operations if each.where == where and each.seconds > 0]
     if not there:
-        return "It is not known which operation does."
+        return "It is not known which operation takes the time."
     total_s, longest = sum(each.seconds for each in there), there[0]
     share = f"{longest.seconds / total_s:.0%} of {OF.get(where, 'what the consumer computes')}"
-    return f"{longest.operation} does: {share}{f'; {more}' if more else ''}."
+    return f"{longest.operation} takes the time: {share}{f'; {more}' if more else ''}."
 
 
 def _advice(stats: "Stats", bounds: Bounds) -> str:

@@ -16,6 +16,7 @@ from headrace._plan.blocks import Block, Columns, Rows
 from headrace._utils import trees
 from headrace._utils.rng import CounterRng
 from headrace._utils.signals import raised_by_signal
+from headrace._utils.spelling import keys_instead
 from headrace.errors import DataError, HeadraceError, PipelineError
 
 Kernel = Callable[[Block, Any], Block]
@@ -176,6 +177,8 @@ def blame_block(error: Exception, op: Op, indices: Any) -> None:
 
 def _blame(error: Exception, op: Op, element: str, kind: str = _NOTED) -> None:
     note = f"in {op.label()}{element} (pipeline at {op.site})"
+    if isinstance(error, KeyError) and (keys := keys_instead(error)) is not None:
+        note += f"; the keys there are {keys}"
     if isinstance(error, StopIteration):  # it would silently end the caller's loop
         wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
         add_note(wrapped, note, kind)

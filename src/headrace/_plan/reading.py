@@ -132,25 +132,27 @@ def _find_first(fetch: Fetch, idx: Indices) -> Exception | None:
 
 
 class GetItems:
-    """Whether a source's `__getitems__` works; true until it fails."""
+    """Whether a source's `__getitems__` works, which its first call tells."""
 
-    works = True
+    works: bool | None = None
 
 
 class _ManyReader:
-    """Reads many items with one call, or one by one after that call has turned out not to work."""
+    """Reads many items with one call, or one by one if the first such call has turned out not to work."""
 
     def __init__(self, op: Source | DiskCache | UserDataset, source: Any):
         self._op, self._source, self._getitems = op, source, op.kept.of(GetItems)
 
     def __call__(self, idx: Indices) -> Rows:
         op, source, indices = self._op, self._source, ints(idx)
-        if not self._getitems.works:
+        if self._getitems.works is False:
             return _read_each(op, source.__getitem__, indices)
         try:
-            return Rows(_items_together(source, indices), owned=False)
-        except (TypeError, NotImplementedError, PipelineError) as e:
-            if not hasattr(source, "__getitem__"):
+            rows = Rows(_items_together(source, indices), owned=False)
+            self._getitems.works = True
+            return rows
+        except (TypeError, NotImplementedError) as e:
+            if self._getitems.works or not hasattr(source, "__getitem__"):
                 raise
             rows = _read_each(op, source.__getitem__, indices)
             self._getitems.works = False
@@ -164,11 +166,13 @@ class _ManyReader:
 
 def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
     made = source.__getitems__(list(indices))
-    items = list(made)
-    if len(items) != len(indices) or isinstance(made, Mapping | str | bytes):
+    items, gave = list(made), f"`__getitems__` of {type(source).__name__} gave"
+    if not items or isinstance(made, Mapping | str | bytes):
+        raise TypeError(f"{gave} a {type(made).__name__} of {len(items)} items for {len(indices)} indices.")
+    if len(items) != len(indices):
         raise PipelineError(
-            f"`__getitems__` of {type(source).__name__} gave a {type(made).__name__} of {len(items)} items for "
-            f"{len(indices)} indices."
+            f"{gave} {len(items)} items for {len(indices)} indices. It must give one for each, in the order of the "
+            "indices, which may repeat."
         )
     return items
 
