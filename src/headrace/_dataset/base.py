@@ -36,16 +36,10 @@ from headrace.options import DatasetOptions, ErrorPolicy
 
 T = TypeVar("T")
 S = TypeVar("S")
-_OF_ITERATORS = [
-    "get_state",
-    "set_state",
-    "state_as_array",
-    "get_next_index",
-    "set_next_index",
-    "stats",
-    "start_prefetch",
-    "close",
-]
+_OF_ITERATORS = (
+    *("get_state", "set_state", "state_as_array", "get_next_index", "set_next_index"),
+    *("stats", "start_prefetch", "close"),
+)
 
 
 class Dataset(Generic[T]):

@@ -33,7 +33,7 @@ class Format:
     def unreadable(self, path: str, number: int, offset: int, line: bytes, error: Exception) -> DataError:
         """The error for a line that does not parse; the first line is number 1, as in editors."""
         if isinstance(error, json.JSONDecodeError):
-            why = f"{error.msg}, at column {min(error.pos, len(error.doc.rstrip())) + 1}"
+            why = f"{error.msg.removesuffix(' at')}, at column {min(error.pos, len(error.doc.rstrip())) + 1}"
         elif isinstance(error, UnicodeDecodeError):
             why = f"byte {error.start + 1} of the line is not UTF-8"
         else:
