@@ -131,6 +131,10 @@ def _find_first(fetch: Fetch, idx: Indices) -> Exception | None:
     return None
 
 
+class NoItemsError(PipelineError):
+    """What `__getitems__` gave is no list of items at all."""
+
+
 class GetItems:
     """Whether a source's `__getitems__` works, which its first call tells."""
 
@@ -151,7 +155,7 @@ class _ManyReader:
             rows = Rows(_items_together(source, indices), owned=False)
             self._getitems.works = True
             return rows
-        except (TypeError, NotImplementedError) as e:
+        except (TypeError, NotImplementedError, NoItemsError) as e:
             if self._getitems.works or not hasattr(source, "__getitem__"):
                 raise
             rows = _read_each(op, source.__getitem__, indices)
@@ -168,7 +172,7 @@ def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
     made = source.__getitems__(list(indices))
     items, gave = list(made), f"`__getitems__` of {type(source).__name__} gave"
     if not items or isinstance(made, Mapping | str | bytes):
-        raise TypeError(f"{gave} a {type(made).__name__} of {len(items)} items for {len(indices)} indices.")
+        raise NoItemsError(f"{gave} a {type(made).__name__} of {len(items)} items for {len(indices)} indices.")
     if len(items) != len(indices):
         raise PipelineError(
             f"{gave} {len(items)} items for {len(indices)} indices. It must give one for each, in the order of the "
