@@ -77,7 +77,8 @@ CONSUMER = """
 @contextlib.contextmanager
 def consumer(then="pass"):
     """A consumer that has begun, and a fork of it; both have ended after this."""
-    command = [sys.executable, "-c", textwrap.dedent(CONSUMER).replace("{then}", then)]
+    no_warning = "ignore:This process:DeprecationWarning"  # of the fork
+    command = [sys.executable, "-W", no_warning, "-c", textwrap.dedent(CONSUMER).replace("{then}", then)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     fork = int(process.stdout.readline())
     try:

@@ -1,6 +1,5 @@
 """Misspelled names: errors say which name was meant, once, in every kind of traceback."""
 
-import operator
 import re
 import subprocess
 import sys
@@ -55,9 +54,13 @@ def test_the_name_that_was_meant(read, message):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("fn", [lambda element: element["img"], operator.itemgetter("img")], ids=["lambda", "getter"])
-def test_the_keys_that_an_element_has(fn, num_workers):
-    ds = MapDataset.source([{"image": 1, "label": 2}]).map(fn).to_iter_dataset().mp_prefetch(num_workers)
+def test_the_keys_that_an_element_has(num_workers):
+    ds = (
+        MapDataset.source([{"image": 1, "label": 2}])
+        .map(lambda element: element["img"])
+        .to_iter_dataset()
+        .mp_prefetch(num_workers)
+    )
     with pytest.raises(KeyError) as caught:
         list(ds)
     (note,) = caught.value.__notes__

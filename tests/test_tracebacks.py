@@ -125,7 +125,8 @@ def test_the_users_frames_are_in_the_traceback(stream):
 
 def test_columns_are_those_of_the_users_line():
     text = "".join(traceback.format_exception(first_error(remote(outer))))
-    assert "    return inner(x) + 1\n           ^^^^^^^^\n" in text
+    marked = "~~~~~^^^" if sys.version_info >= (3, 13) else "^^^^^^^^"
+    assert f"    return inner(x) + 1\n           {marked}\n" in text
 
 
 def test_the_frames_are_the_same_each_time():

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import venv
 import weakref
@@ -25,6 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork"),  # JAX warns of it where another test has imported it
 ]
 TWO = MultiprocessingOptions(num_workers=2)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def stream(function, count=40):
@@ -188,21 +188,25 @@ def test_forks_while_a_batch_is_held_cost_no_memory():
 
 
 def test_what_others_read_stays_right_while_a_thread_forks():
-    ds = MapDataset.range(9).map(lambda x: np.full(1 << 22, x + 1, np.int32)).to_iter_dataset()
-    with nothing_left():
+    """In a process of its own: a fork may wait for ever for threads of libraries that others have imported."""
+    script = """
+        import threading
+        import numpy as np
+        from headrace import MapDataset, MultiprocessingOptions
+        from tests.test_worker_processes import fork_sees
+
+        ds = MapDataset.range(9).map(lambda x: np.full(1 << 22, x + 1, np.int32)).to_iter_dataset()
         with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1))) as iterator:
             for i in range(1, 6):
-                check_while_forking(next(iterator), i)
-        del iterator
-
-
-def check_while_forking(held, value):
-    forked = threading.Event()
-    thread = threading.Thread(target=lambda: fork_sees(held, value) and forked.set())
-    thread.start()
-    while thread.is_alive():
-        assert held.min() == held.max() == value
-    assert forked.is_set()
+                held, forked = next(iterator), threading.Event()
+                thread = threading.Thread(target=lambda: fork_sees(held, i) and forked.set())
+                thread.start()
+                while thread.is_alive():
+                    assert held.min() == held.max() == i
+                assert forked.is_set()
+    """
+    done = run(script, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_fork_goes_on_with_a_stream_that_a_thread_computed():

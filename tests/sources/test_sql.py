@@ -130,7 +130,19 @@ def test_the_key_may_be_written_in_another_case(path):
     assert SqlDataSource(path, f"{QUERY};", key="ID")[1] == people()[1]
 
 
-@pytest.mark.parametrize("style", ["qmark", "numeric"])
+@pytest.mark.parametrize(
+    "style",
+    [
+        "qmark",
+        pytest.param(
+            "numeric",
+            marks=[
+                pytest.mark.skipif(sys.version_info >= (3, 14), reason="sqlite3 takes them no more"),
+                pytest.mark.filterwarnings("ignore:Binding:DeprecationWarning"),
+            ],
+        ),
+    ],
+)
 def test_placeholders_are_written_as_the_database_wants_them(path, style):
     source = SqlDataSource(path, f"{QUERY} WHERE id > {'?' if style == 'qmark' else ':1'}", key="id", parameters=[100],
                            paramstyle=style)  # fmt: skip
