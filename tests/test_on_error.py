@@ -595,7 +595,7 @@ def listed_lines(path):
 def test_what_is_left_out_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "headrace"):
         list(skipping(MapDataset.range(200).map(fails)))
-    messages = [record.getMessage() for record in caplog.records]
+    messages = [text for text in caplog.messages if text.startswith("Left out")]  # others may tell of a busy machine
     assert messages[0].startswith("Left out bad record number 1: source(RangeDataSource(")
     assert "record 2: Unreadable: sum 2 in map(fails" in messages[0]
     assert len(messages) == 12  # the first ten, the 16th and the 32nd
