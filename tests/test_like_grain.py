@@ -424,7 +424,10 @@ def test_a_source_whose_getitems_is_broken_is_read_one_by_one(answer, caplog):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda indices: indices[:3], r"`__getitems__` of Broken gave 3 items for \d+ indices. It must give one"),
+        (
+            lambda indices: indices[:3],
+            r"`__getitems__` of Broken gave a list of 3 items for \d+ indices. It must give one",
+        ),
         (lambda indices: indices if len(indices) < 4 else None, "'NoneType' object is not iterable"),
     ],
     ids=["too few", "broken later"],
@@ -432,6 +435,7 @@ def test_a_source_whose_getitems_is_broken_is_read_one_by_one(answer, caplog):
 def test_a_getitems_that_has_worked_is_not_replaced_in_silence(answer, says):
     ds = headrace.MapDataset.source(Broken(answer))
     assert ds[3] == 3
+    assert ds._fetch([]).own_rows() == []  # nothing was asked for
     with pytest.raises((PipelineError, TypeError), match=says):
         list(ds.batch(5))
 

@@ -170,15 +170,15 @@ class _ManyReader:
 
 def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
     made = source.__getitems__(list(indices))
-    items, gave = list(made), f"`__getitems__` of {type(source).__name__} gave"
-    if not items or isinstance(made, Mapping | str | bytes):
-        raise NoItemsError(f"{gave} a {type(made).__name__} of {len(items)} items for {len(indices)} indices.")
-    if len(items) != len(indices):
-        raise PipelineError(
-            f"{gave} {len(items)} items for {len(indices)} indices. It must give one for each, in the order of the "
-            "indices, which may repeat."
-        )
-    return items
+    items, is_list = list(made), not isinstance(made, Mapping | str | bytes)
+    if is_list and len(items) == len(indices):
+        return items
+    gave = f"`__getitems__` of {type(source).__name__} gave a {type(made).__name__} of {len(items)} items for "
+    if not items or not is_list:
+        raise NoItemsError(f"{gave}{len(indices)} indices.")
+    raise PipelineError(
+        f"{gave}{len(indices)} indices. It must give one for each, in the order of the indices, which may repeat."
+    )
 
 
 def user_reader(op: UserDataset, *, finds: bool = True) -> Fetch:
