@@ -12,7 +12,7 @@ SEED ?= 0
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of workers, which would each compile the library
 
-.PHONY: demo test test-all soak faults check bench dist docs clean
+.PHONY: demo test test-all coverage soak faults check bench bench-compare dist docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/$(BIN)/python examples/digits.py
@@ -41,6 +41,9 @@ test: $(VENV)/installed
 test-all: $(VENV)/installed
 	HEADRACE_FAULT_RUNS=20 HYPOTHESIS_PROFILE=thorough $(VENV)/$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup
 
+coverage: $(VENV)/installed
+	$(VENV)/$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --cov=headrace --cov-report=term
+
 soak: $(VENV)/installed
 	$(VENV)/$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
@@ -56,6 +59,9 @@ check: $(VENV)/installed
 
 bench: $(BENCH)/installed
 	$(BENCH)/$(BIN)/python -m benchmarks
+
+bench-compare: $(BENCH)/installed
+	$(BENCH)/$(BIN)/python -m benchmarks.compare $(or $(BASE),HEAD) $(or $(ROWS),range_map)
 
 dist: $(VENV)/installed
 	rm -rf dist

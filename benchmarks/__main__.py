@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Collection
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("absl").setLevel(logging.ERROR)
@@ -26,7 +27,7 @@ from benchmarks import (  # noqa: E402
     text,
     workers,
 )
-from benchmarks.measure import print_table  # noqa: E402
+from benchmarks.measure import Row, print_table  # noqa: E402
 
 MODULES = (
     core,
@@ -49,16 +50,16 @@ MODULES = (
 )
 
 
-def main() -> None:
-    chosen = set(sys.argv[1:])
+def run_rows(names: Collection[str]) -> list[Row]:
+    """The rows of these names, or all."""
     rows = []
     for make in [row for module in MODULES for row in module.ROWS]:
-        if not chosen or make.__name__ in chosen:
+        if not names or make.__name__ in names:
             print(f"{make.__name__} ...", file=sys.stderr, flush=True)
             made = make()
             rows += made if isinstance(made, list) else [made]
-    print_table(rows)
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    print_table(run_rows(sys.argv[1:]))
