@@ -23,7 +23,6 @@ SAMPLED = {
     "tests/ray/test_laws.py::test_what_comes_before_an_error_comes_first_then_the_error_with_the_users_lines": 3,
     "tests/ray/test_nodes.py::test_an_error_that_cannot_be_sent_is_an_error_also_with_a_timeout": 2,
     "tests/ray/test_nodes.py::test_versions_that_differ_are_named": None,
-    "tests/seeds/test_seeds.py::test_all_blocks_of_a_document_run_and_what_is_said_of_them_holds": 3,
     "tests/soak/test_soak.py::test_every_pipeline_survives_faults": None,
     "tests/soak/test_soak.py::test_what_a_broken_pipeline_does_is_a_failure": 8,
     "tests/sources/test_contract.py::test_elements_and_states_are_the_same_with_workers": 9,

@@ -20,7 +20,7 @@ from tests.proc import LIMIT_S
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = SETTINGS["project"]
-VERSION = PROJECT["version"]
+VERSION = headrace.__version__
 RELEASE = re.match(r"\d+\.\d+\.\d+", VERSION)[0]  # that this version is, or becomes
 
 
@@ -128,8 +128,7 @@ def test_links_of_the_readme_work_on_an_index(metadata):
 # ------------------------------------------------------------------------------------------------- the version
 
 
-def test_the_version_is_the_same_everywhere():
-    assert headrace.__version__ == VERSION
+def test_the_citation_and_the_changelog_have_the_version():
     cited = yaml_of("CITATION.cff")
     released = re.findall(r"^## \[(\d[^\]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert (str(cited["version"]), str(cited["date-released"])) == released[0]
@@ -188,6 +187,19 @@ def jobs():
     return yaml_of(".github/workflows/ci.yml")["jobs"]
 
 
+def test_a_release_builds_what_the_makefile_builds_and_stores_no_token():
+    workflow = yaml_of(".github/workflows/release.yml")
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert "make dist" in [step.get("run") for step in build["steps"]]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert "secrets" not in (ROOT / ".github/workflows/release.yml").read_text()
+
+
+def test_hooks_before_a_commit_run_what_the_makefile_checks():
+    (repository,) = yaml_of(".pre-commit-config.yaml")["repos"]
+    assert [hook["entry"] for hook in repository["hooks"]] == ["make check"]
+
+
 def test_ci_runs_what_the_makefile_has(jobs):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
@@ -202,7 +214,7 @@ def test_ci_tries_all_versions_and_systems(jobs):
     assert tried - {"3.14t"} == named
     assert "3.14t" in tried
     systems = {*matrix["os"], *(each["os"] for each in matrix["include"])}
-    assert systems == {"ubuntu-latest", "macos-latest", "windows-latest"}
+    assert systems == {"ubuntu-latest", "macos-latest"}
     groups = {*matrix["group"], *(each["group"] for each in matrix["include"])}
     assert groups <= SETTINGS["dependency-groups"].keys()
 
