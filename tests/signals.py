@@ -1,6 +1,7 @@
 """What signals may do to a program that reads a stream: `python -m tests.signals CHECK`."""
 
 import contextlib
+import ctypes
 import functools
 import gc
 import os
@@ -44,7 +45,7 @@ def raises(kind):
         yield
     except kind:
         return
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
 
 
 class Notifier:
@@ -204,7 +205,7 @@ def check_that_dropped_iterators_leave_no_worker_behind_whoever_keeps_the_except
 
 
 def check_a_second_signal_while_the_first_is_handled():
-    once, orig = [True], signals.signal_handlers
+    once, orig = [True], signals._evidence
 
     def interrupts_once(x):
         if x == 5 and once:
@@ -212,15 +213,16 @@ def check_a_second_signal_while_the_first_is_handled():
             signal.raise_signal(signal.SIGALRM)
         return x
 
-    def second():
-        signals.signal_handlers = orig
+    def second(error):
+        signals._evidence = orig
         signal.raise_signal(signal.SIGUSR1)
+        return orig(error)
 
     for number in (signal.SIGALRM, signal.SIGUSR1):
         signal.signal(number, notify)
     ds = MapDataset.range(20).to_iter_dataset(ReadOptions(num_threads=0)).map(interrupts_once).window_shuffle(6, seed=1)
     iterator, got = iter(ds), []
-    signals.signal_handlers = second  # which is called while an exception is handled
+    signals._evidence = second  # which is called while an exception is handled
     for _ in range(3):
         with contextlib.suppress(Notice):
             got.extend(iterator)
@@ -240,6 +242,77 @@ def check_that_close_goes_on_after_an_exception():
         gc.collect()
         until(lambda: not children_of(os.getpid()), "processes left")
         assert len(descriptors()) <= begin, descriptors()
+
+
+def spins(x):
+    for _ in range(200):
+        pass
+    return x
+
+
+class Notification:
+    """A handler that is a class."""
+
+    def __init__(self, *_):
+        raise Notice
+
+
+@functools.lru_cache
+def notified(*_):
+    raise Notice
+
+
+def notify_once(*_):
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    raise Notice
+
+
+def check_that_exceptions_of_any_handler_reach_the_user():
+    chance = random.Random(7)
+    for handler in (Notification, notified, notify_once, functools.partial(lambda kind, *_: sys.exit(kind), 3)):
+        for function in (spins, abs):
+            iterator = iter(MapDataset.range(10**12).map(function).to_iter_dataset(ReadOptions(num_threads=0)))
+            got = [next(iterator)]
+            for _ in range(10):
+                with raises((Notice, SystemExit)), alarms(handler, chance.uniform(0.001, 0.02)):
+                    end = time.monotonic() + 10
+                    while time.monotonic() < end:
+                        got.append(next(iterator))
+                count = iterator.get_state()["next_index"]
+                assert count - len(got) in (0, 1)  # taken, and not yet in the list
+                got += range(len(got), count)
+            assert got == list(range(len(got)))
+
+
+def check_that_exceptions_set_by_another_thread_reach_the_user():
+    chance, me = random.Random(8), ctypes.c_ulong(threading.get_ident())
+    for kind in (Notice, TimeoutError, KeyError, SystemExit):
+        for function in (spins, abs):
+            ds = MapDataset.range(10**12).map(function).to_iter_dataset(ReadOptions(num_threads=0))
+            iterator = iter(ds.batch(2))
+            for _ in range(10):
+                setting = ctypes.pythonapi.PyThreadState_SetAsyncExc, (me, ctypes.py_object(kind))
+                timer = threading.Timer(chance.uniform(0.001, 0.02), *setting)
+                with raises(kind):
+                    timer.start()
+                    end = time.monotonic() + 10
+                    while time.monotonic() < end:
+                        next(iterator)
+            count = iterator.get_state()["next_index"]
+            assert next(iterator).tolist() == [2 * count, 2 * count + 1]
+
+
+def check_that_an_exception_that_is_handled_is_not_taken_for_the_cause_of_a_later_error():
+    iterator = iter(MapDataset.range(9).map(lambda x: 6 // (x - 3)).to_iter_dataset(ReadOptions(num_threads=0)))
+    try:
+        with alarms(notify, 0.01):
+            while True:
+                MapDataset.range(100).map(spins)[3]
+    except Notice:
+        got = [next(iterator) for _ in range(3)]
+        with raises(ZeroDivisionError):
+            next(iterator)
+    assert got == [-2, -3, -6]
 
 
 class Document:

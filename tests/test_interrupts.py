@@ -121,6 +121,31 @@ def test_an_interrupt_at_any_line_loses_and_repeats_nothing(name):
         interrupted_at(k, make, expected)
 
 
+@pytest.mark.parametrize(
+    "error", [TimeoutError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError]
+)
+@pytest.mark.parametrize("name", STREAMS)
+def test_what_is_raised_from_outside_at_any_line_reaches_the_user(name, error):
+    make = STREAMS[name]
+    expected, counted = plain(make()), Injected(sys.maxsize)
+    with contextlib.closing(iter(make())) as iterator, counted.at_work():
+        list(iterator)
+    lines = sys.maxsize - counted.left
+    step = max(1, lines // (30 * RUNS))
+    for k in range(1 + random.randrange(step), lines, step):
+        injected, got = Injected(k, error), []
+        with contextlib.closing(iter(make())) as iterator:
+            try:
+                with injected.at_work():
+                    for x in iterator:
+                        got.append(x)  # noqa: PERF402
+            except error:
+                pass
+            else:
+                assert injected.left > 0, k  # else it was swallowed
+            assert plain(got) + plain(iterator) == expected, k
+
+
 @pytest.mark.parametrize("moment", ["set_state", "get_state", "close", "start_prefetch"])
 def test_an_interrupt_while_a_method_runs(moment):
     ds = MapDataset.range(40).to_iter_dataset().window_shuffle(5, seed=1)

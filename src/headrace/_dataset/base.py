@@ -26,7 +26,7 @@ from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
 from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 from headrace._utils.spelling import closest, no_attribute
 from headrace.compat.grain.marks import in_pipeline
 from headrace.compat.grain.stats import NoStats
@@ -404,8 +404,7 @@ class Dataset(Generic[T]):
         try:
             blocks = list(_blocks(stream))
         except Exception as e:
-            if raised_by_signal(e):
-                raise
+            let_through(e)
             blocks = [Rows(list(self), owned=True)]  # again, since an iterator's errors say where
         finally:
             workers.interrupt()

@@ -1,6 +1,5 @@
 """The bad records of one iterator: counts them, lists them in a file, and ends the run when there are too many."""
 
-import contextlib
 import json
 import os
 import threading
@@ -9,6 +8,7 @@ from typing import Any
 
 from headrace._plan.guard import Guard, check_nothing_is_paired
 from headrace._plan.plan import Plan
+from headrace._utils.signals import let_through, suppress
 from headrace.errors import BadRecord, BadRecordsError
 
 MOST_LISTED = 10  # in an error, in `stats()`, and one by one in the log
@@ -109,6 +109,7 @@ class _Quarantine:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             self._listed.update(record.key for record in _listed(path))
         except OSError as e:
+            let_through(e)
             self._warn(e)
 
     def add(self, record: BadRecord) -> None:
@@ -125,6 +126,7 @@ class _Quarantine:
             finally:
                 os.close(fd)
         except OSError as e:
+            let_through(e)
             self._warn(e)
 
     def _warn(self, error: OSError) -> None:
@@ -139,6 +141,6 @@ def _listed(path: str) -> list[BadRecord]:
     if os.path.isfile(path):
         with open(path, encoding="utf-8", errors="replace") as f:
             for line in f:
-                with contextlib.suppress(ValueError, TypeError):
+                with suppress(ValueError, TypeError):
                     found.append(BadRecord(**json.loads(line)))
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 from headrace._utils.spelling import keys_instead
 from headrace.compat.grain.as_grain import module_of
 
@@ -61,8 +61,7 @@ def _named_in_source(file: str | None, package: str | None) -> list[str]:
         with tokenize.open(str(file)) as f:
             return list(_named(ast.parse(f.read()), package))
     except Exception as e:  # a notebook has no file, and a file may be gone
-        if raised_by_signal(e):
-            raise
+        let_through(e)
         return []
 
 

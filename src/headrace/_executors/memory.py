@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 
+from headrace._utils.signals import let_through
 from headrace.errors import RingMemoryError
 
 CHECKED_BYTES = 64 << 20  # larger requests are checked against the free memory
@@ -41,7 +42,8 @@ def available_bytes() -> int | None:
         with open("/proc/meminfo") as f:
             fields = dict(line.split(":", 1) for line in f)
         found = [int(fields["MemAvailable"].split()[0]) << 10]
-    except (OSError, KeyError):
+    except (OSError, KeyError) as e:
+        let_through(e)
         return None
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -52,6 +54,7 @@ def available_bytes() -> int | None:
                 text = f.read().strip()
                 if text != "max" and int(text) < sys.maxsize // 2:
                     found.append(int(text) - int(g.read()))
-        except (OSError, ValueError):
+        except (OSError, ValueError) as e:
+            let_through(e)
             continue
     return max(0, min(found))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace._executors.cuda_driver import CudaDriver
+from headrace._utils.signals import let_through
 from headrace.errors import HeadraceError
 
 
@@ -83,6 +84,7 @@ def page_locks(device: int) -> PageLocks | None:
             try:
                 _locks = PageLocks(CudaDriver(device))
             except (OSError, AttributeError, HeadraceError) as e:
+                let_through(e)
                 logging.getLogger("headrace").info("Memory is not page-locked: %s", e)
                 return None
         return _locks

@@ -25,7 +25,7 @@ from headrace._executors.slots import Extent, Slot, Slots, Writer, read
 from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.template import templates
 from headrace._executors.tracebacks import unpacked_error
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 from headrace.compat.grain import as_grain
 from headrace.errors import ElementTimeout, WorkerError
 from headrace.protocols import ChunkLimits
@@ -111,7 +111,8 @@ class ProcessPool(ClosingPool):
             try:
                 while len(self._processes) < self.num_workers:
                     self._add(1)
-            except (WorkerError, OSError):
+            except (WorkerError, OSError) as e:
+                let_through(e)
                 self.num_workers = len(self._processes)
             self._let_go()
 
@@ -367,8 +368,7 @@ class ProcessPool(ClosingPool):
             try:
                 self._send(dead.index, pending)
             except Exception as e:
-                if raised_by_signal(e):
-                    raise
+                let_through(e)
                 pending.answer = e
 
     def _blame(self, pending: Pending, status: int) -> None:

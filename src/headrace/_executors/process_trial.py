@@ -16,7 +16,7 @@ from typing import Any
 from headrace._executors.autotune import ELEMENT_S, AutotunedExecutor
 from headrace._ops.buffer import MpPrefetch, ToStream
 from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 from headrace._utils.threads import has_gil, num_cores
 from headrace.protocols import Executor
 
@@ -159,8 +159,7 @@ class TrialStream(UnaryStream):
         try:
             what()
         except Exception as e:  # such as a function that cannot be pickled
-            if raised_by_signal(e):
-                raise
+            let_through(e)
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(

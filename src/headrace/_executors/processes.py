@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from headrace._executors.messages import MESSAGE_BYTES, STACKS, STARTED_AS_WORKER, WORKER
 from headrace._executors.slots import anonymous_file
 from headrace._executors.template import Child, Copy, Template
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through, suppress
 from headrace.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Process:
                     process_group=0,
                 )
             except OSError as e:
+                let_through(e)
                 raise WorkerError(
                     f"Worker process {self.index} of {pool.num_workers} could not be started: {e}."
                 ) from e
@@ -109,10 +110,11 @@ class Process:
         """Sends a message; returns whether there was room for it."""
         try:
             self.socket.send(message, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        except BlockingIOError as e:
+            let_through(e)
             return False
-        except ConnectionError:
-            pass  # it is dead: `ProcessPool._take_in` handles that
+        except ConnectionError as e:
+            let_through(e)  # it is dead: `ProcessPool._take_in` handles that
         return True
 
     def messages(self) -> list[bytes]:
@@ -123,9 +125,10 @@ class Process:
                 found.append(self.socket.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT))
                 if not found[-1]:
                     break
-        except BlockingIOError:
-            pass
-        except ConnectionError:
+        except BlockingIOError as e:
+            let_through(e)
+        except ConnectionError as e:
+            let_through(e)
             found.append(b"")
         return found
 
@@ -133,7 +136,7 @@ class Process:
         """Whether the process has ended; it keeps its process ID until `end`."""
         if self.process is None or self.process.returncode is not None:
             return True
-        with contextlib.suppress(ChildProcessError):
+        with suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         return True  # other code in this process has waited for it
 
@@ -141,8 +144,7 @@ class Process:
         try:
             self.socket.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold the socket as well
         except OSError as e:
-            if raised_by_signal(e):
-                raise
+            let_through(e)
 
     def end(self, deadline: float) -> int:
         """Waits for the process until the deadline, kills it and all that it started; returns its exit status."""
@@ -153,7 +155,7 @@ class Process:
             while not self.is_dead() and (left_s := deadline - time.monotonic()) > 0:
                 self._wait(left_s)
             if self.process.returncode is None:  # not reaped, so no other process group has its ID
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             status = self.process.wait()
         self.socket.close()
@@ -278,7 +280,7 @@ def ctrl_c_later() -> Iterator[None]:
 def ending(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         name = signal.Signals(-status).name
         return f"killed by {name}" + (", perhaps because memory ran out" if name == "SIGKILL" else "")
     return f"killed by signal {-status}"

@@ -4,7 +4,6 @@ Workers map it privately, so none sees what another writes. An array that is a m
 the path to the file.
 """
 
-import contextlib
 import functools
 import io
 import os
@@ -21,6 +20,7 @@ from headrace._executors.slots import Extent, Pickler, Slot, Writer, anonymous_f
 from headrace._ops.base import Op, describe, parents_first
 from headrace._utils import notebooks
 from headrace._utils.nodes import adopt_nodes, jax_nodes
+from headrace._utils.signals import let_through, suppress
 from headrace.errors import WorkerError
 from headrace.options import DatasetOptions
 
@@ -67,6 +67,7 @@ class SharedPlan:
         except WorkerError:
             raise
         except Exception as e:
+            let_through(e)
             raise _cannot_be_sent(self.pipelines, self.init, e) from e
 
 
@@ -149,7 +150,8 @@ def _is_mapped_from(path: str, address: int) -> bool:
                 start, end = (int(part, 16) for part in span.split("-"))
                 if start <= address < end:
                     return int(mapped_inode) == inode
-    except OSError:  # no such file, or not Linux
+    except OSError as e:  # no such file, or not Linux
+        let_through(e)
         return os.path.exists(path)
     return False
 
@@ -192,7 +194,8 @@ def _culprit(value: Any, path: str, seen: set[int], depth: int) -> tuple[str, An
 def _can_be_pickled(value: Any) -> bool:
     try:
         cloudpickle.Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(value)
-    except Exception:
+    except Exception as e:
+        let_through(e)
         return False
     return True
 
@@ -215,7 +218,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{i}]", child) for i, child in enumerate(value[:1000]))
     else:
         state = getattr(value, "__dict__", {})
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             state = value.__getstate__() if isinstance(value.__getstate__(), dict) else state
         yield from ((f".{name}", child) for name, child in state.items())
 
@@ -223,7 +226,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 def _held_by_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        with contextlib.suppress(ValueError):  # a variable without a value yet
+        with suppress(ValueError):  # a variable without a value yet
             yield f", its variable `{name}`", cell.cell_contents
     for name in code.co_names:
         if name in function.__globals__:

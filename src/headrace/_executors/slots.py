@@ -27,6 +27,7 @@ import numpy as np
 from headrace._executors import page_locks
 from headrace._executors.classes import ClassPickler
 from headrace._executors.memory import check_memory, too_little
+from headrace._utils.signals import let_through
 from headrace.errors import WorkerError
 
 ALIGNMENT = 64
@@ -45,6 +46,7 @@ def anonymous_file(num_slots: int) -> int:
         try:
             os.ftruncate(file.fileno(), STRIDE * num_slots)
         except OSError as e:
+            let_through(e)
             raise WorkerError(
                 f"Shared memory for workers could not be set up: {e}. If the size of files is limited "
                 "(`ulimit -f`), lift the limit."
@@ -101,6 +103,7 @@ class Slot:
                 try:
                     os.posix_fallocate(self._fd, self.number * STRIDE, size)
                 except OSError as e:
+                    let_through(e)
                     raise too_little(size - self._reserved, str(e)) from e
             self._reserved = size
             self._map(size, populate=True)

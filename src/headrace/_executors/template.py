@@ -7,7 +7,6 @@ with the same values of variables that Python and libraries read when they are l
 """
 
 import atexit
-import contextlib
 import os
 import pickle
 import signal
@@ -18,6 +17,7 @@ import threading
 from typing import NamedTuple
 
 from headrace._executors.messages import CLONE, MESSAGE_BYTES, PROCESS_ID, TEMPLATE, TEMPLATE_READY
+from headrace._utils.signals import suppress
 
 if sys.platform != "win32":
     import resource
@@ -80,7 +80,7 @@ class Template:
     def is_ready(self) -> bool:
         """Whether it has imported everything, and lives."""
         if not self.was_ready:
-            with contextlib.suppress(BlockingIOError, ConnectionError):
+            with suppress(BlockingIOError, ConnectionError):
                 self.was_ready = self.socket.recv(len(TEMPLATE_READY), socket.MSG_DONTWAIT) == TEMPLATE_READY
         return self.was_ready and not self.has_ended()
 
@@ -104,7 +104,7 @@ class Copy:
 
     def of(self, template: Template, environment: dict[str, str], fds: tuple[int, ...]) -> "Child | None":
         """Has a template copy itself for a worker with some descriptors; returns None if it cannot."""
-        with self._theirs, contextlib.suppress(OSError):
+        with self._theirs, suppress(OSError):
             message = pickle.dumps((os.getcwd(), environment))
             if len(message) <= MESSAGE_BYTES:
                 socket.send_fds(template.socket, [message], [self._theirs.fileno(), 1, 2, *fds])
@@ -118,7 +118,7 @@ class Copy:
         if not self._answer:
             return None
         (pid,) = PROCESS_ID.unpack(self._answer)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.setpgid(pid, pid)  # it does so itself, perhaps later
         return Child(pid)
 
@@ -134,12 +134,12 @@ class Child:
         """Waits for its end; returns its exit status, or 0 if other code in this process has it."""
         if self.returncode is None:
             self.returncode = 0
-            with contextlib.suppress(ChildProcessError):
+            with suppress(ChildProcessError):
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -156,7 +156,7 @@ class Templates:
         """A template for workers that are started now, if one is ready; otherwise there may be one the next time."""
         if not self._allowed():
             return None
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, suppress(OSError):
             start = _start(command, environment)
             if self.current is not None and self.current.start == start:
                 if self.current.is_ready():

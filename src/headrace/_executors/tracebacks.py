@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 from headrace._executors.classes import ClassPickler
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 from headrace.errors import FROM_WORKER, WorkerError, in_words, put_together, users_frames
 
 MOST_FRAMES = 100  # in one traceback; of a longer one, the first and last are sent
@@ -137,7 +137,8 @@ def _state(error: BaseException) -> dict[str, Any]:
 def _arrives(value: Any, kind: type = object) -> bool:
     try:
         return isinstance(pickle.loads(_dumps(value)), kind)
-    except Exception:
+    except Exception as e:
+        let_through(e)
         return False
 
 
@@ -163,8 +164,7 @@ def _group(told: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseExcep
     try:
         return put_together(kind, (message, parts), state)
     except Exception as e:  # its class takes other arguments
-        if raised_by_signal(e):
-            raise
+        let_through(e)
     group = ExceptionGroup(message, parts)
     group.__dict__.update(state)
     return group
@@ -176,8 +176,7 @@ def _traceback(places: list[Place]) -> TracebackType | None:
         try:
             traceback = _at(place, traceback)
         except (ValueError, TypeError) as e:  # a place that no code can have
-            if raised_by_signal(e):
-                raise
+            let_through(e)
     return traceback
 
 

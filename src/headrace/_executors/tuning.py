@@ -15,6 +15,7 @@ from typing import Protocol
 from headrace._executors.memory import LITTLE_BYTES, available_bytes
 from headrace._plan.profile import here
 from headrace._plan.streams import Run, Stream, UnaryStream
+from headrace._utils.signals import let_through
 from headrace._utils.threads import num_cores
 
 MOST_WORKERS = 64
@@ -199,7 +200,8 @@ def _cpu_s(pid: int) -> float:
     try:
         with open(f"/proc/{pid}/stat") as f:
             fields = f.read().rpartition(")")[2].split()
-    except OSError:
+    except OSError as e:
+        let_through(e)
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -209,7 +211,8 @@ def _own_bytes(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm") as f:
             _, resident, shared, *_ = map(int, f.read().split())
-    except OSError:
+    except OSError as e:
+        let_through(e)
         return 0
     return PAGE_BYTES * (resident - shared)
 

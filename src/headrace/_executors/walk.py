@@ -26,10 +26,10 @@ from headrace._plan.recorder import Recorder
 from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._utils import progress
-from headrace._utils.signals import raised_by_signal, signal_handlers
+from headrace._utils.signals import from_outside, may_be_from_outside
 from headrace.compat.grain.config import config
 from headrace.compat.grain.marks import in_pipeline
-from headrace.errors import ClosedError, FilterError, users_frames
+from headrace.errors import ClosedError, FilterError, HeadraceError, users_frames
 from headrace.options import DatasetOptions, ExecutionTrackingMode
 
 LONGEST_RUN = 1 << 13
@@ -67,8 +67,9 @@ class Walk:
     """Makes one run after another, for a chain to hand over.
 
     After an error, it opens the stream again at the last position and walks it one input at a time: the outputs before
-    the failing element still come, and from then on every call raises the error. An exception from a signal handler is
-    not the pipeline's: it goes straight to the user, and the next call continues.
+    the failing element still come, and from then on every call raises the error. What was not raised inside
+    a call of the pipeline's functions or sources, for instance by a signal handler, goes straight to the user, and the
+    next call continues.
     """
 
     def __init__(self, op: Op):
@@ -85,8 +86,8 @@ class Walk:
         self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
         self._first_error: BaseException | None = None  # the reason for single steps
+        self._once: BaseException | None = None  # what came from outside, and is raised late
         self._error: tuple[BaseException, Any] | None = None  # the error that every call raises, and its traceback
-        self._handlers: frozenset[Any] = frozenset()
         self._stream_is_single_step = False
         self._in_step = False  # whether `_run` has everything pulled from the stream
         self._ended = self._closed = False
@@ -182,6 +183,7 @@ class Walk:
             self.recorder.pause()
             self._unwatch()
             self._workers.rest()
+            self._settle()
             return None
         rows = run.block.own_rows()
         if rows:
@@ -193,12 +195,11 @@ class Walk:
     def _has_caches(self) -> bool:
         """Fills caches on disk; after an error, which comes before the first output, every call raises it."""
         if not self._caches_are_full:
-            self._handlers = signal_handlers()
             try:
                 fill_caches(self.op)
                 self._caches_are_full = True
             except Exception as e:
-                if raised_by_signal(e, self._handlers):
+                if from_outside(e):
                     raise
                 self._error = _no_stop(e), users_frames(e)
         return self._error is None
@@ -255,15 +256,15 @@ class Walk:
     # ---- recovering after an error
 
     def _handle(self, error: BaseException) -> BaseException | None:
-        """Prepares to walk to an error in single steps, or to raise it from now on; returns what a signal raised."""
-        by_signal = raised_by_signal(error, self._handlers)
-        if by_signal:
+        """Prepares to walk to an error in single steps, or to raise it from now on; returns an error of others."""
+        others = self._not_the_pipelines(error)
+        if others:
             profile.forget()
             self._workers.close(wait=False)  # a message may have been half read
-        self._stay_here(wait=not by_signal)
-        if by_signal:
+        self._stay_here(wait=not others)
+        if others:
             self._n = 1
-            return by_signal
+            return others
         if self._closed:  # by another thread, which caused the error
             return None
         if isinstance(error, FilterError) or getattr(error, "of_many", False) or self._single_steps_left:
@@ -275,6 +276,13 @@ class Walk:
             self._go_in_single_steps(error)
         return None
 
+    def _not_the_pipelines(self, error: BaseException) -> BaseException | None:
+        """The error, or what caused it, unless it was raised inside a call of the pipeline's functions and sources."""
+        if error is self._once:
+            self._once = None
+            return error
+        return from_outside(error) or (None if _is_of_a_call(error) else error)
+
     def _go_in_single_steps(self, error: BaseException) -> None:
         # Longer each time: the failing element may be far into a window that is read again each time.
         self._caution = max(self._n, 4 * self._caution, SINGLE_STEPS)
@@ -283,17 +291,25 @@ class Walk:
 
     def _stop_single_steps(self) -> None:
         """Returns to normal runs, because the error did not come again."""
-        if self._first_error is not None and not isinstance(self._first_error, ClosedError):
+        self._settle()
+        self._discard_stream()
+        self._n = 1
+
+    def _settle(self) -> None:
+        """Says that the reason for single steps did not come again; raises it if it may have come from outside."""
+        error, self._first_error = self._first_error, None
+        if error is not None and may_be_from_outside(error):
+            self._single_steps_left = 0
+            self._once = error
+            raise error
+        if error is not None and not isinstance(error, ClosedError):
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
                 "An error of %s did not come again when its elements were made once more, one at a time: going on.",
                 self.op.label(),
-                exc_info=self._first_error,
+                exc_info=error,
             )
-        self._first_error = None
-        self._discard_stream()
-        self._n = 1
 
     def _stay_here(self, *, wait: bool = True) -> None:
         """Drops the stream, which `_open` opens again at the last position."""
@@ -303,7 +319,6 @@ class Walk:
     def _open(self) -> Stream:
         if self._stream is None:
             self._stream_is_single_step = self._single_steps_left > 0
-            self._handlers = signal_handlers()
             self._workers.go_on()
             guard, single_step = self.bad_records.guard(), self._stream_is_single_step
             made = context(self.plan, self._workers, self.recorder, guard, single_step=single_step)
@@ -355,6 +370,16 @@ class Walk:
         finally:
             if not self._ended:
                 self._workers.close(wait=False)
+
+
+_CALLS = {in_pipeline.__code__, open_stream.__code__}  # which all calls of functions and sources go through
+
+
+def _is_of_a_call(error: BaseException) -> bool:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code not in _CALLS:
+        traceback = traceback.tb_next
+    return traceback is not None or isinstance(error, HeadraceError)
 
 
 def _no_stop(error: BaseException) -> BaseException:

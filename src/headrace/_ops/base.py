@@ -97,10 +97,8 @@ def from_parents(method: Callable[[Any], Any], when: Callable[[Any], bool] | Non
 
     @functools.wraps(method)
     def fact(self: "Op") -> Any:
-        try:
+        if key in self.__dict__:
             return self.__dict__[key]
-        except KeyError:
-            pass
         for op in parents_first(self, lambda op: key not in op.__dict__ and _work_out(op, name) is not None):
             op.__dict__[key] = _work_out(op, name)(op)
         return self.__dict__[key] if key in self.__dict__ else method(self)

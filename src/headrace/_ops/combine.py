@@ -15,6 +15,7 @@ from headrace._ops.lanes import Lane, check_same_lanes
 from headrace._ops.order import Slice
 from headrace._ops.proportions import Shares
 from headrace._ops.state_fields import Fields, PartStates, count, ints, plain
+from headrace._utils.signals import let_through
 from headrace.errors import PipelineError, StateError
 from headrace.options import check_counts
 
@@ -254,7 +255,8 @@ class Select(RouteOp):
         try:
             part, index = self.selection_map[i]
             later = 0
-        except IndexError:
+        except IndexError as e:
+            let_through(e)
             if epoch == 0:
                 raise
             part, index = self.selection_map[place]

@@ -21,6 +21,7 @@ from headrace._ops.base import Op
 from headrace._ops.combine import Mixing
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._ops.state_fields import Fields, count
+from headrace._utils.signals import let_through
 from headrace.errors import PipelineError, StateError
 from headrace.options import check_counts
 
@@ -114,7 +115,8 @@ class WeightSchedule:
             if isinstance(weights, Mapping) and not isinstance(names, int) and set(weights) == set(names):
                 weights = [weights[name] for name in names]
             row = np.array(weights, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as e:
+            let_through(e)
             row = np.array([np.nan])
         parts = f"{names} parts" if isinstance(names, int) else f"the parts {list(names)}"
         if row.shape != (self._count(names),):

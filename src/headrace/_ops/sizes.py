@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace._utils.signals import let_through
 from headrace.errors import PipelineError
 
 Size = str | Callable[[Any], int]
@@ -48,7 +49,8 @@ class SizeOf:
         found = self.size(element)
         try:
             size = -1 if isinstance(found, bool) else operator.index(found)
-        except TypeError:
+        except TypeError as e:
+            let_through(e)
             size = -1
         if size < 0:
             raise PipelineError(f"The function of {self.argument} must return an int of 0 or more; it gave {found!r}.")

@@ -3,7 +3,6 @@
 User functions get Python ints and elements that they may change. An error names the element that caused it.
 """
 
-import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from headrace._ops.element import Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._plan.blocks import Block, Columns, Rows
 from headrace._utils import trees
 from headrace._utils.rng import CounterRng
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import from_outside, let_through, suppress
 from headrace._utils.spelling import keys_instead
 from headrace.errors import DataError, HeadraceError, PipelineError
 
@@ -140,7 +139,8 @@ def _random_map_kernel(op: RandomMap) -> Kernel:
         feed = iter(block.own_rows())
         try:
             rng = free.pop()
-        except IndexError:  # other threads use all of them
+        except IndexError as e:  # other threads use all of them
+            let_through(e)
             rng = CounterRng(op.seed)  # type: ignore[arg-type]
         at = rng.at
         try:
@@ -192,7 +192,7 @@ OF_GROUP = "__headrace_of_group__"  # an attribute of errors that concern a grou
 def concerns_one(error: Exception) -> bool:
     """Whether an error may be that of one element, so that others can be computed."""
     is_ours = isinstance(error, HeadraceError) and not isinstance(error, DataError)
-    return not (is_ours or hasattr(error, OF_GROUP) or isinstance(error, MemoryError) or raised_by_signal(error))
+    return not (is_ours or hasattr(error, OF_GROUP) or isinstance(error, MemoryError) or from_outside(error))
 
 
 def may_be_found(error: Exception) -> bool:
@@ -204,7 +204,7 @@ def add_note(error: BaseException, note: str, kind: str = _NOTED) -> None:
     """Adds a note once: the innermost operation is the one to blame."""
     if not hasattr(error, _NOTED):
         error.add_note(note)
-        with contextlib.suppress(AttributeError):
+        with suppress(AttributeError):
             setattr(error, _NOTED, True)
             setattr(error, kind, True)
 

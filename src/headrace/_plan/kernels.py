@@ -4,7 +4,6 @@ The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `ind
 indices are. User functions get Python ints and elements that they may change.
 """
 
-import contextlib
 from collections.abc import Callable
 from functools import cache, partial, singledispatch
 from itertools import chain
@@ -29,6 +28,7 @@ from headrace._plan.program import Program, split_index_program
 from headrace._plan.reading import Fetch, fetch_together, first_error, naming, reader, user_reader
 from headrace._utils import trees
 from headrace._utils.batch_rows import making_batch
+from headrace._utils.signals import suppress
 from headrace.errors import PipelineError, StructureError
 from headrace.sources import ArrayDataSource
 
@@ -331,7 +331,7 @@ def make_batch(
         try:
             return op.batch_fn(block.own_rows())
         except Exception as e:
-            with contextlib.suppress(AttributeError):
+            with suppress(AttributeError):
                 setattr(e, OF_GROUP, True)
             blame(e, op, iter(()), None if index is None else (index,))
             raise

@@ -1,6 +1,5 @@
 """Where elements come from, for error messages: the operation that made them, and the source items behind it."""
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from headrace._ops.order import IndexOp
 from headrace._ops.source import Source, UserDataset
 from headrace._plan.blocks import by_part
 from headrace._utils.addresses import redacted
+from headrace._utils.signals import suppress
 
 MOST_SHOWN = 20
 
@@ -83,7 +83,7 @@ def origin(op: Op, index: int) -> dict[str, Any]:
     where = getattr(getattr(source, "source", None), "__where__", None)
     file = None
     if where is not None:
-        with contextlib.suppress(Exception):  # it is for a message only
+        with suppress(Exception):  # it is for a message only
             file = where(int(records[0]))[0]
     return {
         "source": source.label(),

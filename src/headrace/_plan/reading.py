@@ -12,6 +12,7 @@ from headrace._plan.blocks import Block, Columns, Indices, Ints, Rows, as_array
 from headrace._plan.elements import blame, blame_block, ints, may_be_found
 from headrace._utils.global_rngs import seeded_globals
 from headrace._utils.rng import CounterRng
+from headrace._utils.signals import let_through
 from headrace.errors import PipelineError, in_words
 from headrace.sources import RangeDataSource
 
@@ -156,6 +157,7 @@ class _ManyReader:
             self._getitems.works = True
             return rows
         except (TypeError, NotImplementedError, NoItemsError) as e:
+            let_through(e)
             if self._getitems.works or not hasattr(source, "__getitem__"):
                 raise
             rows = _read_each(op, source.__getitem__, indices)

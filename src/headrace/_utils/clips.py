@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headrace._utils.signals import let_through
 from headrace.errors import PipelineError
 
 Seconds = float | str
@@ -41,7 +42,8 @@ def _looked_up(element: Any, value: Any) -> Any:
 def _checked(name: str, value: Any, *, above_zero: bool = False) -> float:
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as e:
+        let_through(e)
         seconds = math.nan
     if not math.isfinite(seconds) or seconds < 0 or (above_zero and seconds == 0):
         raise PipelineError(

@@ -4,13 +4,14 @@ optree takes a type for a leaf until it is registered. The node types that only 
 first seen. Mappings are not, since few of their classes could be made again from their items: they become dicts.
 """
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import optree
+
+from headrace._utils.signals import suppress
 
 NAMESPACE = "headrace"
 _MODULES = sys.modules
@@ -83,5 +84,5 @@ def jax_nodes(kinds: Iterable[type]) -> list[Node]:
 def adopt_nodes(nodes: Iterable[Node]) -> None:
     """Registers node types."""
     for kind, take_apart, put_together in nodes:
-        with contextlib.suppress(ValueError):  # already registered
+        with suppress(ValueError):  # already registered
             optree.register_pytree_node(kind, take_apart, put_together, namespace=NAMESPACE)

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from headrace._utils.addresses import redacted
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 
 _BREAKS = re.compile(r"\s*[\r\n]\s*")
 _MAX_READ = 4096  # characters of a repr that are looked at
@@ -31,8 +31,7 @@ def short_repr(value: Any, most: int = 80) -> str:
     try:
         text = _repr_of_some(value) if type(value) in (list, tuple) and len(value) > 1 else repr(value)
     except Exception as e:
-        if raised_by_signal(e):
-            raise
+        let_through(e)
         return type(value).__name__
     if text.startswith("<") and " at 0x" in text:
         return type(value).__name__

@@ -4,7 +4,6 @@ Where output goes elsewhere, in worker processes, and without tqdm, nothing is s
 environment turns bars off.
 """
 
-import contextlib
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ import warnings
 from typing import Any, Self
 
 from headrace._utils.notebooks import in_notebook
+from headrace._utils.signals import suppress
 
 DELAY_S = 2.0  # what takes less is not shown
 
@@ -105,7 +105,7 @@ class Bar:
             self._is_over = True
             bar, self._bar = self._bar, None
         if bar is not None:
-            with contextlib.suppress(Exception):  # a terminal that is gone
+            with suppress(Exception):  # a terminal that is gone
                 bar.refresh()
                 bar.close()
 

@@ -9,7 +9,6 @@ it. Memory belongs to one user: what another user owns, or may write to, is not 
 """
 
 import atexit
-import contextlib
 import errno
 import mmap
 import os
@@ -18,6 +17,7 @@ import secrets
 import stat
 from typing import Any, NamedTuple
 
+from headrace._utils.signals import let_through, suppress
 from headrace.errors import HeadraceError, PipelineError
 
 try:
@@ -174,7 +174,7 @@ def _open(name: str, flags: int) -> int:
 
 
 def _unlink(name: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         _posixshmem.shm_unlink(f"/{name}")
 
 
@@ -230,6 +230,7 @@ def _remove_abandoned(name: str, mark: bytes = b"") -> bool:
     try:
         fd = _open(name, os.O_RDWR)
     except OSError as e:
+        let_through(e)
         return isinstance(e, FileNotFoundError)
     try:
         if _others_hand(os.fstat(fd)) or os.pread(fd, len(mark), 0) != mark:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace._utils.notebooks import place
+from headrace._utils.signals import let_through, suppress
 from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import ClosedError
 
@@ -47,7 +48,7 @@ def has_gil() -> bool:
 def thread_wanted_s() -> float:
     """How long this thread has run or, where the system tells, waited for a core."""
     queued_s = 0.0
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         try:
             queued_s = int(os.read(fd, 100).split()[1]) / 1e9
@@ -67,7 +68,8 @@ def on_cores_s(threads: Iterable[threading.Thread]) -> tuple[float, float]:
             with open(f"/proc/self/task/{thread.native_id}/schedstat") as f:
                 ran, waited, _ = map(int, f.read().split())
             ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
-    except (OSError, ValueError):
+    except (OSError, ValueError) as e:
+        let_through(e)
         return time.process_time(), 0.0
     return ran_ns / 1e9, waited_ns / 1e9
 

@@ -5,7 +5,6 @@ Dicts and other mappings, lists, tuples, named tuples and every node type that o
 mappings has plain dicts in their place, unless their class is a node type, such as `OrderedDict`.
 """
 
-import contextlib
 import copy
 import itertools
 import sys
@@ -17,7 +16,7 @@ import optree
 
 from headrace._utils import batch_rows
 from headrace._utils.nodes import NAMESPACE, acts_as_dict, are_leaves, with_nodes
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through, suppress
 from headrace.errors import StructureError
 
 _SCALARS = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128, str: None, bytes: None}
@@ -50,7 +49,8 @@ def flatten_up_to(spec: Any, tree: Any) -> list[Any]:
     """What a tree has at the leaves of a structure."""
     try:
         return spec.flatten_up_to(tree)
-    except ValueError:
+    except ValueError as e:
+        let_through(e)
         return spec.flatten_up_to(mappings_as_dicts(tree))
 
 
@@ -120,7 +120,8 @@ def stack(rows: Sequence[Any], where: str = "", empty: Empty | None = None) -> A
     if kind in (tuple, list):
         try:
             columns = list(zip(*rows, strict=True))
-        except ValueError:
+        except ValueError as e:
+            let_through(e)
             _same_lengths(rows, where)
             raise
         return kind(stack(column, f"{where}[{i}]", empty) for i, column in enumerate(columns))
@@ -210,7 +211,8 @@ def _stack_arrays(rows: Sequence[np.ndarray], where: str, empty: Empty | None) -
             np.concatenate(rows, out=stacked.reshape(len(rows) * shape[0], *shape[1:]))
             return stacked
         return np.concatenate(rows).reshape(len(rows), *shape)
-    except (TypeError, ValueError):  # some have no axes, or their shapes differ
+    except (TypeError, ValueError) as e:  # some have no axes, or their shapes differ
+        let_through(e)
         if any(row.shape != shape for row in rows):
             raise _shapes_differ(rows, where) from None
         if shape:
@@ -250,6 +252,7 @@ def _stack_nodes(rows: Sequence[Any], where: str, empty: Empty | None) -> Any:
     try:
         columns = zip(*(flatten_up_to(spec, row) for row in rows), strict=True)
     except ValueError as e:
+        let_through(e)
         raise StructureError(f"A batch needs elements of the same structure{_at(where)}: {e}") from e
     names = [f"{where}{path}" for path, _ in named_leaves(rows[0])]
     stacked = [stack(column, name, empty) for column, name in zip(columns, names, strict=False)]
@@ -261,7 +264,7 @@ def _stack_tensors(rows: Sequence[Any], where: str, empty: Empty | None) -> np.n
     if len({tensor.dtype for tensor in rows}) == 1:
         torch, first = sys.modules["torch"], np.asarray(rows[0])  # an error if it has no array, such as on a GPU
         stacked = (empty or np.empty)((len(rows), *first.shape), first.dtype)
-        with contextlib.suppress(RuntimeError):  # shapes that differ, and gradients
+        with suppress(RuntimeError):  # shapes that differ, and gradients
             torch.stack(rows, out=torch.from_numpy(stacked))
             return stacked
     return _stack_leaves(rows, where)
@@ -308,7 +311,8 @@ def sorted_keys(keys: Iterable[Any]) -> list[Any]:
     """Keys in order, if they can be compared."""
     try:
         return sorted(keys)
-    except TypeError:
+    except TypeError as e:
+        let_through(e)
         return list(keys)
 
 
@@ -395,8 +399,7 @@ def copy_tree(node: Any) -> Any:
     try:
         return copy.deepcopy(node)
     except Exception as e:
-        if raised_by_signal(e):
-            raise
+        let_through(e)
         # Others are open files, locks and the like.
         return copy_tree(dict(node)) if acts_as_dict(node) else node
 

@@ -12,7 +12,7 @@ from headrace._plan.blocks import Rows, by_part, interleave
 from headrace._plan.guard import check_nothing_is_paired
 from headrace._plan.kernels import fetcher
 from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stay, stream_of
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 from headrace.errors import PipelineError, StateError
 
 
@@ -209,8 +209,7 @@ class InterleaveStream(Stream):
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()
                 except Exception as e:
-                    if raised_by_signal(e):
-                        raise
+                    let_through(e)
 
     def pull(self, n: int) -> Run | None:
         waiting = self._next < self._op.num_datasets

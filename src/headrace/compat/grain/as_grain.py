@@ -8,7 +8,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any
 
-from headrace._utils.signals import raised_by_signal
+from headrace._utils.signals import let_through
 
 ALIAS, PACKAGE = "grain", "headrace"
 PRIVATE = "grain._src"  # `private_modules.py` makes its modules
@@ -95,8 +95,7 @@ def module_of(value: Any) -> str:
     try:
         home = getattr(value, "__module__", None)
     except Exception as e:  # from a `__getattr__`
-        if raised_by_signal(e):
-            raise
+        let_through(e)
         return ""
     return home if isinstance(home, str) else ""
 
