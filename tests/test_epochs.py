@@ -95,7 +95,7 @@ def test_workers_give_the_same_epochs_and_end_with_them():
     ds = stream().filter(lambda x: x % 3 > 0).window_shuffle(5, seed=1)
     expected = epochs(ds, 0, 1, 2)
     with nothing_left():
-        dataset = TorchDataset(ds.mp_prefetch(MultiprocessingOptions(num_workers=1)))
+        dataset = TorchDataset(ds.mp_prefetch(MultiprocessingOptions(num_workers=1)), advance_epochs=False)
         for epoch, elements in enumerate(expected):
             dataset.set_epoch(epoch)
             assert list(dataset) == elements
@@ -108,7 +108,162 @@ def test_workers_give_the_same_epochs_and_end_with_them():
         del dataset
 
 
+# ---- passes
+
+
+def passes(dataset, count):
+    return [[int(x) for x in dataset] for _ in range(count)]
+
+
+def test_each_pass_is_the_next_epoch():
+    ds = numbers().seed(3).random_map(lambda x, rng: 100 * x + int(rng.integers(100)))
+    dataset = TorchDataset(ds)
+    whole = list(ds.repeat(3))
+    assert passes(dataset, 3) == [whole[:20], whole[20:40], whole[40:]]
+    assert dataset.epoch == 3
+    dataset.set_epoch(1)
+    assert passes(dataset, 2) == [whole[20:40], whole[40:]]
+
+
+def test_an_option_fixes_the_epoch():
+    dataset = TorchDataset(numbers(), advance_epochs=False)
+    zero, two = epochs(numbers(), 0, 2)
+    assert passes(dataset, 2) == [zero, zero]
+    dataset.set_epoch(2)
+    assert passes(dataset, 2) == [two, two]
+
+
+def test_a_pass_begins_with_its_first_element():
+    """Frameworks make iterators that they do not use, and say which epoch it is after that."""
+    dataset = TorchDataset(numbers())
+    zero, one, two = epochs(numbers(), 0, 1, 2)
+    iter(dataset), dataset.state_dict(), iter(dataset)
+    assert passes(dataset, 1) == [zero]
+    iterator = iter(dataset)
+    assert dataset.state_dict()["epoch"] == 1
+    dataset.set_epoch(2)
+    assert dataset.state_dict()["epoch"] == 2
+    assert list(iterator) == two
+    dataset.set_epoch(1)
+    assert passes(dataset, 1) == [one]
+
+
+def test_a_pass_that_is_left_early_counts():
+    dataset = TorchDataset(numbers())
+    zero, one = epochs(numbers(), 0, 1)
+    first = iter(dataset)
+    assert next(first) == zero[0]
+    second = iter(dataset)
+    assert [next(second), next(first), next(second)] == [one[0], zero[1], one[1]]
+
+
+@pytest.mark.parametrize("k", [0, 1, 19, 20, 21, 39, 40, 45])
+def test_states_go_on_in_their_epoch_and_then_with_the_next(k):
+    dataset = TorchDataset(numbers())
+    found, state = [], dataset.state_dict()
+    while len(found) < k:
+        for x in dataset:
+            found.append(x)
+            state = json.loads(json.dumps(dataset.state_dict()))
+            if len(found) == k:
+                break
+    other = TorchDataset(numbers())
+    other.load_state_dict(state)
+    first, second = passes(other, 2)
+    whole = list(numbers().repeat(5))
+    assert found == whole[:k]
+    assert first + second == whole[k : k + len(first) + 20]
+    assert len(first) == (-k) % 20 + 20 * (k == 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda: numbers().repeat(), "since it never ends"),
+        (lambda: Tail(stream()), "only its own code can order anew"),
+        (lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=1)), "has a DataLoader"),
+    ],
+)
+def test_passes_that_cannot_differ_are_told(build, why):
+    dataset = TorchDataset(build())
+    first = next(iter(dataset))
+    with pytest.warns(
+        RuntimeWarning, match=rf"A second pass .* the same elements as the first\. .*{why}.*advance_epochs"
+    ):
+        assert next(iter(dataset)) == first
+    assert next(iter(dataset)) == first, "it is told once"
+    assert "epoch" not in dataset.state_dict()
+    fixed = TorchDataset(build(), advance_epochs=False)
+    assert next(iter(fixed)) == next(iter(fixed)) == first
+
+
 # ---- with PyTorch's loaders
+
+
+def test_passes_with_workers_of_torch_are_those_without():
+    found = run_script("""
+        import copy, warnings
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        import torch
+        from torch.utils.data import DataLoader
+        from torchdata.stateful_dataloader import StatefulDataLoader
+        from headrace import MapDataset
+        from headrace.device.torch import TorchDataset
+
+        def build(**options):
+            ds = MapDataset.range(20).shuffle(seed=1).to_iter_dataset().filter(lambda x: x % 3 > 0)
+            return TorchDataset(ds, **options)
+
+        def passes(loader, count=3):
+            return [[int(x) for x in loader] for _ in range(count)]
+
+        def with_seed(loader):
+            for _ in range(3):
+                torch.manual_seed(0)  # so that workers of all passes have the same seeds
+                yield [int(x) for x in loader]
+
+        if __name__ == "__main__":
+            expected = passes(build())
+            assert len({tuple(each) for each in expected}) == 3
+            stay = {"persistent_workers": True}
+            for kind in (DataLoader, StatefulDataLoader):
+                for options in ({}, stay):
+                    loader = kind(build(), batch_size=None, num_workers=3, **options)
+                    assert passes(loader) == expected, (kind, options)
+                    assert loader.dataset.epoch == 3
+            loader = DataLoader(build(), batch_size=None, num_workers=2, **stay, multiprocessing_context="spawn")
+            assert passes(loader) == expected
+            assert list(with_seed(DataLoader(build(), batch_size=None, num_workers=3))) == expected
+            fixed = DataLoader(build(advance_epochs=False), batch_size=None, num_workers=2)
+            assert passes(fixed) == 3 * expected[:1]
+            copied = DataLoader(copy.deepcopy(build()), batch_size=None, num_workers=2, **stay)
+            assert passes(copied) == expected
+            for options in ({"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2} | stay):
+                for k in (0, 1, 2, 12, 13, 14, 26):
+                    loader = StatefulDataLoader(build(), batch_size=None, **options)
+                    state, count = loader.state_dict(), 0
+                    while count < k:
+                        for _ in loader:
+                            count += 1
+                            state = copy.deepcopy(loader.state_dict())
+                            if count == k:
+                                break
+                    other = StatefulDataLoader(build(), batch_size=None, **options)
+                    other.load_state_dict(state)
+                    epoch = max(k - 1, 0) // 13
+                    rest = expected[epoch][k - 13 * epoch :]
+                    assert passes(other, 2) == [rest, expected[epoch + 1]], (options, k)
+            for options in ({"num_workers": 0}, {"num_workers": 2}):
+                loader = StatefulDataLoader(build(), batch_size=None, **options)
+                list(loader)
+                state = copy.deepcopy(loader.state_dict())  # it has seen the end
+                other = StatefulDataLoader(build(), batch_size=None, **options)
+                other.load_state_dict(state)
+                assert passes(other, 2) == expected[1:], options
+            print("fine")
+    """)
+    assert found == "fine"
 
 
 def test_workers_of_torch_learn_of_the_epoch_even_if_they_stay():
@@ -158,7 +313,7 @@ def test_a_stateful_loader_resumes_in_its_epoch():
     other = StatefulDataLoader(again, batch_size=None)
     other.load_state_dict(state)
     assert list(other) == expected[4:]
-    assert again.epoch == 2
+    assert again.epoch == 3, "the next pass is the next epoch"
 
 
 def test_states_know_their_epoch():

@@ -48,6 +48,12 @@ def names(elements):
     return [element["name"] for element in elements]
 
 
+def names_in_epoch(epoch):
+    dataset = TorchDataset(pipeline())
+    dataset.set_epoch(epoch)
+    return names(dataset)
+
+
 # ---- tensors
 
 
@@ -166,7 +172,7 @@ def test_a_loader_gives_the_stream():
 
 
 def test_every_iterator_begins_at_the_start():
-    dataset = TorchDataset(pipeline())
+    dataset = TorchDataset(pipeline(), advance_epochs=False)
     assert names(dataset) == names(dataset) == names(pipeline())
 
 
@@ -182,7 +188,7 @@ def test_states_restore_the_rest():
         other.load_state_dict(state)
         assert other.state_dict() == state
         assert names(other) == elements[k:]
-        assert names(other) == elements
+        assert names(other) == names_in_epoch(1)
 
 
 def test_a_state_before_the_first_element_is_the_start():
@@ -204,7 +210,7 @@ def test_a_stateful_loader_resumes(k):
     other = StatefulDataLoader(TorchDataset(pipeline()), batch_size=None)
     other.load_state_dict(state)
     assert names(other) == elements[k:]
-    assert names(other) == elements  # the next epoch
+    assert names(other) == names_in_epoch(1)
 
 
 def test_workers_of_torch_keep_the_order_and_resume():
@@ -241,7 +247,7 @@ def test_workers_of_torch_keep_the_order_and_resume():
                 rest = names(other)
                 assert rest == elements[k:], (k, rest, elements[k:])
                 del iterator, loader
-            dataset = TorchDataset(pipeline())
+            dataset = TorchDataset(pipeline(), advance_epochs=False)
             next(iter(dataset))  # an iterator that the workers must not go on with
             assert names(DataLoader(dataset, batch_size=None, num_workers=2)) == elements
             spawned = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
@@ -256,7 +262,7 @@ def test_a_dataset_can_be_pickled_with_its_lambdas():
     iterator = iter(dataset)
     next(iterator)
     again = pickle.loads(pickle.dumps(dataset))
-    assert names(again) == names(pipeline())
+    assert names(again) == names_in_epoch(1)
     dataset.load_state_dict(dataset.state_dict())
     assert names(pickle.loads(pickle.dumps(dataset))) == names(pipeline())[1:]
 
@@ -264,7 +270,8 @@ def test_a_dataset_can_be_pickled_with_its_lambdas():
 def test_states_may_be_bytes():
     """As those of a DataLoader are."""
     sampler = IndexSampler(10, num_epochs=1, shuffle=True, seed=1)
-    dataset = TorchDataset(loader.DataLoader(data_source=np.arange(10), sampler=sampler, operations=[Batch(2)]))
+    batches = loader.DataLoader(data_source=np.arange(10), sampler=sampler, operations=[Batch(2)])
+    dataset = TorchDataset(batches, advance_epochs=False)
     elements = [tensor.tolist() for tensor in dataset]
     assert sorted(x for batch in elements for x in batch) == list(range(10))
     iterator = iter(dataset)
@@ -319,7 +326,149 @@ def test_closing_ends_what_runs():
         dataset.close()
 
 
+# ---- lengths
+
+
+def test_it_has_the_length_of_its_passes():
+    ds = MapDataset.range(10).batch(3)
+    for each in (ds, ds.to_iter_dataset(), ds.to_iter_dataset().map(lambda x: x)):
+        dataset = TorchDataset(each)
+        assert len(dataset) == len(DataLoader(dataset, batch_size=None)) == len(list(dataset)) == 4
+    sampler = IndexSampler(10, num_epochs=1)
+    assert len(TorchDataset(loader.DataLoader(data_source=range(10), sampler=sampler))) == 10
+
+
+@pytest.mark.parametrize(
+    "ds",
+    [
+        MapDataset.range(10).repeat(),
+        MapDataset.range(10).filter(lambda x: x > 4),  # its length counts elements that are left out
+        MapDataset.range(10).to_iter_dataset().filter(lambda x: x > 4),
+    ],
+)
+def test_without_a_known_length_there_is_none(ds):
+    dataset = TorchDataset(ds)
+    assert dataset
+    with pytest.raises(TypeError):
+        len(dataset)
+
+
+# ---- integers
+
+
+def test_integers_become_those_that_losses_take():
+    sizes = {name: np.array([0, 1], name) for name in ("uint8", "int16", "uint16", "int32", "uint32", "int64")}
+    dtypes = {name: tensor.dtype for name, tensor in as_tensors(sizes, int64=True).items()}
+    assert dtypes == dict.fromkeys(sizes, torch.int64) | {"uint8": torch.uint8}
+    floats = as_tensors({"x": np.ones(2, ml_dtypes.bfloat16), "y": torch.ones(2, dtype=torch.int32)}, int64=True)
+    assert (floats["x"].dtype, floats["y"].dtype) == (torch.bfloat16, torch.int64)
+
+
+def test_packed_tokens_can_be_targets_of_a_loss():
+    rows = MapDataset.range(8).map(lambda i: {"tokens": np.full(i + 1, i, np.int32)}).to_iter_dataset()
+    batch = next(iter(TorchDataset(rows.pack({"tokens": 16}).batch(2), int64=True)))
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    torch.nn.functional.cross_entropy(torch.zeros(32, 8), batch["tokens"].flatten())
+
+
+# ---- ranks
+
+
+def warnings_of_a_rank(code, **environment):
+    return run_script(
+        f"""
+        import os, warnings
+        os.environ.update({environment!r})
+        import torch
+        from headrace import MapDataset, ShardOptions
+        from headrace.device.torch import TorchDataset
+        from headrace.loader import DataLoader
+        from headrace.samplers import IndexSampler
+        def loader(*shard):
+            return DataLoader(data_source=range(8), sampler=IndexSampler(8, num_epochs=1), shard_options=ShardOptions(*shard))
+        ds = MapDataset.range(8)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            {code}
+        for each in seen:
+            print(each.category.__name__, each.filename, each.message)
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (
+            "TorchDataset(ds.batch(2))",
+            '`ds = ds.shard(4, int(os.environ["RANK"]), drop_remainder=True)` before `batch`',
+        ),
+        ("TorchDataset(ds[2:]); TorchDataset(ds)", "`ds = ds.shard(4, "),
+        ("TorchDataset(loader(0, 1))", '`shard_options=ShardOptions(int(os.environ["RANK"]), 4, drop_remainder=True)`'),
+    ],
+)
+def test_ranks_that_read_the_same_are_told_once(code, line):
+    found = warnings_of_a_rank(code, WORLD_SIZE="4", RANK="1")
+    assert found.startswith("RuntimeWarning <string> WORLD_SIZE says that there are 4 ranks, and this pipeline is not")
+    assert line in found
+    assert found.count("ranks, and") == 1
+
+
+def test_a_process_group_says_so_too(tmp_path):
+    found = warnings_of_a_rank(
+        f"""
+            dataset = TorchDataset(ds)
+            store = torch.distributed.FileStore({str(tmp_path / "store")!r}, 1)
+            torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            list(dataset)
+            torch.distributed.get_world_size = lambda: 3
+            list(dataset)
+            torch.distributed.destroy_process_group()
+        """.strip()
+    )
+    assert "The process group says that there are 3 ranks" in found
+    assert "ds.shard(3, torch.distributed.get_rank(), drop_remainder=True)" in found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "TorchDataset(ds.shard(4, 1))",
+        "TorchDataset(ds.shuffle(seed=1)[1::4].batch(2).repeat())",
+        "TorchDataset(ds[2:4])",
+        "TorchDataset(ds.global_batch(4, ShardOptions(1, 4)))",
+        "TorchDataset(ds.to_iter_dataset().global_batch(4, ShardOptions(1, 4)))",
+        "TorchDataset(loader(1, 4))",
+        "TorchDataset(ds, warn_unsharded=False)",
+    ],
+)
+def test_ranks_that_read_their_shards_are_not_warned(code):
+    assert warnings_of_a_rank(f"list(zip({code}, range(1)))", WORLD_SIZE="4", RANK="1") == ""
+
+
+def test_one_rank_is_not_warned():
+    assert warnings_of_a_rank("list(TorchDataset(ds))", WORLD_SIZE="1", RANK="0") == ""
+
+
 # ---- errors
+
+
+def restored(dataset, state):
+    dataset.load_state_dict(state)
+    return iter(dataset)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("skip", -1), ("skip", "x"), ("skip", 5), ("skip", True), ("epoch", -3), ("epoch", "x"), ("epoch", None)]
+    + [("worker", 9), ("worker", -1), ("worker", 0.0), ("num_workers", 0), ("num_workers", [1]), ("state", None)],
+)
+def test_a_damaged_field_of_a_state_is_an_error(field, value):
+    dataset = TorchDataset(MapDataset.range(20))
+    next(iter(dataset))
+    state = dataset.state_dict() | {field: value}
+    with pytest.raises(StateError, match="A state is a dict" if field == "state" else f"damaged: `{field}` is an int"):
+        restored(TorchDataset(MapDataset.range(20)), state)
 
 
 def test_only_what_can_be_iterated_again_is_taken():

@@ -1,0 +1,66 @@
+"""Whether PyTorch's ranks would train on the same elements."""
+
+import os
+import sys
+import warnings
+from typing import Any
+
+from headrace._dataset.base import Dataset
+from headrace._ops.base import Op, parents_first
+from headrace._ops.combine import Select
+from headrace._ops.global_batch import makes_rows
+from headrace._ops.order import IndexOp, Slice
+from headrace._ops.source import UserDataset
+from headrace.loader import DataLoader
+
+_warned = False
+
+
+def warn_of_unsharded(ds: Any, *, stacklevel: int) -> None:
+    """Warns, once in a process, if PyTorch has several ranks and a pipeline gives all of them the same elements."""
+    global _warned
+    if _warned:
+        return
+    num_ranks, who, rank = _ranks()
+    if num_ranks < 2 or _may_be_sharded(ds, num_ranks):
+        return
+    _warned = True
+    if isinstance(ds, DataLoader):
+        line = f"`shard_options=ShardOptions({rank}, {num_ranks}, drop_remainder=True)` to the DataLoader"
+    else:
+        line = f"`ds = ds.shard({num_ranks}, {rank}, drop_remainder=True)` before `batch` and `to_iter_dataset`"
+    warnings.warn(
+        f"{who} says that there are {num_ranks} ranks, and this pipeline is not sharded: each rank trains on the same "
+        f"elements. Add {line}. If that is meant, or if ranks have files of their own, give TorchDataset "
+        "`warn_unsharded=False`.",
+        RuntimeWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def _ranks() -> tuple[int, str, str]:
+    """How many ranks there are, who says so, and how to write the rank of this process."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size(), "The process group", "torch.distributed.get_rank()"
+    told = os.environ.get("WORLD_SIZE", "")
+    return int(told) if told.isdecimal() else 1, "WORLD_SIZE", 'int(os.environ["RANK"])'
+
+
+def _may_be_sharded(ds: Any, num_ranks: int) -> bool:
+    """Whether a rank reads a part of the data, or code that is not ours decides what it reads."""
+    if isinstance(ds, DataLoader):
+        return ds.order.shard.shard_count > 1 or not ds.order.is_known or _may_be_sharded(ds.dataset, num_ranks)
+    if not isinstance(ds, Dataset):
+        return True
+    return any(_leaves_to_others(op, num_ranks) for op in parents_first(ds._op, lambda _: True))
+
+
+def _leaves_to_others(op: Op, num_ranks: int) -> bool:
+    if isinstance(op, UserDataset | Select):
+        return True
+    if makes_rows(op):
+        return not op.rows.is_all  # type: ignore[attr-defined]
+    if isinstance(op, Slice) and abs(op.step) >= num_ranks:
+        return True
+    return isinstance(op, IndexOp) and not op.endless and op.length() <= -(-op.parent.length() // num_ranks)
