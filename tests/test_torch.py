@@ -14,6 +14,7 @@ import pytest
 from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, loader
 from headrace.errors import PipelineError, StateError, install_command
 from headrace.samplers import IndexSampler
+from headrace.testing import assert_equal
 from headrace.transforms import Batch
 from tests.proc import LIMIT_S, nothing_left
 
@@ -369,6 +370,44 @@ def test_packed_tokens_can_be_targets_of_a_loss():
     batch = next(iter(TorchDataset(rows.pack({"tokens": 16}).batch(2), int64=True)))
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
     torch.nn.functional.cross_entropy(torch.zeros(32, 8), batch["tokens"].flatten())
+
+
+# ---- tensors as data and as indices
+
+
+def test_a_dict_of_tensors_is_a_source_like_one_of_arrays():
+    tensors = {"x": torch.arange(6), "y": torch.arange(12.0).reshape(6, 2), "z": np.arange(6, dtype=np.int8)}
+    arrays = {name: np.asarray(value) for name, value in tensors.items()}
+    ds, expected = (MapDataset.source(each).shuffle(seed=1).batch(4) for each in (tensors, arrays))
+    assert_equal(list(ds), list(expected))
+    assert ds.element_spec == expected.element_spec
+    sampler = IndexSampler(6, num_epochs=1)
+    assert_equal(list(loader.DataLoader(data_source=tensors, sampler=sampler)), list(MapDataset.source(arrays)))
+    wide = MapDataset.source({"x": torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)})[0]["x"]
+    assert wide.dtype == ml_dtypes.bfloat16
+
+
+def test_elements_may_be_dicts_of_tensors():
+    ds = MapDataset.range(6).map(lambda i: {"x": torch.full((2,), i), "y": i})
+    expected = MapDataset.range(6).map(lambda i: {"x": np.full(2, i), "y": i})
+    assert_equal(list(ds.batch(4)), list(expected.batch(4)))
+    assert_equal(list(ds.to_iter_dataset().batch(4)), list(expected.to_iter_dataset().batch(4)))
+    batch = next(iter(TorchDataset(ds)))
+    assert isinstance(batch["x"], torch.Tensor)
+
+
+def test_indices_may_be_tensors():
+    ds = MapDataset.range(10, 20).map(lambda x: x)
+    assert ds[torch.tensor(3)] == 13
+    assert ds[np.array(3)] == 13
+    assert list(ds[torch.tensor([1, -2])]) == list(ds[torch.tensor([1, -2], dtype=torch.int32)]) == [11, 18]
+    order = torch.randperm(10)
+    assert list(ds[order]) == [10 + int(i) for i in order]
+    assert list(ds[torch.tensor(2) : torch.tensor(4)]) == [12, 13]
+    with pytest.raises(TypeError, match=r"got bools. Use `filter`, or np.flatnonzero\(mask\)"):
+        ds[torch.arange(10) > 4]
+    with pytest.raises(TypeError, match="An index must be an int"):
+        ds[torch.tensor([1.0])]
 
 
 # ---- ranks

@@ -218,7 +218,9 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         """
         if isinstance(index, builtins.slice):
             return self.slice(index)
-        if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
+        if hasattr(index, "__array__") and getattr(index, "ndim", 0):  # an array or a tensor
+            return self._pick(np.asarray(index))
+        if isinstance(index, Sequence) and not isinstance(index, str | bytes):
             return self._pick(index)
         place = self._place(index)
         (element,) = in_pipeline(self._fetch, range(place, place + 1)).own_rows()

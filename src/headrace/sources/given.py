@@ -42,8 +42,8 @@ def as_source(given: Any) -> Any:
         )
     if isinstance(source, Mapping):
         raise PipelineError(
-            "A dict is a source only if its values are NumPy arrays of one length: element i is row i of each. "
-            f"Got values of {sorted({type(value).__name__ for value in source.values()})}."
+            "A dict is a source only if its values are NumPy arrays or tensors of one length: element i is row i of "
+            f"each. Got values of {sorted({type(value).__name__ for value in source.values()})}."
         )
     if _is_pair_of_arrays(source):
         raise PipelineError(
@@ -55,7 +55,7 @@ def as_source(given: Any) -> Any:
 
 
 def opened(given: Any) -> Any:
-    """The source of a path or a frame; anything else as it is."""
+    """The source of a path or a frame, arrays for a dict of tensors; anything else as it is."""
     if isinstance(given, str | os.PathLike):
         source: Any = sources.open(given)
         if not hasattr(source, "__getitem__"):
@@ -66,6 +66,8 @@ def opened(given: Any) -> Any:
         return source
     if is_frame(given):
         return importlib.import_module("headrace.sources.frames").frame_source(given)  # in a layer above
+    if isinstance(given, Mapping) and any(_is_of("torch", "Tensor", value) for value in given.values()):
+        return importlib.import_module("headrace.sources.torch_data").as_arrays(dict(given))
     return given
 
 
