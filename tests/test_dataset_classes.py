@@ -7,7 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace import IterDataset, MapDataset, ReadOptions, experimental
-from headrace.errors import StateError
+from headrace.errors import PipelineError, StateError
 from headrace.testing import assert_equal, assert_resumable
 
 
@@ -237,3 +237,38 @@ def test_a_next_index_that_is_none(index):
     with pytest.raises(StateError, match="next index"):
         experimental.set_next_index(iterator, index)
     assert next(iterator).tolist() == [0, 1, 2]
+
+
+class Endless:
+    """Data that has an element for every index, and counts how often it is read."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return index
+
+
+@pytest.mark.parametrize("kind", [MapDataset, IterDataset])
+@pytest.mark.parametrize("given", [Endless(), [1, 2], np.arange(3), {"x": np.arange(3)}, iter("ab"), "data", 5])
+def test_a_dataset_made_of_data_by_its_constructor_is_told_of_source(kind, given):
+    with pytest.raises(PipelineError, match=rf"`{kind.__name__}\(\.\.\.\)` takes the datasets .*MapDataset\.source\("):
+        kind(given)
+    assert getattr(given, "reads", 0) == 0
+
+
+def test_parents_come_from_anything_that_gives_datasets():
+    class Sum(MapDataset):
+        def __len__(self):
+            return len(self.parents[0])
+
+        def __getitem__(self, index):
+            return sum(parent[index] for parent in self.parents)
+
+    parts = [MapDataset.range(3), MapDataset.range(10, 13)]
+    for given in (parts, tuple(parts), iter(parts), dict(enumerate(parts)).values()):
+        assert list(Sum(given)) == [10, 12, 14]

@@ -61,7 +61,7 @@ class Dataset(Generic[T]):
         """Completes a user's class, so that it can be used like any other dataset."""
 
     def __init__(self, parents: "Dataset | Sequence[Dataset]" = ()):
-        self._parents = (parents,) if isinstance(parents, Dataset) else tuple(parents)
+        self._parents = (parents,) if isinstance(parents, Dataset) else tuple(_datasets(type(self).__name__, parents))
 
     @classmethod
     def _of(cls, op: Op) -> Self:
@@ -443,6 +443,22 @@ def _meant(kind: type[Dataset], name: str) -> tuple[str | None, str]:
         where = f"{'before' if kind._is_stream else 'after'} `to_iter_dataset()`"
         hint = f" It is a method of {other.__name__}, to call {where}."
     return None if meant == name else meant, hint
+
+
+def _datasets(name: str, parents: Any) -> Iterable[Dataset]:
+    """The parents given to a dataset's constructor; raises at the first that is no dataset, and reads no further."""
+    wrong = parents
+    if isinstance(parents, Iterable) and not isinstance(parents, Mapping):
+        for wrong in parents:
+            if not isinstance(wrong, Dataset):
+                break
+            yield wrong
+        else:
+            return
+    raise PipelineError(
+        f"`{name}(...)` takes the datasets that a class of your own reads; got {type(wrong).__name__}. To read data, write "
+        "`MapDataset.source(...)`, and `.to_iter_dataset()` after it for a stream."
+    )
 
 
 def dataset_of(op: Op) -> Dataset:
