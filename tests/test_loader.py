@@ -1,9 +1,11 @@
 """`DataLoader`: Grain's stream with no workers, whatever the number of workers here; states, shards, errors."""
 
+import functools
 import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import grain.experimental
@@ -378,6 +380,93 @@ def test_an_operation_of_the_users_own():
     iterator = iter(make(hp, [Pairs()], worker_count=2))
     assert walk(iterator) == (ours, states)
     iterator.close()
+
+
+@dataclass
+class Groups:
+    """Groups of records; no subclass of `Operation`."""
+
+    size: int
+    Record: type
+
+    def __call__(self, records):
+        group = []
+        for record in records:
+            group.append(record.data)
+            if len(group) == self.size:
+                yield self.Record(record.metadata.remove_record_key(), np.array(group))
+                group = []
+
+
+def duck_typed(package, kind):
+    """Operations of nobody's classes, which turn an iterator of records into another."""
+
+    def changed(record, by=1):
+        return package.Record(record.metadata, record.data + by)
+
+    def generator(records):
+        for record in records:
+            yield changed(record)
+
+    def by_name(input_iterator):
+        return (changed(record) for record in input_iterator)
+
+    def by_annotation(records: Iterator[object]):
+        return map(changed, records)
+
+    def by_result(records) -> "Iterator[object]":
+        return map(changed, records)
+
+    def with_argument(by, records):
+        for record in records:
+            yield changed(record, by)
+
+    @functools.wraps(generator)
+    def wrapped(*args):
+        return generator(*args)
+
+    kinds = {
+        "object": Groups(3, package.Record),
+        "method": Groups(3, package.Record).__call__,
+        "partial": functools.partial(with_argument, 7),
+        "wrapped": wrapped,
+    }
+    functions = (generator, by_name, by_annotation, by_result)
+    return {**kinds, **{function.__name__: function for function in functions}}[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["object", "method", "partial", "generator", "by_name", "by_annotation", "by_result", "wrapped"]
+)
+def test_callables_over_an_iterator_of_records_are_operations_as_in_grain(kind):
+    def make(package, worker_count=0):
+        return package.DataLoader(
+            data_source=range(30),
+            sampler=package.IndexSampler(30, shuffle=True, num_epochs=1, seed=7),
+            operations=[duck_typed(package, kind), package.Batch(2)],
+            worker_count=worker_count,
+        )
+
+    ours, states = walk(iter(make(hp)))
+    assert ours == walk(iter(make(grain.python)))[0]
+    for k in range(len(ours)):
+        iterator = iter(make(hp))
+        iterator.set_state(states[k])
+        assert walk(iterator)[0] == ours[k + 1 :]
+    iterator = iter(make(hp, worker_count=2))
+    assert walk(iterator) == (ours, states)
+    iterator.close()
+
+
+@pytest.mark.parametrize("others", [[], [Pairs()]], ids=["alone", "with records"])
+def test_a_function_that_returns_an_iterator_for_one_element_is_refused(others):
+    def children(element):
+        return iter([element])
+
+    operations = [children, *others]
+    loader = hp.DataLoader(data_source=range(3), sampler=hp.SequentialSampler(3, seed=1), operations=operations)
+    with pytest.raises(PipelineError, match=r"children at .* returned a list_iterator for one element.*generator func"):
+        list(loader)
 
 
 def test_an_operation_that_yields_no_records_is_told_so():

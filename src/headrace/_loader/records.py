@@ -8,10 +8,11 @@ import numpy as np
 
 from headrace import transforms
 from headrace._dataset.base import Dataset
-from headrace._loader.kinds import RANDOM, function_of
+from headrace._loader.kinds import RANDOM, function_of, named
 from headrace._loader.order import Order
 from headrace._ops.base import describe
 from headrace._ops.element import PlacedMap
+from headrace._plan.elements import check_is_element
 from headrace.compat.grain.operations import Operation, batched
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
@@ -69,7 +70,9 @@ class _Batched:
 
 
 def _map(function: Callable[..., Any], record: Record) -> Record:
-    return Record(record.metadata, function(record.data))
+    made = function(record.data)
+    check_is_element(function, made)
+    return Record(record.metadata, made)
 
 
 def _map_with_index(function: Callable[..., Any], record: Record) -> Record:
@@ -140,8 +143,8 @@ class _OperatedIterator(DatasetIterator):
         records: Any = self._operation(self._feed())
         if not hasattr(records, "__iter__"):
             raise PipelineError(
-                f"{type(self._operation).__name__} returned a {type(records).__name__}: an Operation returns an "
-                "iterator of Records."
+                f"{named(self._operation)} returned a {type(records).__name__}: an Operation returns an iterator of "
+                "Records."
             )
         self._records = iter(records)
 
@@ -154,7 +157,7 @@ class _OperatedIterator(DatasetIterator):
         record = next(self._records)
         if not isinstance(record, Record):
             raise PipelineError(
-                f"{type(self._operation).__name__} yielded a {type(record).__name__}: an Operation yields Records."
+                f"{named(self._operation)} yielded a {type(record).__name__}: an Operation yields Records."
             )
         while self._read and self._read[0][0] <= record.metadata.index:
             _, self._state = self._read.pop(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Op
+from headrace._ops.base import Op, describe
 from headrace._ops.element import Map, MapWithIndex, PlacedMap, RandomMap
 from headrace._plan.blocks import Block, Columns, Rows
 from headrace._utils import trees
@@ -50,12 +50,24 @@ def _map_kernel(op: Map) -> Kernel:
         try:
             if skips_none:
                 return Rows([None if x is None else fn(x) for x in feed], owned=True)
-            return Rows([fn(x) for x in feed], owned=True)
+            made = [fn(x) for x in feed]
         except Exception as e:
             blame(e, op, feed, ints(idx))
             raise
+        check_is_element(op.transform, made[0] if made else None)
+        return Rows(made, owned=True)
 
     return kernel
+
+
+def check_is_element(transform: Any, made: Any) -> None:
+    """Raises if a `DataLoader`'s function returned an iterator: it is one of records, then, and not of one element."""
+    if hasattr(type(made), "__next__"):
+        raise PipelineError(
+            f"{describe(transform)} in the operations of a DataLoader returned a {type(made).__name__} for one "
+            "element. If it is a function of an iterator of records, make it a generator function (with `yield`), or "
+            "a subclass of Operation."
+        )
 
 
 def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, skips_none: bool) -> Block:
