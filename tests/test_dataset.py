@@ -20,6 +20,7 @@ from headrace import (
     ReadOptions,
     transforms,
 )
+from headrace.errors import PipelineError
 from headrace.testing import FakeSource, assert_equal, assert_map_batch_agrees, assert_resumable
 from headrace.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
 
@@ -607,3 +608,58 @@ def test_workers_by_number_and_after_a_map_dataset():
         ds.mp_prefetch(-1)
     with pytest.raises(ValueError, match="takes MultiprocessingOptions; got 'two'"):
         ds.mp_prefetch("two")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------ a forgotten return
+
+
+def forgot(element):
+    element + 1
+
+
+def forgot_index(index, element):
+    element + index
+
+
+def forgot_rng(element, rng):
+    element + rng.integers(3)
+
+
+FORGOTTEN = {
+    "map": lambda ds: ds.map(forgot),
+    "map_with_index": lambda ds: ds.map_with_index(forgot_index),
+    "random_map": lambda ds: ds.random_map(forgot_rng, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_of_a_stream_that_is_all_none_is_an_error(name, num_workers):
+    ds = FORGOTTEN[name](MapDataset.range(10).to_iter_dataset()).batch(4)
+    with pytest.raises(PipelineError, match=r"batch\(4\) .*4 elements that are all None.*`return`"):
+        list(ds.mp_prefetch(hr.MultiprocessingOptions(num_workers)) if num_workers else ds)
+
+
+def test_a_batch_with_some_none_inside_its_elements_is_none():
+    ds = MapDataset.range(4).to_iter_dataset().map(lambda x: {"x": x, "y": None})
+    assert_equal(list(ds.batch(4)), [{"x": np.arange(4), "y": None}])
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+@pytest.mark.parametrize("kind", ["stream", "random access", "single elements"])
+def test_a_map_that_returns_none_a_hundred_times_warns(name, kind):
+    source = MapDataset.range(300)
+    ds = FORGOTTEN[name](source.to_iter_dataset() if kind == "stream" else source)
+    with pytest.warns(
+        UserWarning, match=rf"{name}\(forgot.* returned None for each of the first 100 .*`return`"
+    ) as seen:
+        assert not any(ds[i] for i in range(300)) if kind == "single elements" else not any(ds)
+    assert len(seen) == 1
+    assert seen[0].filename.endswith("test_dataset.py")
+
+
+def test_a_map_that_returns_none_now_and_then_does_not_warn():
+    ds = MapDataset.range(1000)
+    assert len(list(ds.map(lambda x: None if 0 < x < 500 else x))) == 501
+    assert len(list(ds.map(lambda x: None if x < 99 else x).to_iter_dataset())) == 901
+    assert len(list(ds.filter(lambda x: x >= 500).map(lambda x: x).to_iter_dataset())) == 500

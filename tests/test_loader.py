@@ -512,6 +512,24 @@ def test_functions_and_anything_with_the_method_are_transforms(operation):
     assert list(loader) == [0, 2, 4]
 
 
+def forgot(element):
+    element + 1
+
+
+@pytest.mark.parametrize("others", [[], [Pairs()]], ids=["alone", "with records"])
+def test_a_batch_of_a_loader_that_is_all_none_is_an_error(others):
+    operations = [*others, hp.MapTransform(lambda element: forgot(0)), hp.Batch(2)]
+    loader = hp.DataLoader(data_source=range(8), sampler=hp.SequentialSampler(8, seed=1), operations=operations)
+    with pytest.raises(PipelineError, match=r"2 elements that are all None.*`return`"):
+        list(loader)
+
+
+def test_a_loaders_map_that_returns_none_a_hundred_times_warns():
+    loader = hp.DataLoader(data_source=range(200), sampler=hp.SequentialSampler(200), operations=[forgot])
+    with pytest.warns(UserWarning, match=r"forgot.* returned None for each of the first 100"):
+        assert list(loader) == [None] * 200
+
+
 # --------------------------------------------------------------------------------------------------- states
 
 

@@ -4,7 +4,10 @@ User functions get Python ints and elements that they may change. An error names
 """
 
 import operator
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from headrace._utils.spelling import keys_instead
 from headrace.errors import DataError, HeadraceError, PipelineError
 
 Kernel = Callable[[Block, Any], Block]
+MANY_NONES = 100  # elements that a map returns None for, in a row, before it warns
 _NOTED = "__headrace_noted__"  # an attribute of errors that say where they come from
 _OF_MANY = "__headrace_of_many__"  # and of those that name many elements, one of which failed
 
@@ -29,11 +33,53 @@ def element_kernel(op: Op) -> Kernel:
     `None` stays as it is: only the functions of a `DataLoader` see it.
     """
     if isinstance(op, Map) and not isinstance(op, PlacedMap):
-        return _map_kernel(op)
-    if isinstance(op, MapWithIndex | PlacedMap):
-        return _map_with_index_kernel(op)
-    assert isinstance(op, RandomMap)
-    return _random_map_kernel(op)
+        kernel = _map_kernel(op)
+    elif isinstance(op, MapWithIndex | PlacedMap):
+        kernel = _map_with_index_kernel(op)
+    else:
+        assert isinstance(op, RandomMap)
+        kernel = _random_map_kernel(op)
+    nones = _nones.setdefault(op, Nones())
+    return partial(nones.watch, op, kernel) if nones.left else kernel
+
+
+class Nones:
+    """Warns if a function returns None for all of the first elements: its `return` may be forgotten.
+
+    All kernels of an operation share one. Once anything else has come, a block costs one comparison more.
+    """
+
+    def __init__(self):
+        self.left = MANY_NONES  # to see before it warns; 0 once it is known
+
+    def watch(self, op: Op, kernel: Kernel, block: Block, idx: Any) -> Block:
+        """Calls a kernel, and looks at what it returns as long as that was always None."""
+        made = kernel(block, idx)
+        if self.left and len(made):
+            self._look(op, block.items if isinstance(block, Rows) else None, made)
+        return made
+
+    def _look(self, op: Op, given: list[Any] | None, made: Block) -> None:
+        if not isinstance(made, Rows):
+            self.left = 0
+            return
+        for i, element in enumerate(made.items):
+            if element is not None:
+                self.left = 0
+                return
+            if given is None or given[i] is not None:  # what was missing before is not this function's doing
+                self.left -= 1
+            if not self.left:
+                break
+        else:
+            return
+        file, _, line = op.site.rpartition(":")
+        text = f"{op.label()} returned None for each of the first {MANY_NONES} elements: does it lack a `return`?"
+        warnings.warn_explicit(text, UserWarning, file or "?", int(line or 0), registry=_warned)
+
+
+_nones: "weakref.WeakKeyDictionary[Op, Nones]" = weakref.WeakKeyDictionary()
+_warned: dict[Any, Any] = {}  # of the module `warnings`: each line of the user's code is told once
 
 
 def _map_kernel(op: Map) -> Kernel:

@@ -347,6 +347,12 @@ def make_batch(
 
 
 def _check_all_there(op: Batch | GlobalBatch, block: Block) -> None:
+    """Raises if elements are missing, which is all that a stream's batch of `None` can mean."""
+    if isinstance(block, Rows) and op.is_stream and len(block) and all(row is None for row in block.items):
+        raise PipelineError(
+            f"{op.label()} (pipeline at {op.site}) got {len(block)} elements that are all None: does the function of a "
+            "`map` before it lack a `return`?"
+        ) from None
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
             f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "

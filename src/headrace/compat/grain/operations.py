@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace import transforms
 from headrace._utils import trees
+from headrace.errors import PipelineError
 from headrace.options import check_counts
 from headrace.records import Record
 
@@ -135,4 +136,9 @@ class BatchOperation(Operation):
 def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] | None) -> Record:
     """One record from several, with the metadata of the last."""
     data = (batch_fn or trees.stack)([record.data for record in records])
+    if data is None and batch_fn is None:
+        raise PipelineError(
+            f"A batch got {len(records)} elements that are all None: does the function of a `map` before it lack a "
+            "`return`?"
+        )
     return Record(records[-1].metadata.remove_record_key(), data)
