@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -586,3 +588,65 @@ def test_files_are_part_of_the_key(name, tmp_path):
 
 
 UNSEEN = ("npz", "idx", "idx_gz", "hugging_face")  # of which the content counts
+
+
+@pytest.mark.parametrize("rows", [lambda x: {"x": np.full(3, x)}, lambda x: "a" * x], ids=["columns", "records"])
+def test_a_cache_is_for_this_user_alone(tmp_path, rows):
+    before = os.umask(0)
+    try:
+        list(MapDataset.range(5).map(rows).cache(tmp_path / "new" / "cache"))
+    finally:
+        os.umask(before)
+    found = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    assert len(found) > 4
+    for path in found:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("which", ["the path", "the folder", "a file"])
+def test_a_cache_that_others_may_have_changed_is_refused(tmp_path, which):
+    ds = MapDataset.range(5).map(str).cache(tmp_path / "cache")
+    list(ds)
+    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    {"the path": tmp_path / "cache", "the folder": folder, "a file": folder / "records"}[which].chmod(0o777)
+    again = MapDataset.range(5).map(str).cache(tmp_path / "cache")
+    for use in (list, lambda ds: ds[0], lambda ds: list(ds.to_iter_dataset().mp_prefetch(1))):
+        with pytest.raises(PipelineError, match=r"cache\(.*does not use .*mode is 777.*another folder"):
+            use(again)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("which", ["the path", "the folder", "a file", "the lock"])
+def test_a_cache_of_another_user_is_refused(tmp_path, which):
+    list(MapDataset.range(5).map(str).cache(tmp_path / "cache"))
+    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    lock = tmp_path / "cache" / f".{folder.name}.lock"
+    if which == "the lock":  # is asked for when the cache must be filled
+        shutil.rmtree(folder)
+    paths = {"the path": tmp_path / "cache", "the folder": folder, "a file": folder / "records", "the lock": lock}
+    os.chown(paths[which], 12345, 12345)
+    with pytest.raises(PipelineError, match="belongs to the user 12345, and this process runs as 0"):
+        list(MapDataset.range(5).map(str).cache(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_the_lock_of_a_cache_is_never_a_link(tmp_path, link):
+    shared = tmp_path / "shared"
+    list(MapDataset.range(5).map(str).cache(tmp_path / "own"))
+    (folder,) = (path for path in (tmp_path / "own").iterdir() if path.is_dir())
+    shared.mkdir()
+    shared.chmod(0o1777)
+    victim = tmp_path / "victim"
+    if link is os.link:
+        victim.touch(0o644)
+    link(victim, shared / f".{folder.name}.lock")
+    with pytest.raises(PipelineError, match=r"cache\(.*cannot be filled.*it is a link.*Remove it"):
+        list(MapDataset.range(5).map(str).cache(shared))
+    assert not victim.exists() or stat.S_IMODE(victim.stat().st_mode) == 0o644
+
+
+def test_a_folder_as_tmp_may_have_a_cache(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    for _ in range(2):
+        assert list(MapDataset.range(3).map(str).cache(tmp_path / "shared")) == ["0", "1", "2"]

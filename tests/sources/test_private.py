@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from headrace import MapDataset
 from headrace.errors import CacheWarning, RemoteError
 from headrace.sources import JsonLinesDataSource, TFRecordDataSource, files, remote
 from headrace.sources.remote.cache import Cache
@@ -133,3 +134,49 @@ def test_an_index_of_another_user_is_used_only_if_the_file_is_theirs(data):
     assert beside.stat().st_uid == ANOTHER
     os.chown(path, ANOTHER, ANOTHER)
     assert len(kind(path)) == 9
+
+
+def test_a_fifo_in_place_of_an_index_is_not_waited_for(data):
+    path, kind, beside = data
+    os.mkfifo(beside)
+    with pytest.warns(CacheWarning, match="it is not a file"):
+        assert len(kind(path)) == 9
+
+
+@pytest.mark.parametrize("name", [".a.jsonl.job", ".a.jsonl.partial"])
+def test_writing_does_not_follow_links_of_others(tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).symlink_to(victim)
+    if name.endswith("job"):
+        with pytest.raises(OSError, match="is refused, since others may have made or changed it: it is a link"):
+            write_json_lines([{"x": 1}], tmp_path / "data" / "a.jsonl")
+    else:
+        write_json_lines([{"x": 1}], tmp_path / "data" / "a.jsonl")
+        assert len(JsonLinesDataSource(tmp_path / "data" / "a.jsonl")) == 1
+    assert victim.read_text() == "precious"
+
+
+def test_a_job_that_others_may_have_changed_is_refused(tmp_path):
+    (tmp_path / ".a.jsonl.job").touch()
+    (tmp_path / ".a.jsonl.job").chmod(0o666)
+    with pytest.raises(OSError, match=r"is refused.*mode is 666"):
+        write_json_lines([{"x": 1}], tmp_path / "a.jsonl", job="1")
+
+
+def test_the_list_of_bad_records_is_private_and_no_link(tmp_path, caplog):
+    def run():
+        ds = MapDataset.range(3).map(lambda x: 1 // (x - 1)).on_error("skip", quarantine=tmp_path / "bad.jsonl")
+        assert len(list(ds.to_iter_dataset())) == 2
+
+    run()
+    assert mode(tmp_path / "bad.jsonl") == 0o600
+    (tmp_path / "bad.jsonl").rename(tmp_path / "victim")
+    (tmp_path / "bad.jsonl").symlink_to(tmp_path / "victim")
+    before = (tmp_path / "victim").read_text()
+    caplog.clear()
+    run()
+    assert (tmp_path / "victim").read_text() == before
+    assert "cannot be listed" in caplog.text
+    assert "it is a link" in caplog.text

@@ -10,6 +10,7 @@ from headrace._plan.guard import Guard, check_nothing_is_paired
 from headrace._plan.plan import Plan
 from headrace._utils.signals import let_through, suppress
 from headrace.errors import BadRecord, BadRecordsError
+from headrace.sources.private import open_own
 
 MOST_LISTED = 10  # in an error, in `stats()`, and one by one in the log
 ALWAYS_ALLOWED = 10  # the share counts only with more than this
@@ -107,7 +108,8 @@ class _Quarantine:
         self._listed: set[str] = set()
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._listed.update(record.key for record in _listed(path))
+            if os.path.lexists(path):
+                self._listed.update(record.key for record in _listed(path))
         except OSError as e:
             let_through(e)
             self._warn(e)
@@ -118,7 +120,7 @@ class _Quarantine:
         self._listed.add(record.key)
         line = (json.dumps(record.as_dict()) + "\n").encode()
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            fd = open_own(self._path, os.O_APPEND)
             try:
                 size = os.fstat(fd).st_size
                 is_cut = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # by a process that was killed
@@ -138,9 +140,8 @@ class _Quarantine:
 def _listed(path: str) -> list[BadRecord]:
     """The records in a file; a line that was cut short does not count."""
     found = []
-    if os.path.isfile(path):
-        with open(path, encoding="utf-8", errors="replace") as f:
-            for line in f:
-                with suppress(ValueError, TypeError):
-                    found.append(BadRecord(**json.loads(line)))
+    with open(open_own(path), encoding="utf-8", errors="replace") as f:
+        for line in f:
+            with suppress(ValueError, TypeError):
+                found.append(BadRecord(**json.loads(line)))
     return found

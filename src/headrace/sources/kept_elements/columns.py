@@ -1,6 +1,5 @@
 """Elements that are alike, trees of arrays of the same dtypes and shapes: the rows of each array are in one file."""
 
-import io
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from headrace.sources import files
 from headrace.sources.files import MappedFile
 from headrace.sources.kept_elements.layout import Element, Layout, dtype_named
 from headrace.sources.kept_elements.names import COLUMN, as_layout, damaged
+from headrace.sources.private import create
 
 MOST_COLUMNS = 64  # elements with more arrays are records: each column is an open file
 WRITE_BYTES = 1 << 18
@@ -72,7 +72,7 @@ class ColumnWriter:
     def __init__(self, folder: str, first: Element):
         self._folder, self._layout, self._shapes = folder, first.layout, first.shapes
         self._paths = [os.path.join(folder, COLUMN.format(k)) for k in range(len(first.shapes))]
-        self.files = [io.open(path, "wb", WRITE_BYTES) for path in self._paths]  # noqa: SIM115, UP020
+        self.files = [create(path, buffering=WRITE_BYTES) for path in self._paths]
         self._length = 0
 
     def holds(self, element: Element) -> bool:

@@ -4,16 +4,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from headrace.errors import PipelineError
 from headrace.sources.kept_elements.names import MANIFEST, UNFINISHED
 from headrace.sources.kept_elements.reading import KeptElements
 from headrace.sources.kept_elements.writing import Filling, remove
+from headrace.sources.private import Untrusted, check_kept, make_folder, open_lock
 
 
 class Folder:
     """A folder for elements: `path/key`, which appears when it is complete.
 
     Whoever fills it holds a lock, which ends with the process. What a killed process has left is removed by the next
-    one that fills it.
+    one that fills it. It is for this user alone, and one that others may have written is an error.
     """
 
     def __init__(self, path: str, key: str):
@@ -30,8 +32,12 @@ class Folder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Waits until no other process fills the folder."""
-        os.makedirs(self.path, exist_ok=True)
-        fd = os.open(os.path.join(self.path, f".{self.key}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        check_kept(self.name)
+        make_folder(self.path)
+        try:
+            fd = open_lock(os.path.join(self.path, f".{self.key}.lock"))
+        except Untrusted as e:
+            raise PipelineError(f"`cache({self.path!r})` cannot be filled. {e}") from e
         try:
             self._lock(fd)
             yield

@@ -13,12 +13,14 @@ from headrace.sources.indices import place_of, places_of
 from headrace.sources.kept_elements.columns import ColumnReader
 from headrace.sources.kept_elements.names import MANIFEST, VERSION, damaged
 from headrace.sources.kept_elements.records import RecordReader
+from headrace.sources.private import check_kept
 
 
 class KeptElements(BlockSource[Any]):
     """The elements in a folder, each as it was written."""
 
     def __init__(self, folder: str):
+        check_kept(folder)
         self.folder = folder
         manifest = self._manifest()
         self._length = manifest["num_elements"]

@@ -1,7 +1,6 @@
 """Elements of any layout, one after the other in a file, and where each begins in another."""
 
 import functools
-import io
 import json
 import os
 import struct
@@ -12,6 +11,7 @@ import numpy as np
 from headrace.sources import files
 from headrace.sources.kept_elements.layout import Decode, Element, Layout, decoder
 from headrace.sources.kept_elements.names import OFFSETS, RECORDS, as_layout, damaged
+from headrace.sources.private import create
 
 MOST_LAYOUTS = 1000  # more are stored with their elements
 OWN_LAYOUT = -1
@@ -25,7 +25,7 @@ class RecordWriter:
 
     def __init__(self, folder: str):
         paths = [os.path.join(folder, name) for name in (RECORDS, OFFSETS)]
-        self.files = [io.open(path, "wb", WRITE_BYTES) for path in paths]  # noqa: SIM115, UP020
+        self.files = [create(path, buffering=WRITE_BYTES) for path in paths]
         self._records, self._offsets = self.files
         self._at = 0
         self._offsets.write(_Q.pack(0))

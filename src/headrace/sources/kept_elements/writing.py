@@ -10,6 +10,7 @@ from headrace.sources.kept_elements.columns import ColumnWriter, columns_of
 from headrace.sources.kept_elements.layout import Element
 from headrace.sources.kept_elements.names import MANIFEST, UNFINISHED, VERSION
 from headrace.sources.kept_elements.records import RecordWriter
+from headrace.sources.private import create
 
 
 class Filling:
@@ -25,7 +26,7 @@ class Filling:
         self.num_elements = 0
 
     def __enter__(self) -> Self:
-        os.mkdir(self._partial)
+        os.mkdir(self._partial, 0o700)
         return self
 
     def write(self, value: Any) -> None:
@@ -57,8 +58,8 @@ class Filling:
 
     def _finish(self, writer: ColumnWriter | RecordWriter) -> None:
         manifest = {"version": VERSION, "num_elements": self.num_elements, **writer.described()}
-        with open(os.path.join(self._partial, MANIFEST), "w") as file:
-            json.dump(manifest, file)
+        with create(os.path.join(self._partial, MANIFEST)) as file:
+            file.write(json.dumps(manifest).encode())
             _sync(file)
         for file in writer.files:
             _sync(file)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from headrace.errors import PipelineError, RemoteError
 from headrace.sources.files import cache_folder
-from headrace.sources.private import Untrusted, check_file, check_folder, make_folder, open_trusted
+from headrace.sources.private import Untrusted, check_file, check_folder, make_folder, open_lock, open_trusted
 
 CACHE_BYTES = 10 << 30
 LOCK = ".lock"
@@ -115,7 +115,7 @@ class Cache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Locks out all other threads and processes that make room or rename; yields the lock file."""
-        fd = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        fd = open_lock(os.path.join(self.folder, LOCK))
         try:
             with contextlib.suppress(ImportError, OSError):  # Windows, and some network file systems, have no locks
                 import fcntl

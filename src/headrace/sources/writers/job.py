@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from headrace.errors import PipelineError
+from headrace.sources.private import create, open_own
 
 
 class Job:
@@ -27,7 +28,7 @@ class Job:
     def __init__(self, target: str, names: list[str], identity: list[Any], *, overwrite: bool, resumable: bool):
         self._folder, name = os.path.split(target)
         self._path = os.path.join(self._folder, f".{name}.job")
-        self.partial = os.path.join(self._folder, f".{name}.partial")  # an unfinished shard
+        self._partial = os.path.join(self._folder, f".{name}.partial")  # an unfinished shard
         self._names, self._overwrite, self._resumable = names, overwrite, resumable
         self._header = json.dumps(identity)
         self.finished: set[str] = set()
@@ -45,7 +46,7 @@ class Job:
     def _locked(self) -> int:
         """Opens and locks the job file, again if another call removed it meanwhile."""
         while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            fd = open_own(self._path, os.O_APPEND)
             try:
                 _lock(fd, f"Another process is writing {self._names[0]} (it holds {self._path}).")
                 with contextlib.suppress(FileNotFoundError):
@@ -81,9 +82,16 @@ class Job:
             os.ftruncate(self._fd, 0)
             os.write(self._fd, f"{self._header}\n".encode())
 
+    def new_file(self) -> str:
+        """The path of an empty file for the next shard: never that of a link, which others may have made."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._partial)
+        create(self._partial, mode=0o666).close()
+        return self._partial
+
     def finish(self, name: str) -> None:
-        """Renames what was written to `partial` to a shard."""
-        fd = os.open(self.partial, os.O_RDONLY)
+        """Renames what was written to the new file to a shard."""
+        fd = os.open(self._partial, os.O_RDONLY)
         try:
             os.fsync(fd)
             status = os.fstat(fd)
@@ -92,7 +100,7 @@ class Job:
         # Noted before renaming, so a call that is killed in between loses nothing.
         note = json.dumps([os.path.basename(name), status.st_size, status.st_mtime_ns])
         os.write(self._fd, f"{note}\n".encode())
-        os.replace(self.partial, name)
+        os.replace(self._partial, name)
         self.finished.add(name)
 
     def discard(self) -> None:
@@ -113,7 +121,7 @@ class Job:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.partial)
+            os.unlink(self._partial)
         if kind is not None and not self._resumable:
             self.discard()
         if kind is None or not self._resumable or not self.finished:

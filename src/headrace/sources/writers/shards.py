@@ -86,7 +86,7 @@ def write(
                 done += size or 0
                 continue
             try:
-                file = make(running.partial, None if name == names[0] else names[0])
+                file = make(running.new_file(), None if name == names[0] else names[0])
                 with _opened(part) as iterator:
                     done = _write_file(iterator, file, done, shards.total, progress)
             except PipelineError as e:
