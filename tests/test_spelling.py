@@ -1,5 +1,6 @@
 """Misspelled names: errors say which name was meant, once, in every kind of traceback."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -96,3 +97,65 @@ def test_datasets_of_ones_own():
 
     with pytest.raises(AttributeError, match="Numbers has no attribute 'dubled'. Did you mean `doubled`?"):
         Numbers().dubled()
+
+
+STREAM = DS.to_iter_dataset()
+LOADER = headrace.load(range(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda: DS.batch(2, drop_last=True), "`drop_remainder=`"),
+        (lambda: STREAM.batch(2, collate_fn=list), "batch_fn=function"),
+        (lambda: DS.map(str, batch_size=2), r"`ds.batch\(n\)`"),
+        (lambda: STREAM.map(str, num_parallel_calls=2), "mp_prefetch"),
+        (lambda: STREAM.mp_prefetch(num_workers=2), "mp_prefetch"),
+        (lambda: DS.map(str, num_proc=2), "mp_prefetch"),
+        (lambda: DS.map(str, remove_columns=["a"]), r"`ds.map\(lambda"),
+        (lambda: DS.shuffle(generator=1), "`seed=`"),
+        (lambda: MapDataset.source([1], batch_size=2), r"`ds.batch\(n\)`"),
+        (lambda: headrace.DataLoader(DS), r"data_source=.*load\(.*for batch in ds.batch"),
+        (lambda: headrace.DataLoader(DS, batch_size=2, num_workers=2), r"Batch\(n\).*worker_count=.*data_source="),
+        (lambda: headrace.DataLoader(data_source=DS, sampler=0, drop_last=True), r"Batch\(n, drop_remainder=True\)"),
+        (lambda: headrace.DataLoader(data_source=DS, sampler=0, generator=0), r"IndexSampler\(.*seed"),
+        (lambda: headrace.load(range(3), num_workers=2), "worker_count="),
+        (lambda: headrace.load(range(3), collate_fn=list), r"Batch\(n, batch_fn=function\)"),
+        (lambda: DS.batch(2, drop_remander=True), "Did you mean `drop_remainder`?"),
+        (lambda: next(DS), r"MapDataset is not an iterator.*iter\(ds\)"),
+        (lambda: next(STREAM), r"IterDataset is not an iterator.*iter\(ds\)"),
+        (lambda: next(LOADER), r"DataLoader is not an iterator.*iter\(ds\)"),
+    ],
+)
+def test_a_call_as_in_other_libraries_says_what_to_write(call, instead):
+    with pytest.raises(TypeError, match=instead):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("read", "instead"),
+    [
+        (lambda: LOADER.map, r"`loader.dataset.map\(...\)`, or give `operations`"),
+        (lambda: LOADER.to("cuda"), r"`prefetch_to_device\(loader.dataset, device\)`"),
+        (lambda: STREAM.to("cuda"), r"`prefetch_to_device\(ds, device\)`"),
+        (lambda: DS.cuda(), r"`prefetch_to_device\(ds, device\)`"),
+        (lambda: DS.remove_columns("a"), r"`ds.map\(lambda"),
+        (lambda: LOADER.explian, "Did you mean `explain`?"),
+    ],
+)
+def test_an_attribute_as_in_other_libraries_says_what_to_write(read, instead):
+    with pytest.raises(AttributeError, match=instead):
+        read()
+
+
+def test_what_is_no_iterator_has_no_next():
+    assert not any(hasattr(each, "__next__") for each in (DS, STREAM, LOADER))
+
+
+def test_a_wrong_call_inside_of_a_function_is_shown_as_it_is():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'drop_last'"):
+        list(DS.map(lambda x: (lambda: x)(drop_last=True)))
+
+
+def test_signatures_are_those_of_the_methods():
+    assert list(inspect.signature(MapDataset.batch).parameters) == ["self", "batch_size", "drop_remainder", "batch_fn"]

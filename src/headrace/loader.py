@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from headrace._loader.order import Order
 from headrace._ops.source import SeededSource
 from headrace._plan.plan import Plan
 from headrace._states import arrays
+from headrace._utils.spelling import NoNext, closest, explains_keywords, no_attribute, written_here
 from headrace.compat.grain import marks
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
@@ -54,6 +55,7 @@ class DataLoader(marks.DataLoader):
         enable_profiling: Has no effect; kept for compatibility.
     """
 
+    @explains_keywords
     def __init__(
         self,
         *,
@@ -160,6 +162,15 @@ class DataLoader(marks.DataLoader):
     def __bool__(self) -> bool:
         return True  # whatever its length is
 
+    if not TYPE_CHECKING:
+        __next__ = NoNext()
+
+        def __getattr__(self, name: str) -> Any:
+            hint = written_here(name, on_loader=True)
+            if not name.startswith("_") and name in dir(IterDataset):
+                hint = f" It is a method of datasets: write `loader.dataset.{name}(...)`, or give `operations`."
+            raise no_attribute("DataLoader", name, None if hint else closest(name, dir(DataLoader)), hint)
+
     def __iter__(self) -> "DataLoaderIterator":
         """An iterator from the beginning, with states to save and restore.
 
@@ -261,6 +272,7 @@ class DataLoaderIterator(PipelineIterator[T]):
         return f"<iterator of {self._loader!r}>"
 
 
+@explains_keywords
 def load(
     source: Any,
     *,

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from headrace._plan.recorder import Recorder
 from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
 from headrace._utils.signals import let_through
-from headrace._utils.spelling import closest, no_attribute
+from headrace._utils.spelling import NoNext, closest, explain_keywords_of, no_attribute, written_here
 from headrace.compat.grain.marks import in_pipeline
 from headrace.compat.grain.stats import NoStats
 from headrace.errors import BadRecord, PipelineError, SpecError
@@ -50,11 +50,15 @@ class Dataset(Generic[T]):
     _parents: "tuple[Dataset, ...]" = ()
     _operation: Op | None = None  # of a class that stands for one operation
     _stats: ClassVar[NoStats] = NoStats()
+    if not TYPE_CHECKING:
+        __next__ = NoNext()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         if Dataset._kinds.setdefault(cls._is_stream, cls) is not cls:
             cls._welcome()
+        else:
+            explain_keywords_of(cls)
 
     @classmethod
     def _welcome(cls) -> None:
@@ -432,12 +436,17 @@ class Dataset(Generic[T]):
         return own.dataset.__iter__() if isinstance(own, UserDataset) else StreamIterator(own or self._stream_op)
 
 
+explain_keywords_of(Dataset)
+
+
 @functools.lru_cache(128)  # programs may ask for the same attribute again and again
 def _meant(kind: type[Dataset], name: str) -> tuple[str | None, str]:
     """The method that a wrong name may mean, and where to call it if the other kind of dataset has it."""
     other, own = Dataset._kinds[not kind._is_stream], dir(kind)
     if name in _OF_ITERATORS:
         return None, f" It is a method of iterators: `it = iter(ds)`, then `it.{name}(...)`."
+    if hint := written_here(name):
+        return None, hint
     meant, hint = closest(name, {*own, *dir(other)}), ""
     if meant is not None and meant not in own:
         where = f"{'before' if kind._is_stream else 'after'} `to_iter_dataset()`"

@@ -1,9 +1,149 @@
-"""Names that a misspelled one may mean."""
+"""Names that a wrong one may mean: a misspelled one, or one of PyTorch, tf.data or Hugging Face."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from itertools import islice
+from types import FunctionType
+from typing import Any, TypeVar
 
 MOST_KEYS = 20  # in an error
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_WORKERS = "`ds.mp_prefetch(n)`, after all that the workers compute", "`worker_count=n`"
+_CHOSEN = (
+    "`ds.map(lambda x: {name: x[name] for name in names})`",
+    "`operations=[lambda x: {name: x[name] for name in names}]`",
+)
+_SHUFFLED = "`sampler=IndexSampler(len(source), shuffle=True, seed=0)`, or `load(source, shuffle=True, seed=0)`"
+_BATCHES = "`ds.batch(n)`", "`operations=[Batch(n)]`, or `load(source, batch_size=n)`"
+_TO_DEVICE = (
+    "`prefetch_to_device(ds, device)` of `headrace.device.torch`, or `headrace.device_put(ds, device)` for JAX",
+    "`prefetch_to_device(loader.dataset, device)` of `headrace.device.torch`, or `headrace.device_put` for JAX",
+)
+_FUNCTION = "the function as first argument", "`operations=[function]`"
+# What other libraries call it: what to write in the call of a dataset's method, and in that of a loader.
+_KEYWORDS = {
+    "batch_size": _BATCHES,
+    "buffer_size": (
+        "`ds.shuffle(seed=0)` for all of a MapDataset, or `ds.prefetch(n)` for a buffer of a stream",
+        "`worker_buffer_size=n`",
+    ),
+    "collate_fn": ("`ds.batch(n, batch_fn=function)`", "`operations=[Batch(n, batch_fn=function)]`"),
+    "dataset": ("the dataset itself, which can be iterated: `for batch in ds.batch(n)`", "`data_source=`"),
+    "drop_last": (
+        "`drop_remainder=` of `batch`",
+        "`operations=[Batch(n, drop_remainder=True)]`, or `load(source, batch_size=n, drop_remainder=True)`",
+    ),
+    "function": _FUNCTION,
+    "generator": ("`seed=`, an int", _SHUFFLED),
+    "input_columns": _CHOSEN,
+    "map_func": _FUNCTION,
+    "num_parallel_calls": _WORKERS,
+    "num_proc": _WORKERS,
+    "num_workers": _WORKERS,
+    "pin_memory": _TO_DEVICE,
+    "predicate": _FUNCTION,
+    "prefetch_factor": (
+        "`ds.mp_prefetch(MultiprocessingOptions(num_workers=n, per_worker_buffer_size=k))`",
+        "`worker_buffer_size=n`",
+    ),
+    "remove_columns": _CHOSEN,
+    "reshuffle_each_iteration": (
+        "`ds.shuffle(seed=0).repeat()`, which shuffles every epoch anew",
+        "`sampler=IndexSampler(..., num_epochs=n)`",
+    ),
+    "shuffle": ("`ds.shuffle(seed=0)`", _SHUFFLED),
+    "with_indices": ("`ds.map_with_index(lambda i, x: ...)`", "`operations=[...]` with a `MapWithIndex`"),
+}
+_ATTRIBUTES = {
+    "as_numpy_iterator": ("`iter(ds)`: elements are NumPy arrays", "`iter(loader)`"),
+    "cuda": _TO_DEVICE,
+    "enumerate": ("`ds.map_with_index(lambda i, x: (i, x))`", "`enumerate(loader)`"),
+    "remove_columns": _CHOSEN,
+    "select": ("`ds[[3, 1]]`, before `to_iter_dataset()`", "`data_source=MapDataset.source(source)[[3, 1]]`"),
+    "select_columns": _CHOSEN,
+    "to": _TO_DEVICE,
+    "train_test_split": ('`ds.split("[:80%]")`', "a loader for each part"),
+    "unbatch": ("`ds.flat_map(list)`, or `ds.rebatch(n)` for batches of another size", "`loader.dataset.rebatch(n)`"),
+    "with_format": (
+        "nothing: elements are NumPy arrays, and `TorchDataset(ds)` of `headrace.device.torch` has tensors",
+        "nothing: elements are NumPy arrays, and `TorchDataset(loader)` of `headrace.device.torch` has tensors",
+    ),
+}
+
+
+def written_here(name: str, *, on_loader: bool = False) -> str:
+    """What to write for an attribute that datasets and loaders of other libraries have; empty if it is not known."""
+    found = _ATTRIBUTES.get(name)
+    return f" Here, write {found[on_loader]}." if found else ""
+
+
+def explains_keywords(function: C) -> C:
+    """Lets a function say what to write instead of a keyword that it does not have, where other libraries have it.
+
+    >>> MapDataset.range(4).batch(2, drop_last=True)
+    Traceback (most recent call last):
+        ...
+    TypeError: batch() has no argument `drop_last`. Here, write `drop_remainder=` of `batch`.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as e:
+            if e.__traceback__ is None or e.__traceback__.tb_next is not None:  # not of this call, but inside of it
+                raise
+            error = _wrong_call(function, args, kwargs)
+            if error is None:
+                raise
+        raise error
+
+    return call  # type: ignore[return-value]
+
+
+def explain_keywords_of(kind: type) -> None:
+    """Lets all public methods of a class explain their keywords."""
+    for name, method in list(vars(kind).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(kind, name, explains_keywords(method))
+        elif isinstance(method, staticmethod) and not name.startswith("_"):
+            setattr(kind, name, staticmethod(explains_keywords(method.__func__)))
+
+
+def _wrong_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
+    """A better error for a call with wrong arguments, if there is one."""
+    import inspect  # hardly ever needed
+
+    parameters = inspect.signature(function).parameters
+    of_class = function.__name__ == "__init__"
+    on_loader = of_class or function.__name__ == "load"
+    name = function.__qualname__.split(".")[0] if of_class else function.__name__
+    said = []
+    for wrong in (key for key in kwargs if key not in parameters):
+        found, meant = _KEYWORDS.get(wrong), closest(wrong, parameters)
+        hint = f" Here, write {found[on_loader]}." if found else f" Did you mean `{meant}`?" if meant else ""
+        said.append(f"{name}() has no argument `{wrong}`.{hint}")
+    if of_class and len(args) > 1:
+        said.append(
+            f"{name}() takes all arguments by name, `{name}(data_source=source, sampler=IndexSampler(len(source)))`; "
+            "`load(source, batch_size=n)` is shorter. A dataset needs no loader: `for batch in ds.batch(n)`."
+        )
+    return TypeError(" ".join(said)) if said else None
+
+
+class NotAnIterator(TypeError, AttributeError):
+    """`next(ds)`: a dataset is no iterator, so for `hasattr` it has no `__next__`."""
+
+
+class NoNext:
+    """`__next__` of what is not an iterator: says how to get one."""
+
+    def __get__(self, instance: Any, owner: type) -> "NoNext":
+        if instance is None:
+            return self
+        raise NotAnIterator(f"{owner.__name__} is not an iterator: write `it = iter(ds)` once, then `next(it)`.")
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:

@@ -248,7 +248,7 @@ class TorchDataset(IterableDataset):
     """
 
     def __init__(self, ds: Any, *, advance_epochs: bool = True, int64: bool = False, warn_unsharded: bool = True):
-        if not hasattr(type(ds), "__iter__") or isinstance(ds, Iterator):
+        if not hasattr(type(ds), "__iter__") or hasattr(ds, "__next__"):
             raise PipelineError(
                 f"TorchDataset takes a dataset or a DataLoader, which can be iterated more than once; got "
                 f"{type(ds).__name__}."

@@ -90,7 +90,7 @@ class Opened(Iterator[T]):
 
 def _not_a_factory(given: Any) -> str:
     found = f"`from_generator` takes a function that makes an iterator; got {type(given).__name__}"
-    if isinstance(given, Iterator):
+    if hasattr(given, "__next__"):
         return f"{found}, which can be iterated only once. Pass the function itself: `from_generator(f)`, not `f()`."
     if isinstance(given, Iterable):
         return f"{found}. Wrap it in a function, or use `MapDataset.source` if it has a length and items by index."

@@ -144,7 +144,7 @@ class Shards:
                 raise PipelineError("These records never end (a `repeat()`?): limit them with `take(count)`.")
         elif num_shards == 1:
             self.total = None
-        elif isinstance(self._stream, Iterator):
+        elif hasattr(self._stream, "__next__"):
             raise PipelineError(
                 f"An iterator cannot be cut into {num_shards} shards, because its length is unknown. Pass a dataset or "
                 "a list, or write one shard."
