@@ -9,7 +9,7 @@ from headrace._plan.program import Program, split_index_program
 class Contended(Program):
     """A program whose last block other threads have always just replaced."""
 
-    _block = property(lambda self: (10**6, 10**6, np.empty(0, np.int64)), lambda self, block: None)
+    block = property(lambda self: (10**6, 10**6, np.empty(0, np.int64)), lambda self, block: None)
 
 
 def test_a_block_that_another_thread_has_replaced_is_still_this_one():

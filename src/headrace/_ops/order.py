@@ -5,7 +5,7 @@ belongs to a later epoch. With `e, i = divmod(idx, n)`, the result is at most `e
 overflows only in the last, unfinished epoch before 2**63.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import numpy as np
 from headrace._ops.base import ENDLESS, Op, Unary, from_parents
 from headrace._ops.lanes import Lane
 from headrace._ops.seeds import check_seed, set_seed
-from headrace._utils.rng import permutation, shuffled_indices
+from headrace._utils.rng import permutation, shuffled_indices, shuffled_together
 from headrace.errors import PipelineError
 from headrace.options import DatasetOptions, check_counts
 
@@ -75,6 +75,18 @@ class Shuffle(IndexOp):
     def indices(self, idx: np.ndarray) -> np.ndarray:
         n = self.length()
         return by_epoch(idx, n, lambda within, epoch: shuffled_indices(within, n - 1, self.epoch_seed(epoch)))
+
+    @staticmethod
+    def indices_together(shuffles: "Sequence[Shuffle]", idx: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The parent indices of several shuffles: `counts[i]` indices of each, one's after the other's."""
+        of = np.repeat(np.arange(len(counts)), counts)
+        lengths, seeds = (np.array(each) for each in zip(*((s.length(), s.seed) for s in shuffles), strict=True))
+        epochs, within = np.divmod(idx, lengths[of])
+        begins = np.flatnonzero(np.diff(of, prepend=-1) | np.diff(epochs, prepend=0))  # of an epoch of one of them
+        first = of[begins]
+        sizes = np.diff(begins, append=len(idx))
+        shuffled = shuffled_together(within, sizes, lengths[first] - 1, (seeds[first] + epochs[begins]) % 2**32)
+        return shuffled + epochs * lengths[of]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -201,11 +201,13 @@ def by_part(which: np.ndarray) -> list[tuple[int, np.ndarray]]:
     """For each part that occurs, in order, the places where it does."""
     if len(which) == 1:
         return [(int(which[0]), np.zeros(1, np.intp))]
+    if not len(which):
+        return []
     order = np.argsort(which, kind="stable")
     found = which[order]
-    cuts = np.flatnonzero(found[1:] != found[:-1]) + 1
-    firsts = found[np.concatenate([[0], cuts])] if len(found) else found
-    return list(zip(firsts.tolist(), np.split(order, cuts), strict=False))
+    cuts = (np.flatnonzero(found[1:] != found[:-1]) + 1).tolist()
+    starts = [0, *cuts]
+    return [(i, order[a:b]) for i, a, b in zip(found[starts].tolist(), starts, [*cuts, len(found)], strict=True)]
 
 
 def interleave(blocks: Sequence[Block], places: Sequence[np.ndarray]) -> Block:

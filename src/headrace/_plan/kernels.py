@@ -24,7 +24,7 @@ from headrace._plan.blocks import Block, Indices, Rows, as_array, by_part, inter
 from headrace._plan.elements import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace._plan.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace._plan.profile import measuring, timed
-from headrace._plan.program import Program, split_index_program
+from headrace._plan.program import Program, Together, split_index_program
 from headrace._plan.reading import Fetch, fetch_together, first_error, naming, reader, user_reader
 from headrace._utils import trees
 from headrace._utils.batch_rows import making_batch
@@ -32,6 +32,7 @@ from headrace._utils.signals import suppress
 from headrace.errors import PipelineError, StructureError
 from headrace.sources import ArrayDataSource
 
+FEW_EACH = 16  # where parts have fewer outputs than this in a run, their index programs run together
 STACK_AT_ONCE = 32  # batches of this size or more are stacked one by one, while their rows are in the CPU's cache
 
 
@@ -54,6 +55,16 @@ class Gather:
     def __call__(self, idx: Indices) -> Block:
         rows = self.program(idx)
         return timed(self.op, self.read, rows) if measuring.threads else self.read(rows)
+
+
+class Planned(NamedTuple):
+    """A function from indices to a block, and the index program that they go through first."""
+
+    fetch: Fetch
+    program: Program
+
+    def __call__(self, idx: Indices) -> Block:
+        return self.fetch(idx)
 
 
 @fetcher.register
@@ -108,16 +119,31 @@ def _(op: DiskCache, guard: Guard | None = None) -> Fetch:
 @fetcher.register
 def _(op: RouteOp, guard: Guard | None = None) -> Fetch:
     parts: dict[int, Fetch] = {}  # made when first used: there may be very many
+    together = Together(op.route)
+
+    def make(i: int) -> Any:
+        parts[i] = made = fetcher(op.parts[i], guard)
+        return made
+
+    def program(i: int) -> Program | None:
+        part = parts.get(i) or make(i)
+        return part.program if isinstance(part, Gather | Planned) else None
 
     def fetch(idx: Indices) -> Block:
         which, inner = op.route(as_array(idx))
-        consecutive = op.keeps_part_order and isinstance(idx, range) and idx.step == 1
-        blocks, used = [], by_part(which)
-        for i, places in used:
-            mine = inner[places]
-            if i not in parts:
-                parts[i] = fetcher(op.parts[i], guard)
-            blocks.append(parts[i](range(int(mine[0]), int(mine[-1]) + 1) if consecutive else mine))
+        used = by_part(which)
+        if not (op.keeps_part_order and isinstance(idx, range) and idx.step == 1):
+            blocks = [(parts.get(i) or make(i))(inner[places]) for i, places in used]
+        else:
+            few_each = 2 < len(idx) < FEW_EACH * len(used)
+            planned = together.blocks(idx, program) if few_each else {}
+            firsts = inner[[places[0] for _, places in used]].tolist()
+            blocks = []
+            for (i, places), first in zip(used, firsts, strict=True):
+                part = parts.get(i) or make(i)
+                if i in planned:
+                    part.program.block = planned[i]  # type: ignore[attr-defined]
+                blocks.append(part(range(first, first + len(places))))
         return blocks[0] if len(blocks) == 1 else interleave(blocks, [places for _, places in used])
 
     return fetch
@@ -175,6 +201,7 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
     layers = [Layer([], _same)]
     together = False  # whether some function takes many elements at once
     base: Fetch | None = None
+    program: Program | None = None
     while not isinstance(op, Cache):
         if isinstance(op, IndexOp):
             top = op
@@ -198,7 +225,9 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
     for layer in layers:
         layer.kernels.reverse()
     used = [layer for layer in layers if layer.kernels or layer.below is not _same]
-    return _chained(base or fetcher(op, guard), used, together and guard is None)
+    fetch = _chained(base or fetcher(op, guard), used, together and guard is None)
+    first = next((layer.below for layer in used if layer.below is not _same), program if base else None)
+    return Planned(fetch, first) if isinstance(first, Program) and not isinstance(fetch, Gather) else fetch
 
 
 def _same(idx: Indices) -> Indices:

@@ -6,12 +6,14 @@ never late, and a mix of many small parts never holds large blocks.
 """
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Op
+from headrace._ops.base import ENDLESS, Op
 from headrace._ops.buffer import Cache
-from headrace._ops.order import IndexOp, Repeat, Slice
+from headrace._ops.order import IndexOp, Repeat, Shuffle, Slice
 from headrace._ops.source import SeededSource, Source
 from headrace._plan.blocks import Indices, as_array
 
@@ -19,7 +21,13 @@ FIRST_BLOCK = 1 << 6
 LARGEST_BLOCK = 1 << 16
 LARGEST_BLOCK_RUNS = 512  # the most runs in a block, so that the blocks of many parts stay small,
 SMALL_BLOCK = 1 << 10  # though blocks may always have this size
+LARGEST_TOGETHER = 1 << 14  # the most outputs for which the parts of a mix are planned together,
+PLAN_TOGETHER_S = 0.02  # though no more once that takes this long,
+KEPT_TOGETHER = 4  # and of how many such blocks threads may be reading
 PLAN_S = 0.004  # the longest that a block should take to compute, judging by the last one
+
+PlannedBlock = tuple[int, int, np.ndarray]
+"""The first of some consecutive indices, where they end, and what a program makes of them."""
 
 
 def split_index_program(op: Op) -> "tuple[Program, Op]":
@@ -39,21 +47,21 @@ class Program:
     """
 
     def __init__(self, steps: list[IndexOp], *, modulo: int | None):
-        self._modulo = modulo
-        self.steps = [step for step in steps if not (isinstance(step, Repeat) and step.reseed_each_epoch)]
+        self.modulo = modulo
+        self.steps = [step for step in steps if not _does_nothing(step)]
         self._epoch = self.steps[0].length() if self.steps else 0
-        self._affine = all(isinstance(step, Slice) for step in self.steps)
+        self.affine = all(isinstance(step, Slice) for step in self.steps)
         self._index_s = PLAN_S / FIRST_BLOCK  # the cost of an index, measured on the last block
-        self._block: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.int64))
+        self.block: PlannedBlock = (0, 0, np.empty(0, np.int64))
 
     def __call__(self, idx: Indices) -> Indices:
         if not isinstance(idx, range):
             return self._run(idx)
-        if self._affine:
+        if self.affine:
             return self._within(self._slices_of_range(idx))
         if idx.step != 1:
             return self._run(as_array(idx))
-        first, last, values = self._block  # read once: other threads may replace it
+        first, last, values = self.block  # read once: other threads may replace it
         if not (first <= idx.start and idx.stop <= last):
             if len(idx) <= 2:
                 return self._run(as_array(idx))
@@ -69,7 +77,7 @@ class Program:
 
     def _within(self, idx: Indices) -> Indices:
         """Indices modulo the source's length; it divides only where it must, because division is slow."""
-        n = self._modulo
+        n = self.modulo
         if n is None or not len(idx):
             return idx
         if isinstance(idx, range):
@@ -81,7 +89,7 @@ class Program:
             return idx - first * n if first else idx
         return idx % n
 
-    def _plan(self, idx: range) -> tuple[int, int, np.ndarray]:
+    def _plan(self, idx: range) -> PlannedBlock:
         """Computes the aligned block that holds a run, or just the run if it extends into another block."""
         # A shuffle is cheaper in large blocks, but small windows are expensive, and planning many would stall.
         affordable = int(PLAN_S / self._index_s)
@@ -97,7 +105,7 @@ class Program:
         values = self._run(np.arange(first, last))
         values.setflags(write=False)
         self._index_s = max((time.perf_counter() - begin) / len(values), 1e-9)
-        self._block = block = first, last, values
+        self.block = block = first, last, values
         return block  # other threads may have replaced it
 
     def _slices_of_range(self, idx: range) -> Indices:
@@ -110,6 +118,73 @@ class Program:
             else:
                 out = step.indices(as_array(out))
         return out
+
+
+class Together:
+    """The index programs of many parts, run together for some outputs, because each part has only few of them.
+
+    `route(idx)` says which part each output comes from and its index there; those of a part are consecutive.
+    """
+
+    def __init__(self, route: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]):
+        self._route = route
+        self._size = FIRST_BLOCK
+        self._planned: list[tuple[int, int, dict[int, PlannedBlock]]] = []
+
+    def blocks(self, idx: range, program_of: Callable[[int], Program | None]) -> dict[int, PlannedBlock]:
+        """A block with the indices of these outputs for each part that has a program."""
+        for first, last, blocks in self._planned:
+            if first <= idx.start and idx.stop <= last:
+                return blocks
+        stop = min(idx.start + max(2 * len(idx), self._size), ENDLESS)
+        begin = time.perf_counter()
+        blocks = self._run(np.arange(idx.start, stop), program_of)
+        # Few outputs cost as much as many, so a slow block is no reason for a small one until it is very slow.
+        if time.perf_counter() - begin < PLAN_TOGETHER_S:
+            self._size = min(2 * self._size, LARGEST_TOGETHER)
+        # A new list, because other threads may be reading the old one.
+        self._planned = [(idx.start, stop, blocks), *self._planned[: KEPT_TOGETHER - 1]]
+        return blocks
+
+    def _run(self, outputs: np.ndarray, program_of: Callable[[int], Program | None]) -> dict[int, PlannedBlock]:
+        which, inner = self._route(outputs)
+        programs = {part: program_of(part) for part in np.flatnonzero(np.bincount(which)).tolist()}
+        planned = {part: program for part, program in programs.items() if program is not None and not program.affine}
+        if not planned:
+            return {}
+        order = np.argsort(which, kind="stable")
+        if len(planned) < len(programs):
+            order = order[np.isin(which[order], list(planned))]
+        counts = np.bincount(which[order])[list(planned)]
+        ends, idx = np.cumsum(counts), inner[order]
+        firsts = idx[ends - counts]
+        values = run_together(list(planned.values()), idx, counts)
+        values.setflags(write=False)
+        bounds = (each.tolist() for each in (firsts, firsts + counts, ends - counts, ends))
+        return {part: (f, l, values[a:b]) for part, f, l, a, b in zip(planned, *bounds, strict=True)}
+
+
+def run_together(programs: Sequence[Program], idx: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """What programs make of their indices: `counts[i]` of each, one's after the other's."""
+    ends = np.cumsum(counts)
+    steps = [program.steps[::-1] for program in programs]
+    of = np.repeat(np.arange(len(counts)), counts)
+    waiting = list(range(len(programs)))
+    while waiting:
+        for i in waiting:
+            while steps[i] and not isinstance(steps[i][-1], Shuffle):
+                mine = slice(ends[i] - counts[i], ends[i])
+                idx[mine] = steps[i].pop().indices(idx[mine])
+        waiting = [i for i in waiting if steps[i]]
+        if waiting:
+            shuffles: Any = [steps[i].pop() for i in waiting]
+            here = np.flatnonzero(np.isin(of, waiting))
+            idx[here] = Shuffle.indices_together(shuffles, idx[here], counts[waiting])
+    return idx % np.array([program.modulo or ENDLESS for program in programs])[of]
+
+
+def _does_nothing(step: IndexOp) -> bool:
+    return step.is_transparent or (isinstance(step, Repeat) and step.reseed_each_epoch)
 
 
 def _lies_within(idx: range, length: int) -> bool:

@@ -5,6 +5,7 @@
 earlier elements. No result depends on state that this module keeps.
 """
 
+import array
 import ctypes
 import functools
 import threading
@@ -21,10 +22,16 @@ _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _SMALL_BITS = 16
 _SHORT = 1 << (_SMALL_BITS - 2)
+_FEW, _FEW_SMALL = 16, 1 << 11  # up to so many passes over an index are cheaper one by one
+_LAST_FEW = 32  # so many that still walk go on one by one
+_ALONE = 1 << 11  # a group of so many indices gains nothing from others
 
 
-def seed_sequence(seed: int, count: int) -> list[int]:
-    """The first `count` words of C++'s `std::seed_seq{seed}`, as the standard defines it."""
+def seed_sequence(seed: Any, count: int) -> list[Any]:
+    """The first `count` words of C++'s `std::seed_seq{seed}`, as the standard defines it.
+
+    For a uint64 array of seeds, each word is an array.
+    """
     t = 11 if count >= 623 else 7 if count >= 68 else 5 if count >= 39 else 3 if count >= 7 else (count - 1) // 2
     p = (count - t) // 2
     q = p + t
@@ -72,6 +79,8 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int = ROUNDS) -
         raise PipelineError(f"rounds must be an even number from {ROUNDS} to {_MOST_ROUNDS}; got {rounds}.")
     if max_index == 0:
         return 0
+    if max_index < 1 << _SMALL_BITS and rounds == ROUNDS:
+        return _walk_one(index, max_index, _small_keys(seed))
     word = _block_bits(max_index) // 2
     mask = (1 << word) - 1
     keys = [k & mask for k in _round_keys(seed, rounds)]
@@ -92,8 +101,8 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int = ROUNDS) -
             return index
 
 
-def _feistel(values: np.ndarray, bits: int, seed: int) -> np.ndarray:
-    """One pass of the cipher over `values`, each below `2**bits`.
+def _feistel(bits: int, values: np.ndarray, round_keys: Sequence[Any]) -> np.ndarray:
+    """One pass of the cipher over `values`, each below `2**bits`; a round's key is a number, or one for each value.
 
     `x * (2**w + 1)` has a word `x` of `w` bits twice, side by side, so shifts of it are rotations of `x`. The dtype has
     the `2w = bits` bits for this, so nothing overflows.
@@ -101,12 +110,12 @@ def _feistel(values: np.ndarray, bits: int, seed: int) -> np.ndarray:
     word = bits // 2
     dtype = np.dtype(np.uint16 if bits <= 16 else np.uint32 if bits <= 32 else np.uint64)
     mask, twice = dtype.type((1 << word) - 1), dtype.type((1 << word) + 1)
-    keys = [dtype.type(k & int(mask)) for k in _round_keys(seed, ROUNDS)]
+    keys = [np.asarray(key & int(mask), dtype) for key in round_keys]
     values = values.astype(dtype)
     left, right = values >> word, values & mask
     a, b, c = values, np.empty_like(values), np.empty_like(values)
 
-    def mix(into: np.ndarray, x: np.ndarray, key: np.generic) -> None:
+    def mix(into: np.ndarray, x: np.ndarray, key: np.ndarray) -> None:
         np.multiply(x, twice, out=a)
         np.right_shift(a, word - 1, out=b)
         np.right_shift(a, word - 8, out=c)
@@ -126,14 +135,95 @@ def _feistel(values: np.ndarray, bits: int, seed: int) -> np.ndarray:
     return out
 
 
+# A block of 16 bits has a cheaper pass. A key is XORed to a word after the word it depends on was read, so keys can be
+# drawn out of a pair of rounds: `pair(left, right)` with keys `a, b` is `P[left ^ a, right] ^ (0, b)`, where `P` is the
+# pair with keys of zero. So a pass is two lookups in a table, whatever the seed.
+
+
+@functools.cache
+def _pair_table() -> np.ndarray:
+    """What two rounds with keys of zero make of each number of 16 bits."""
+    left, right = np.divmod(np.arange(1 << _SMALL_BITS), 256)
+
+    def f(x: np.ndarray) -> np.ndarray:
+        rotated, twice = (x << 1 | x >> 7) & 255, (x << 2 | x >> 6) & 255
+        return (rotated & x) ^ twice
+
+    left ^= f(right)
+    right ^= f(left)
+    return _read_only(left << 8 | right)
+
+
+@functools.cache
+def _pair_numbers() -> array.array:
+    return array.array("H", _pair_table().astype(np.uint16).tobytes())
+
+
+def _drawn_out(round_keys: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """The keys of a pass over 16 bits: what is XORed before, between and after its two lookups."""
+    a, b, c, d = (key & 255 for key in round_keys)
+    return a << 8, b | c << 8, d
+
+
+@functools.lru_cache(maxsize=256)
+def _small_keys(seed: int) -> tuple[int, int, int]:
+    return _drawn_out(_round_keys(seed, ROUNDS))
+
+
+def _walk_one(index: int, max_index: int, keys: tuple[int, int, int]) -> int:
+    """`index_shuffle` within a block of 16 bits."""
+    (before, between, after), pair = keys, _pair_numbers()
+    while True:
+        index = pair[pair[index ^ before] ^ between] ^ after
+        if index <= max_index:
+            return index
+
+
+def _small_pass(values: np.ndarray, keys: Sequence[Any]) -> np.ndarray:
+    """One pass of the cipher over values of 16 bits."""
+    table = _pair_table()
+    out = table.take(values ^ keys[0])
+    out ^= keys[1]
+    out = table.take(out)
+    out ^= keys[2]
+    return out
+
+
 def shuffled_indices(indices: np.ndarray, max_index: int, seed: int) -> np.ndarray:
     """`index_shuffle` of every index in an int64 array; each must lie in `0..max_index`."""
-    steps = len(indices) * max(1, (1 << _SMALL_BITS) // (max_index + 1))
-    if steps <= 128:
+    if len(indices) * _num_passes(max_index) <= (_FEW_SMALL if max_index < 1 << _SMALL_BITS else _FEW):
         return np.array([index_shuffle(i, max_index, seed) for i in indices.tolist()], np.int64)
     if max_index < _SHORT:
         return permutation(max_index + 1, seed)[indices]
-    return _walk(indices, max_index, seed)
+    return _walk(indices, max_index, _block_bits(max_index), _round_keys(seed, ROUNDS))
+
+
+def _num_passes(max_index: int) -> int:
+    """How often the cipher is applied to an index of a short range, on average."""
+    return max(1, (1 << _SMALL_BITS) // (max_index + 1))
+
+
+def shuffled_together(
+    indices: np.ndarray, counts: np.ndarray, max_indices: np.ndarray, seeds: np.ndarray
+) -> np.ndarray:
+    """`shuffled_indices` of many groups at once: `counts[g]` indices, one group's after the other's.
+
+    Each group has a range and a seed of its own, so passes cost little where many groups have few indices each.
+    """
+    out = np.empty_like(indices)
+    ends = np.cumsum(counts)
+    alone = counts >= np.minimum(max_indices, _ALONE)  # the whole of a short range is cheaper than so many walks
+    for g in np.flatnonzero(alone).tolist():
+        here = slice(int(ends[g] - counts[g]), int(ends[g]))
+        out[here] = shuffled_indices(indices[here], int(max_indices[g]), int(seeds[g]))
+    keys = np.array(seed_sequence(seeds.astype(np.uint64), ROUNDS), np.int64)
+    bits = np.array([_block_bits(n) for n in max_indices.tolist()])
+    group = np.repeat(np.arange(len(counts)), counts)
+    for size in sorted(set(bits[~alone].tolist())):
+        here = np.flatnonzero((~alone & (bits == size))[group])
+        of = group[here]
+        out[here] = _walk(indices[here], max_indices[of], size, keys[:, of])
+    return out
 
 
 def permutation(length: int, seed: int) -> np.ndarray:
@@ -148,7 +238,7 @@ def _short_permutation(length: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _long_permutation(length: int, seed: int) -> np.ndarray:
-    return _read_only(_walk(np.arange(length), length - 1, seed))
+    return _read_only(_walk(np.arange(length), length - 1, _SMALL_BITS, _round_keys(seed, ROUNDS)))
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -156,16 +246,33 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _walk(indices: np.ndarray, max_index: int, seed: int) -> np.ndarray:
-    """Applies the cipher, and again to what lies outside: at most three quarters of the indices in each pass."""
-    bits = _block_bits(max_index)
-    out = _feistel(indices, bits, seed)
+def _walk(indices: np.ndarray, max_index: Any, bits: int, round_keys: Any) -> np.ndarray:
+    """Applies the cipher to blocks of so many bits, and again to what lies outside.
+
+    All indices have one `max_index` and a key for each round, or arrays say which ones each has.
+    """
+    small, is_array = bits == _SMALL_BITS, isinstance(max_index, np.ndarray)
+    keys = _drawn_out(round_keys) if small else round_keys
+    keys, largest = np.array(keys, np.int64), np.asarray(max_index).astype(np.uint64)
+    cipher = _small_pass if small else functools.partial(_feistel, bits)
+    out = cipher(indices, keys)
     # With 64 bits, the upper half is negative as int64, so compare as uint64.
-    outside = np.flatnonzero(out.view(np.uint64) > max_index)
-    while outside.size:
-        again = _feistel(out[outside], bits, seed)
-        out[outside] = again
-        outside = outside[again.view(np.uint64) > max_index]
+    outside = out.view(np.uint64) > largest
+    here, values = np.arange(len(out)), out
+    while left := np.count_nonzero(outside):
+        if 4 * left <= 3 * len(here) or left <= _LAST_FEW:  # drop those that have arrived, not in each pass
+            out[here] = values
+            here, values = here[outside], values[outside]
+            if is_array:
+                keys, largest = keys[:, outside], largest[outside]
+            outside = np.ones(left, bool)
+        if small and left <= _LAST_FEW:
+            each = np.broadcast_to(largest, left).tolist(), np.broadcast_to(keys.T, (left, 3)).tolist()
+            values = np.array([_walk_one(*walk) for walk in zip(values.tolist(), *each, strict=True)], np.int64)
+            break
+        np.copyto(values, cipher(values, keys), where=outside)
+        outside = values.view(np.uint64) > largest
+    out[here] = values
     return out
 
 
@@ -175,7 +282,7 @@ def _walk_short(length: int, seed: int) -> np.ndarray:
     It tabulates the cipher for the whole block and cuts the table to a quarter until it has `length` entries. Each cut
     follows the walks outside the quarter once, so those of the next cut are shorter.
     """
-    step = _feistel(np.arange(1 << _SMALL_BITS), _SMALL_BITS, seed)
+    step = _small_pass(np.arange(1 << _SMALL_BITS), _small_keys(seed))
     while len(step) > length:
         inside = max(length, len(step) // 4)
         out = step[:inside].copy()
