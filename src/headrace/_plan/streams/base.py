@@ -276,20 +276,40 @@ class UnaryStream(Stream):
 class Feed:
     """Elements pulled from a stream and not used yet, with the position after each."""
 
-    def __init__(self, stream: Stream):
-        self.stream = stream
+    def __init__(self, stream: Stream | None, open_at: "tuple[Callable[[], Stream], Position] | None" = None):
+        """The elements of a stream, or of one that is opened at a position when it is first used."""
+        self._stream, self._open_at = stream, open_at
         self.ended = False
         self.size = 0
         self._pieces: deque[tuple[Block, At, int]] = deque()
+
+    @property
+    def stream(self) -> Stream:
+        """The stream itself."""
+        if self._stream is None:
+            assert self._open_at is not None
+            self._stream = self._open_at[0]()
+        return self._stream
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody has used the stream."""
+        return self._stream is not None
+
+    @property
+    def position(self) -> Position:
+        """The stream's position, which is `None` before its first element."""
+        return self._stream.position if self._stream is not None else self._open_at and self._open_at[1]
 
     def fill(self, count: int, *, single_step: bool, enough: int | None = None) -> None:
         """Pulls until it has `count` elements or the stream ends; once it has `enough`, it does not wait for more."""
         least = 1
         while self.size < count and not self.ended:
-            wanted = count if enough is None or self.stream.ready() else enough
+            stream = self._stream or self.stream
+            wanted = count if enough is None or stream.ready() else enough
             if self.size >= wanted:
                 return
-            run = self.stream.pull(0 if single_step else max(wanted - self.size, least))
+            run = stream.pull(0 if single_step else max(wanted - self.size, least))
             least = wanted // 4  # a filter gives less than it is asked for: do not ask for ever fewer
             if run is None:
                 self.ended = True
@@ -324,7 +344,7 @@ class Feed:
     def positions(self) -> At:
         """The position after `j` more elements, for the elements that it has now."""
         pieces = [(at, offset, len(block) - offset) for block, at, offset in self._pieces]
-        end = self.stream.position
+        end = self.position
 
         def after(j: int) -> Position:
             for at, offset, length in pieces:

@@ -1,5 +1,6 @@
 """Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from headrace._plan.streams.base import At, Context, Feed, Position, Run, Stream
 from headrace._utils.signals import let_through
 from headrace.errors import PipelineError, StateError
 
+MOST_AT_ONCE = 64  # parts that are opened together, so that threads read ahead in all of them
+
 
 class NaryStream(Stream):
     """A stream over several parents."""
@@ -25,17 +28,23 @@ class NaryStream(Stream):
 
     def start(self) -> None:
         for feed in self._feeds:
-            feed.stream.start()
+            if feed.is_open:
+                feed.stream.start()
 
     def close(self, *, wait: bool = True) -> None:
         for feed in self._feeds:
-            feed.stream.close(wait=wait)
+            if feed.is_open:
+                feed.stream.close(wait=wait)
 
 
 def open_parts(parts: tuple[Op, ...], positions: Any, context: Context) -> list[Feed]:
+    """The elements of each part; of many parts, each is opened when it is first due."""
     feeds: list[Feed] = []
+    positions = positions or (None,) * len(parts)
+    if len(parts) > MOST_AT_ONCE:
+        return [Feed(None, (partial(open_stream, *each, context), each[1])) for each in zip(parts, positions, strict=True)]
     try:
-        for part, at in zip(parts, positions or (None,) * len(parts), strict=True):
+        for part, at in zip(parts, positions, strict=True):
             feeds.append(Feed(open_stream(part, at, context)))
     except BaseException:
         for feed in feeds:
@@ -85,7 +94,7 @@ class MixStream(NaryStream):
     """Elements of several parents in proportion, until the one due next has ended; position: (numbers, parents')."""
 
     def __init__(self, op: Mixing, numbers: tuple[Any, ...], feeds: list[Feed]):
-        super().__init__((*numbers, tuple(feed.stream.position for feed in feeds)), feeds)
+        super().__init__((*numbers, tuple(feed.position for feed in feeds)), feeds)
         self._op = op
 
     def _due(self, n: int, *, single_step: bool) -> tuple[np.ndarray, At]:
