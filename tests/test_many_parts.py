@@ -80,6 +80,68 @@ def test_a_mix_of_many_parts_is_grains(weights):
     assert ours._fetch(chosen).rows() == [theirs[int(i)] for i in chosen]
 
 
+# ---- shuffled parts: their orders are computed together
+
+LENGTHS = st.lists(
+    st.one_of(st.integers(1, 40), st.integers(900, 70_000), st.integers(1, 2**40)), min_size=3, max_size=40
+)
+SHAPES = {
+    "shuffled": lambda ds: ds.shuffle(),
+    "shuffled slices": lambda ds: ds.shuffle()[::2],
+    "slices, shuffled": lambda ds: ds[1:].shuffle() if len(ds) > 1 else ds,
+    "shuffled twice": lambda ds: ds.shuffle().seed(9).shuffle(),
+    "windows": lambda ds: ds.window_shuffle(7),
+    "in order": lambda ds: ds,
+    "mapped": lambda ds: ds.shuffle().map(lambda x: x + 1),
+}
+
+
+@given(LENGTHS, st.lists(st.sampled_from(sorted(SHAPES)), min_size=40, max_size=40), st.integers(0, 10**6), st.data())
+def test_a_run_of_a_mix_is_its_elements_one_by_one(lengths, shapes, first, data):
+    parts = [
+        SHAPES[s](MapDataset.range(n).seed(i)).repeat() for i, (n, s) in enumerate(zip(lengths, shapes, strict=False))
+    ]
+    weights = data.draw(st.lists(st.integers(1, 5), min_size=len(parts), max_size=len(parts)))
+    mix = MapDataset.mix(parts, weights)
+    runs = [range(first + 30 * k, first + 30 * k + 30) for k in (0, 1, 2, 9, 1)]
+    assert [mix._fetch(run).rows() for run in runs] == [[mix[i] for i in run] for run in runs]
+
+
+def test_threads_give_the_order_of_one_thread():
+    mix = MapDataset.mix([MapDataset.range(1000 + i).seed(i).shuffle().repeat() for i in range(200)])
+    one, many = (mix[:20_000].to_iter_dataset(hr.ReadOptions(num_threads=n)) for n in (0, 8))
+    assert list(one) == list(many)
+
+
+def test_shuffled_parts_cost_little_more_than_parts_in_order():
+    def element_s(shuffled):
+        parts = [MapDataset.range(65_000 + i).seed(i) for i in range(100)]
+        mix = MapDataset.mix([(part.shuffle() if shuffled else part).repeat() for part in parts])
+        with iter(mix.to_iter_dataset(hr.ReadOptions(num_threads=0))) as iterator:
+            for _ in range(1000):
+                next(iterator)
+            begin = time.process_time()
+            for _ in range(8000):
+                next(iterator)
+            return time.process_time() - begin
+
+    in_order, shuffled = (min(element_s(each) for _ in range(3)) for each in (False, True))
+    assert shuffled < 8 * in_order  # one by one, it was 30 times as much
+
+
+def test_a_large_mix_of_streams_goes_on_from_its_state_without_opening_all_parts():
+    parts = [MapDataset.range(i, i + 100).seed(i).shuffle().to_iter_dataset().map(lambda x: x) for i in range(5000)]
+    mix = IterDataset.mix(parts)
+    with iter(mix) as iterator:
+        first_s = seconds(lambda: [next(iterator) for _ in range(7)])
+        state, rest = iterator.get_state(), [next(iterator) for _ in range(5003)]
+    with iter(mix) as iterator:
+        iterator.set_state(state)
+        assert min(first_s, seconds(lambda: iterator.__next__())) < WAIT_S / 10
+        assert [next(iterator) for _ in range(5002)] == rest[1:]
+        assert iterator.get_state()["0 mix"]["count"] == 7 + 5003
+
+
 # ---- what it costs
 
 

@@ -161,7 +161,7 @@ class Together:
         values = run_together(list(planned.values()), idx, counts)
         values.setflags(write=False)
         bounds = (each.tolist() for each in (firsts, firsts + counts, ends - counts, ends))
-        return {part: (f, l, values[a:b]) for part, f, l, a, b in zip(planned, *bounds, strict=True)}
+        return {part: (first, last, values[a:b]) for part, first, last, a, b in zip(planned, *bounds, strict=True)}
 
 
 def run_together(programs: Sequence[Program], idx: np.ndarray, counts: np.ndarray) -> np.ndarray:

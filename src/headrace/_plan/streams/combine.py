@@ -42,7 +42,8 @@ def open_parts(parts: tuple[Op, ...], positions: Any, context: Context) -> list[
     feeds: list[Feed] = []
     positions = positions or (None,) * len(parts)
     if len(parts) > MOST_AT_ONCE:
-        return [Feed(None, (partial(open_stream, *each, context), each[1])) for each in zip(parts, positions, strict=True)]
+        pairs = zip(parts, positions, strict=True)
+        return [Feed(None, (partial(open_stream, part, at, context), at)) for part, at in pairs]
     try:
         for part, at in zip(parts, positions, strict=True):
             feeds.append(Feed(open_stream(part, at, context)))

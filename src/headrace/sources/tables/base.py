@@ -28,6 +28,7 @@ from headrace.sources.notes import RECORD
 from headrace.sources.tables.choice import Choice, one_schema
 from headrace.sources.tables.lru_cache import Recent, blaming, open_input
 from headrace.sources.tables.notes import Notes, agreed, noted_spec, notes_in
+from headrace.sources.tables.stored_scans import StoredScans, interned
 from headrace.sources.tables.values import (
     columns_of,
     empty,
@@ -69,6 +70,7 @@ class TableDataSource:
 
     what: ClassVar[str]
     maps: ClassVar[bool] = False  # whether local files are mapped into memory
+    stores: ClassVar[bool] = False  # whether scans of many files are stored
     paths: Any
     _: dataclasses.KW_ONLY
     columns: Sequence[str] | None = None
@@ -83,21 +85,56 @@ class TableDataSource:
         self._versions: dict[str, files.Fingerprint] = {}
         self._mapped = MappedFiles()
         self._open_caches()
-        with Bar(f"Opening {self.what}", unit="files", total=len(self.paths)) as bar:
-            scans = map_in_threads(self._scan, range(len(self.paths)), OPENING_THREADS, "headrace-open", bar.advance)
-        self._schema = self._one_schema([schema_without_views(scan.schema) for scan in scans])
+        scans = self._scan_all()
+        plain = {id(scan.schema): scan.schema for scan in scans}
+        plain = {key: schema_without_views(schema) for key, schema in plain.items()}
+        self._schema = self._one_schema([plain[id(scan.schema)] for scan in scans])
         groups = [scan.groups for scan in scans]
-        with Bar(f"Counting rows of {self.what}", unit="files", total=len(groups)) as bar:
-            kept = map_in_threads(self._count, groups, OPENING_THREADS, "headrace-open", bar.advance)
+        if self.filters is None:
+            kept = [[group.num_rows for group in each] for each in groups]
+        else:
+            with Bar(f"Counting rows of {self.what}", unit="files", total=len(groups)) as bar:
+                kept = map_in_threads(self._count, groups, OPENING_THREADS, "headrace-open", bar.advance)
         self._read_notes([scan.schema for scan in scans], set().union(*(scan.nulls for scan in scans)))
         counted = zip([g for s in scans for g in s.groups], [n for counts in kept for n in counts], strict=True)
         left = [(group, count) for group, count in counted if count]
         self._groups = [group for group, _ in left]
         self._parts = Parts(count for _, count in left)
 
+    def _scan_all(self) -> list[Scan]:
+        """The scans of all files; those of a large set are stored together."""
+        numbers, intern = range(len(self.paths)), interned()
+        is_stored = self.stores and StoredScans.serves(self.paths)
+        stored = StoredScans(self.paths, self.what, self.columns) if is_stored else None
+        scans: dict[int, Scan] = {}
+        for number, path in enumerate(self.paths) if stored is not None else ():
+            version = files.fingerprint(path)
+            if (found := stored.find(number, version)) is not None:  # type: ignore[union-attr]
+                schema, groups, nulls = found
+                scans[number] = Scan(schema, [Group(number, *group) for group in groups], set(nulls))
+                self._versions[path] = version
+        missing = [number for number in numbers if number not in scans]
+        if missing:
+            with Bar(f"Opening {self.what}", unit="files", total=len(missing)) as bar:
+                made = map_in_threads(self._scan, missing, OPENING_THREADS, "headrace-open", bar.advance)
+            scans |= {n: Scan(intern(one.schema), one.groups, one.nulls) for n, one in zip(missing, made, strict=True)}
+        known = [scans[number] for number in numbers]
+        if stored is not None and missing:
+            stored.store(
+                [
+                    (self._versions[path], scan.schema, [group[1:] for group in scan.groups], sorted(scan.nulls))
+                    for path, scan in zip(self.paths, known, strict=True)
+                ]
+            )
+        return known
+
     def _read_notes(self, schemas: list[Any], nulls: set[str]) -> None:
         """Finds out what the columns of each file are, from the types and from the notes of a writer."""
-        notes = agreed(self.paths, [notes_in(path, schema) for path, schema in zip(self.paths, schemas, strict=True)])
+        found: dict[int, Notes | None] = {}
+        for path, schema in zip(self.paths, schemas, strict=True):
+            if id(schema) not in found:
+                found[id(schema)] = notes_in(path, schema)
+        notes = agreed(self.paths, [found[id(schema)] for schema in schemas])
         self._bare = notes is not None and notes[0].is_bare and self.columns is None and self._schema.names == [RECORD]
         made: dict[int, dict[str, Any]] = {}
 

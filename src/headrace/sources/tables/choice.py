@@ -119,7 +119,11 @@ def prefixes(path: str) -> Iterable[str]:
 def one_schema(paths: list[str], schemas: list[Any], choice: Choice) -> Any:
     """The schema of the chosen columns of all files; raises if it differs, or if the filters do not fit it."""
     first = choice.schema(paths[0], schemas[0])
+    seen: set[int] = set()  # files have equal schemas in the same object
     for path, schema in zip(paths, schemas, strict=True):
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
         doubled = [name for name, count in Counter(schema.names).items() if count > 1]
         if doubled:
             raise DataError(f"{path} has several columns of the name {doubled[0]!r}. Write it with one of each.")

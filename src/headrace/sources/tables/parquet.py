@@ -37,6 +37,7 @@ class ParquetDataSource(TableDataSource):
     """
 
     what = "Parquet files"
+    stores = True
 
     def _file(self, path: str) -> Any:
         """A new reader, since readers are for one thread; they share footers."""
