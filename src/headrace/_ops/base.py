@@ -129,6 +129,7 @@ class Op:
         parts_field: The field of a state that has the states of its parts, where it joins several.
         optional_fields: Fields that a state may lack.
         order_params: Replaces `state_params` where the order depends on other arguments: see `identity`.
+        order_functions: The arguments that are functions and decide which elements come, and not only their values.
         is_elementwise: Whether each output of a stream depends on one element only. Any worker can compute such an
             operation; the consumer computes all other operations on streams.
         counts_elements: Whether an elementwise operation needs to know how many elements came before.
@@ -154,6 +155,7 @@ class Op:
     parts_field: ClassVar[str | None] = None
     optional_fields: ClassVar[tuple[str, ...]] = ()
     order_params: ClassVar[tuple[str, ...] | None] = None
+    order_functions: ClassVar[tuple[str, ...]] = ()
     is_elementwise: ClassVar[bool] = False
     counts_elements: ClassVar[bool] = False
     keeps_count: ClassVar[bool] = True

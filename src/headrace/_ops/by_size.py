@@ -33,6 +33,7 @@ class BatchBySize(Grouped):
     state_fields = ("window", "taken_of_group")
     group_fields = ("taken_of_group",)
     state_params = ("max_size", "feature", "window_size", "max_rows", "padded", "shuffle_batches", "seed")
+    order_functions = ("size", "batch_fn")
     max_size: int
     size: Size = len
     window_size: int = field(default=1000, kw_only=True)

@@ -233,6 +233,7 @@ class Select(RouteOp):
 
     name = "select_from_datasets"
     keeps_part_order = False
+    order_functions = ("selection_map",)
     selection_map: Any
 
     def identity(self) -> dict[str, Any]:

@@ -147,6 +147,7 @@ class Filter(Transformed):
     """Elements for which `transform(element)` is true; the others are missing, and a stream skips them."""
 
     name = method = "filter"
+    order_functions = ("transform",)
     keeps_count = False
     spec = Unary.spec
 
@@ -170,6 +171,7 @@ class FlatMap(Transformed):
     counts_elements = True  # among an element's children, the parent's position is before the element
     keeps_count = False
     order_params = ("max_fan_out",)
+    order_functions = ("transform",)
     max_fan_out: int | None = None
 
     def __post_init__(self):

@@ -72,6 +72,7 @@ class GlobalBatch(Unary):
     state_fields = ("step",)
     group_fields = ()
     state_params = ("num_lanes", "batch_size")
+    order_functions = ("batch_fn",)
     parts_field = "lanes"
     batch_size: int
     rows: GlobalRows

@@ -22,6 +22,7 @@ class Batch(Unary):
 
     name = "batch"
     order_params = ("batch_size", "drop_remainder")
+    order_functions = ("batch_fn",)
     batch_size: int
     drop_remainder: bool = field(default=False, kw_only=True)
     batch_fn: Callable[[Sequence[Any]], Any] | None = field(default=None, kw_only=True)
@@ -153,6 +154,7 @@ class PaddedBatch(Grouped):
     state_fields = ("window", "taken_of_group")
     group_fields = ("taken_of_group",)
     state_params = ("batch_size", "boundaries", "window_size")
+    order_functions = ("length_fn",)
     batch_size: int
     pad_value: Any = field(default=0, kw_only=True)
     boundaries: tuple[int, ...] = field(default=(), kw_only=True)

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -27,6 +26,7 @@ from headrace._ops.disk_cache import DiskCache
 from headrace._ops.order import Options
 from headrace._ops.source import UserDataset
 from headrace._states.fingerprint import bytes_of_code
+from headrace._states.values import is_installed
 from headrace._utils.addresses import identity
 from headrace.errors import PipelineError
 from headrace.sources import files
@@ -163,7 +163,7 @@ class _Digests:
         return _hash(kind.__name__, *map(self.of, value))
 
     def _function(self, function: types.FunctionType) -> bytes:
-        if _is_installed(function.__module__):
+        if is_installed(function.__module__):
             return _name_of(function)
         cells = [_content(cell) for cell in function.__closure__ or ()]
         parts = [self._named(name, cell) for name, cell in zip(function.__code__.co_freevars, cells, strict=True)]
@@ -180,7 +180,7 @@ class _Digests:
             return _name_of(type(value))
 
     def _class(self, kind: type) -> bytes:
-        if _is_installed(kind.__module__):
+        if is_installed(kind.__module__):
             return _name_of(kind)
         own = {name: value for name, value in vars(kind).items() if not isinstance(value, _MARKS)}
         inner = [_hash(name, self._global(_plain_function(value))) for name, value in sorted(own.items())]
@@ -269,19 +269,6 @@ def _name_of(value: Any) -> bytes:
 def _version_of(module: str) -> bytes:
     package = sys.modules.get(module.partition(".")[0])
     return str(getattr(package, "__version__", "")).encode()
-
-
-@functools.cache
-def _is_installed(module: str | None) -> bool:
-    """Whether a module is part of Python or of an installed package, rather than the user's code."""
-    if module is None or module == "__main__":
-        return False
-    top = module.partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None)
-    if top == "headrace" or top in sys.stdlib_module_names or top in sys.builtin_module_names:
-        return True
-    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
-    return file is not None and any(file.startswith(os.path.join(folder, "")) for folder in folders if folder)
 
 
 def _content(cell: Any) -> Any:

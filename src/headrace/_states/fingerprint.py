@@ -1,8 +1,12 @@
 """What a stream's order depends on: states have it, so that errors can say how another pipeline differs.
 
 A fingerprint has an entry for each operation that decides which elements come when, from the source on, such as
-`{"0 source": {"length": 1000}, "1 shuffle": {"seed": 42}, ...}`. Its leaves are numbers, which hosts can gather.
-Functions are separate: they may change, which only gives a warning.
+`{"0 source": {"length": 1000, "start": 0}, "1 shuffle": {"seed": 42}, ...}`. Its leaves are numbers, which hosts can
+gather. Files count by names, sizes and the bytes at their ends, and a function that decides which elements come, such
+as a filter's, by what it depends on besides its code. `form` is the form of all this: older states have none, and lack
+files, functions, the bounds of ranges, and the order of parts that only differ in functions.
+
+Functions are separate: if their code changes, or what only changes values, there is a warning that names them.
 """
 
 import sys
@@ -12,9 +16,11 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from headrace._ops.base import Op, describe
+from headrace._ops.base import Op, describe, parents_first
 from headrace._ops.global_batch import GlobalBatch
+from headrace._ops.source import Source, UserDataset
 from headrace._ops.state_fields import number_of
+from headrace._states import values
 from headrace.errors import StateError
 
 Entries = dict[str, dict[str, Any]]
@@ -23,11 +29,18 @@ MOST_ENTRIES = 64  # of all parts together; if there are more, each part has one
 MOST_PARTS = 1000  # if there are more, they have one number together
 MOST_SHOWN = 8  # numbers of an argument
 MOST_FUNCTIONS = 16
+MOST_VALUES = 32  # of all functions; if there are more, each function has one number
+FORM = 2
+IN_ORDER, IN_ANY_ORDER = "order", "any order"
 STREAM_BEGINS = ("to_iter_dataset", "interleave")  # these and what comes before decide what an index means
 
 
-def fingerprint(op: Op) -> Entries:
-    """The entries of a pipeline."""
+def fingerprint(op: Op) -> dict[str, Any]:
+    """The entries of a pipeline, with their form."""
+    return {"form": FORM, **_fingerprint(op, FORM)}
+
+
+def _fingerprint(op: Op, form: int) -> Entries:
     entries: Ordered = []
     for each in _chain(op):
         identity = each.identity()
@@ -36,9 +49,11 @@ def fingerprint(op: Op) -> Entries:
         if each.name == STREAM_BEGINS[0]:
             _drop_last_repeat(entries)
         entry: dict[str, Any] = dict(_numbers(identity))
+        if form == FORM:
+            entry |= _further_numbers(each)
         parts = each.named_parts()
         if parts is not None:
-            entry["parts"] = _described(parts)
+            entry |= _described(parts, form)
         entries.append((each.name, entry))
     if not op.is_stream:
         _drop_last_repeat(entries)
@@ -59,12 +74,63 @@ def _chain(op: Op) -> list[Op]:
     return chain[::-1]
 
 
-def _described(parts: dict[str, Op]) -> dict[str, Any]:
-    found = {name: fingerprint(part) for name, part in parts.items()}
+def _further_numbers(op: Op) -> dict[str, int]:
+    """What else decides which elements come: the files of a source, and the functions of a filter."""
+    if isinstance(op, Source | UserDataset):
+        return values.identity_of_source(op)
+    found = {}
+    for argument in op.order_functions:
+        function, given = _given(op)[argument]
+        if function is None:
+            continue
+        argument = "fn" if argument == "transform" else argument  # shorter
+        name, code = values.name_of(function), values.code_of(function)
+        if name != "<lambda>":
+            found[f"{argument} name"] = number_of(name)
+        found[f"{argument} code"] = 0 if code is None else values.instructions_of(code)
+        each = {"const": values.constants_of(function) or None, **given}
+        numbers = {key: values.number(value, counts_code=False) for key, value in each.items() if value is not None}
+        numbers = numbers if len(numbers) <= MOST_SHOWN else {"values": number_of(sorted(numbers.items()))}
+        found |= {f"{argument}.{key}": number for key, number in numbers.items()}
+    return found
+
+
+def _given(op: Op) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The functions of an operation by argument, each with what it depends on when this is first asked."""
+    key = "_known_given"
+    if key not in op.__dict__:
+        named = {name: op.__dict__[name] for name in _FUNCTIONS if name in op.__dict__}
+        found = {name: (each, values.values_of(each)) for name, each in named.items()}
+        if isinstance(op, Source | UserDataset):
+            source = op.source if isinstance(op, Source) else op.dataset
+            found["source"] = source, values.values_of_source(op)
+        op.__dict__[key] = {
+            name: (function, {key: values.kept(value) for key, value in given.items()})
+            for name, (function, given) in found.items()
+        }
+    return op.__dict__[key]
+
+
+def remember(op: Op) -> None:
+    """Keeps what the functions of a pipeline depend on: attributes may change while they are called."""
+    for each in parents_first(op, lambda each: "_known_given" not in each.__dict__):
+        _given(each)
+
+
+def _described(parts: dict[str, Op], form: int) -> dict[str, Any]:
+    found = {name: _fingerprint(part, form) for name, part in parts.items()}
+    entry: dict[str, Any] = {}
+    has_names = any(not name.isdecimal() for name in parts)
+    in_order = sorted(parts) if has_names else list(parts)  # those with names may come in any order
+    if form == FORM:
+        wholly = [
+            number_of(repr((name if has_names else "", found[name], functions(parts[name])))) for name in in_order
+        ]
+        entry = {IN_ORDER: number_of(wholly), IN_ANY_ORDER: number_of(sorted(wholly))}
     if sum(map(_num_entries, found.values())) <= MOST_ENTRIES:
-        return found
+        return entry | {"parts": found}
     digests = {name: _digest(entries) for name, entries in found.items()}
-    return digests if len(digests) <= MOST_PARTS else {"all": number_of(repr(digests))}
+    return entry | {"parts": digests if len(digests) <= MOST_PARTS else {"all": number_of(repr(digests))}}
 
 
 def _num_entries(part: Any) -> int:
@@ -99,18 +165,26 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
     Whatever decides the meaning of an index counts, and whatever an open group is computed from. Later operations may
     differ.
     """
+    form = saved.get("form") if isinstance(saved, dict) else None
+    if form not in (None, FORM):
+        raise StateError(f"The state describes its pipeline in form {form!r}, which this version does not know.")
+    entries = {key: entry for key, entry in saved.items() if key != "form"} if form else saved
+    return _differences(op, entries, position, form or 1)
+
+
+def _differences(op: Op, saved: Any, position: Any, form: int) -> list[str]:
     num_open, base, position = _open(op, position)
-    own, theirs = _entries(fingerprint(op)), _entries(saved)
+    own, theirs = _entries(_fingerprint(op, form)), _entries(saved)
     if isinstance(base, GlobalBatch):  # with one number for all lanes, everything before it must be as it was
         own, theirs = (entries[: _place_of(base.name, entries) + 1] for entries in (own, theirs))
         return _all_differences(own, theirs)
     parts = base.named_parts()
     if parts is not None and base.is_stream and not num_open:
-        return _differences_of_parts(base, parts, own, theirs, position)
+        return _differences_of_parts(base, parts, own, theirs, position, form)
     if not op.is_stream:
         counted, counted_there = len(own), len(theirs)
     else:
-        counted, counted_there = (max(len(_of_indices(entries)), num_open) for entries in (own, theirs))
+        counted, counted_there = (max(len(_of_source(entries)), num_open) for entries in (own, theirs))
     return _all_differences(own[:counted], theirs[:counted_there])
 
 
@@ -133,7 +207,7 @@ def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
     while op.before is not None:
         if op.state_fields is not None:
             if not num_open and op.has_open_group(position[:-1]):
-                num_open = len(fingerprint(op))
+                num_open = len(_fingerprint(op, 1))
             position = position[-1]
         op = op.before
     return num_open, op, position
@@ -162,18 +236,68 @@ def _of_indices(entries: Ordered) -> Ordered:
     return entries[: last + 1]
 
 
+def _of_source(entries: Ordered) -> Ordered:
+    """The entries that decide what an index means, or the place of a user-defined stream."""
+    return _of_indices(entries) or [entry for entry in entries[:1] if entry[0] == "user_dataset"]
+
+
 def _difference(saved: Any, own: Any) -> Iterator[str]:
     if saved is None or own is None or saved[0] != own[0]:
         left, right = ("nothing" if each is None else f"`{each[0]}`" for each in (saved, own))
         yield f"{left} → {right}"
         return
     (name, theirs), (_, mine) = saved, own
+    if _is_reordered(theirs, mine):
+        yield f"{name}: the same parts in another order"
+        return
     for key in dict.fromkeys((*theirs, *mine)):
         left, right = theirs.get(key), mine.get(key)
-        if isinstance(left, dict) and isinstance(right, dict):
+        if left == right or not _decides(key, theirs, mine):
+            continue
+        if key in _OF_FILES:
+            yield f"{name}: {_OF_FILES[key]}"
+        elif key.endswith((" name", " code")):
+            yield f"{name}: another {key.partition(' ')[0]}"
+        elif isinstance(left, dict) and isinstance(right, dict):
             yield from _difference_of_dicts(f"{name}, part", left, right)
-        elif left != right:
+        else:
             yield f"{name} {key} {_shown(left)} → {_shown(right)}"
+
+
+_OF_FILES = {
+    "files": "other files, or in another order",
+    "sizes": "files of the same names, with other sizes",
+    "contents": "files of the same names and sizes, with other bytes",
+}
+
+
+def _is_reordered(saved: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Whether an operation has the same parts in another order."""
+    return (
+        IN_ORDER in saved
+        and saved[IN_ORDER] != own.get(IN_ORDER)
+        and saved.get(IN_ANY_ORDER) == own.get(IN_ANY_ORDER)
+        and isinstance(own["parts"], dict)
+    )
+
+
+def _decides(key: str, saved: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Whether a number that differs means another order.
+
+    A function of another name may be the same, and one of other code may do the same; with the same code, whatever it
+    depends on counts. Files that cannot be read have no sizes.
+    """
+    if key in (IN_ORDER, IN_ANY_ORDER):
+        return False
+    if key in ("sizes", "contents"):
+        return key in saved and key in own and saved.get("files") == own.get("files")
+    argument, sign, _ = key.partition("." if "." in key else " ")
+    code = f"{argument} code"
+    if key == code:
+        return code not in saved or code not in own
+    if key == f"{argument} name":
+        return code in saved and code in own and saved[code] != own[code]
+    return not sign or saved.get(code) == own.get(code)
 
 
 def _difference_of_dicts(where: str, theirs: dict[str, Any], mine: dict[str, Any]) -> Iterator[str]:
@@ -188,10 +312,14 @@ def _difference_of_dicts(where: str, theirs: dict[str, Any], mine: dict[str, Any
                 yield from (f"{where} {part!r}: {text}" for text in _difference(left, right))
 
 
-def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, position: Any) -> list[str]:
+def _differences_of_parts(
+    op: Op, parts: dict[str, Op], own: Ordered, theirs: Ordered, position: Any, form: int
+) -> list[str]:
     """Differences between the parts of several streams: parts may come and go, but those that stay must be the same."""
     if not theirs or theirs[0][0] != own[0][0]:
         return []
+    if _is_reordered(theirs[0][1], own[0][1]):
+        return [f"{own[0][0]}: the same parts in another order"]
     saved, mine, positions = theirs[0][1].get("parts"), own[0][1]["parts"], op.part_positions(position[-1])
     found = []
     for name in mine if isinstance(saved, dict) else ():
@@ -199,7 +327,8 @@ def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, p
             continue
         if isinstance(saved[name], dict) and isinstance(mine[name], dict):
             inner = positions.get(name)
-            texts = differences(parts[name], saved[name], inner) if inner is not None else _unopened(mine, saved, name)
+            opened = inner is not None
+            texts = _differences(parts[name], saved[name], inner, form) if opened else _unopened(mine, saved, name)
             found += [f"part {name!r}: {text}" for text in texts]
         elif _digest(saved[name]) != _digest(mine[name]):
             found.append("the parts" if name == "all" else f"part {name!r}")
@@ -207,7 +336,7 @@ def _differences_of_parts(op: Op, parts: dict[str, Op], own: Any, theirs: Any, p
 
 
 def _unopened(mine: dict[str, Any], saved: dict[str, Any], name: str) -> list[str]:
-    pairs = zip_longest(_of_indices(_entries(saved[name])), _of_indices(_entries(mine[name])))
+    pairs = zip_longest(_of_source(_entries(saved[name])), _of_source(_entries(mine[name])))
     return [text for left, right in pairs for text in _difference(left, right)]
 
 
@@ -219,35 +348,79 @@ def _shown(value: Any) -> str:
 
 
 def functions(op: Op) -> dict[str, int]:
-    """A checksum of the code of each function in a pipeline."""
-    named: dict[str, int] = {"python": sys.hexversion >> 16}  # each version compiles to other byte code
+    """A checksum of the code of each function in a pipeline, and of each value that it depends on.
+
+    Elements in memory count as what a source depends on, and the functions of parts are among these.
+    """
+    found = _functions(op)
+    codes = {name: number for name, number in found.items() if VALUE not in name}
+    if len(codes) > MOST_FUNCTIONS:
+        found = {"0 all functions": number_of(repr(codes)), f"0 all functions{VALUE}values": number_of(repr(found))}
+    elif len(found) - len(codes) > MOST_VALUES:
+        inner = {name: [found[key] for key in found if key.startswith(name + VALUE)] for name in codes}
+        found = codes | {f"{name}{VALUE}values": number_of(each) for name, each in inner.items() if each}
+    return {"python": sys.hexversion >> 16, **found}  # each version compiles to other byte code
+
+
+VALUE = ": "  # between a function and what it depends on
+
+
+def _functions(op: Op) -> dict[str, int]:
+    found: dict[str, int] = {}
     for i, each in enumerate(_chain(op)):
-        function = next(filter(None, (getattr(each, name, None) for name in _FUNCTIONS)), None)
+        for function, given in _given(each).values():
+            if function is not None and (callable(function) or given):
+                name = f"{i} {values.name_of(function)}"
+                code = values.code_of(function)
+                found[name] = 0 if code is None else zlib.crc32(bytes_of_code(code)) % (1 << 31)
+                found |= {f"{name}{VALUE}{key}": values.number(value) for key, value in given.items()}
+        for part, inner in (each.named_parts() or {}).items():
+            found |= {f"{i}/{part}/{name}": number for name, number in _functions(inner).items()}
+    return found
+
+
+def changed_functions(op: Op, saved: Any) -> list[str]:
+    """The functions of a pipeline that have changed since a state was saved, each with what has changed."""
+    if not isinstance(saved, dict):
+        return []
+    own = functions(op)
+    if not any(VALUE in name for name in saved) and _codes(own) != _codes(saved):
+        own = _functions_before(op)
+    if _codes(own) != _codes(saved) or saved.get("python") != own["python"]:
+        return []  # operations were added or removed, which the user knows
+    changed: dict[str, list[str]] = {}
+    for key in own:
+        if key in saved and own[key] != saved[key]:
+            name, _, value = key.partition(VALUE)
+            changed.setdefault(name, []).append(value or "its code")
+    return [f"{_without_number(name)} ({', '.join(what)})" for name, what in changed.items()]
+
+
+def _codes(numbers: dict[str, int]) -> set[str]:
+    return {name for name in numbers if VALUE not in name}
+
+
+def _without_number(name: str) -> str:
+    *parts, last = name.split("/")
+    where = "".join(f" of part {part!r}" for part in parts[1::2])
+    return last.partition(" ")[2] + where
+
+
+def _functions_before(op: Op) -> dict[str, int]:
+    """The checksums as older states have them: only code, and not that of parts."""
+    named: dict[str, int] = {"python": sys.hexversion >> 16}
+    for i, each in enumerate(_chain(op)):
+        function = next(filter(None, (getattr(each, name, None) for name in ("transform", "size", "weigh_by"))), None)
         if callable(function):
-            named[f"{i} {describe(function).split(' at ')[0]}"] = _codenumber_of(function)
+            code = values.code_of(function)
+            number = 0 if code is None else zlib.crc32(bytes_of_code(code)) % (1 << 31)
+            named[f"{i} {describe(function).split(' at ')[0]}"] = number
     if len(named) <= MOST_FUNCTIONS:
         return named
     return {"python": named["python"], "all functions": number_of(repr(named))}
 
 
-def changed_functions(op: Op, saved: Any) -> list[str]:
-    """The functions of a pipeline that have changed since a state was saved."""
-    own = functions(op)
-    if not isinstance(saved, dict) or saved.keys() != own.keys() or saved["python"] != own["python"]:
-        return []  # operations were added or removed, which the user knows
-    return [name.split(" ", 1)[-1] for name in own if own[name] != saved[name]]
-
-
-def _codenumber_of(function: Any) -> int:
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None and not isinstance(function, type):
-        code = next((c for name in _METHODS if (c := getattr(getattr(function, name, None), "__code__", None))), None)
-    return 0 if code is None else zlib.crc32(bytes_of_code(code)) % (1 << 31)
-
-
-_FUNCTIONS = ("transform", "size", "weigh_by")  # arguments of operations
-_METHODS = ("map", "filter", "random_map", "map_with_index", "flat_map", "__call__")
+_FUNCTIONS = ("transform", "size", "weigh_by", "batch_fn", "length_fn", "selection_map")  # arguments of operations
 
 
 def bytes_of_code(code: types.CodeType) -> bytes:

@@ -18,11 +18,12 @@ from typing import Any
 
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
+from headrace._ops.disk_cache import FromDisk
 from headrace._ops.state_fields import PartStates, as_int, ints
 from headrace._plan.stages import start_of
 from headrace._plan.streams.combine import part_made
 from headrace._states import arrays
-from headrace._states.fingerprint import changed_functions, differences, fingerprint, functions
+from headrace._states.fingerprint import changed_functions, differences, fingerprint, functions, remember
 from headrace.compat.grain import states
 from headrace.errors import StateError, StateWarning
 
@@ -37,6 +38,7 @@ class Identity:
     def __init__(self, op: Op):
         self._op = op
         self._known: Json | None = None
+        remember(op)
 
     def added_to(self, state: Json) -> Json:
         """A state with the identity of its pipeline."""
@@ -96,6 +98,7 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         text = "The state was saved with another pipeline, so going on would lose or repeat elements: "
         more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
         _refuse(f"{text}{'; '.join(found[:MOST_SHOWN])}{more} (saved → here)", strict=strict)
+        return position
     changed = changed_functions(op, state.get("functions"))
     if changed:
         _warn(f"Functions have changed since the state was saved: {', '.join(changed)}.")
@@ -209,6 +212,8 @@ def _decode_index(op: ToStream, name: Any, fields: Any) -> int:
             f"This is the state of another pipeline: it {found}, but states of {op.label()} have the form "
             "{'next_index': n}."
         )
+    if isinstance(op, FromDisk) and not op.cache.length_is_known and index >= 0:
+        return index  # where it is filled before the first element, the stream checks it
     if not 0 <= index <= op.parent.length():
         raise StateError(
             f"The state says next_index={index}, and the dataset has {op.parent.length()} elements: its source or "
