@@ -17,7 +17,7 @@ import pytest
 
 from headrace import IterDataset, MapDataset
 from headrace._states.content_key import content_key
-from headrace.errors import DataError, PipelineError
+from headrace.errors import DataError, PipelineError, StateError
 from headrace.sources import ArrayDataSource, write_tfrecord
 from headrace.sources.tfrecord import TFRecordIterDataset
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
@@ -650,3 +650,59 @@ def test_a_folder_as_tmp_may_have_a_cache(tmp_path):
     (tmp_path / "shared").chmod(0o1777)
     for _ in range(2):
         assert list(MapDataset.range(3).map(str).cache(tmp_path / "shared")) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("num_taken", [0, 2, 10])
+def test_a_state_is_restored_where_the_cache_is_not_filled_yet(tmp_path, num_taken):
+    def make(name):
+        return MapDataset.range(64).to_iter_dataset().filter(lambda x: x % 3).cache(tmp_path / name).batch(4)
+
+    with iter(make("one")) as iterator:
+        expected = [batch.tolist() for batch in make("one")][num_taken:]
+        for _ in range(num_taken):
+            next(iterator)
+        state = json.loads(json.dumps(iterator.get_state()))
+    with iter(make("other")) as other:
+        other.set_state(state)
+        assert json.loads(json.dumps(other.get_state())) == state
+        assert [batch.tolist() for batch in other] == expected
+
+
+def test_a_position_past_the_end_is_told_once_the_cache_is_filled(tmp_path):
+    def make(name):
+        return MapDataset.range(9).to_iter_dataset().cache(tmp_path / name)
+
+    with iter(make("other")) as other:
+        other.set_state({"next_index": 10})
+        with pytest.raises(StateError, match=r"next_index=10, and cache\(.* has 9 elements"):
+            next(other)
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from headrace import MapDataset
+from headrace.errors import DiskFullError
+from headrace.sources import write_tfrecord
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # as on a disk that has no more room
+ds = MapDataset.range(1000).map(lambda i: np.full(1000, i))
+kept = (ds.cache(sys.argv[1] + "/cache"), ds.to_iter_dataset().cache(sys.argv[1] + "/cache"))
+writes = [lambda ds=ds: next(iter(ds)) for ds in kept]
+for write in [*writes, lambda: write_tfrecord(ds.map(bytes), sys.argv[1] + "/a.tfrecord")]:
+    try:
+        write()
+    except DiskFullError as e:
+        print(isinstance(e, OSError), e)
+"""
+
+
+def test_a_full_disk_is_told_with_the_path_and_what_to_do(tmp_path):
+    program = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    said = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S)
+    assert not said.stderr
+    cache, stream, file = said.stdout.splitlines()
+    for line in (cache, stream):
+        assert line.startswith(f"True {tmp_path}/cache/")
+        assert line.endswith("File too large. Make room, or keep the elements elsewhere: `cache(another_path)`.")
+    assert file == f"True {tmp_path}/a.tfrecord could not be written: File too large. Make room, and call it again."

@@ -5,6 +5,8 @@
     ├── StateError (ValueError)        a state does not fit the pipeline
     ├── StructureError (ValueError)    elements cannot be stacked into one batch
     ├── DataError (ValueError)         stored data is damaged, or not what it should be
+    │   └── DataMemoryError (MemoryError)   stored data that does not fit into memory
+    ├── DiskFullError (OSError)        a file could not be written for lack of space
     ├── RemoteError (OSError)          a file behind an address could not be read
     ├── SpecError (ValueError)         an element spec cannot be known without reading data
     ├── FilterError (ValueError)       a filter dropped more than the pipeline allows
@@ -19,11 +21,13 @@ Errors in users' functions are raised unchanged, with a note that names the oper
 Headrace shows the login or the query of an address, or a password: neither in its text nor in that of its causes.
 """
 
+import contextlib
+import errno
 import importlib
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
@@ -102,6 +106,36 @@ class DataError(HeadraceError, ValueError):
     ...     print("a.jsonl" in str(error))
     True
     """
+
+
+class DataMemoryError(DataError, MemoryError):
+    """Stored data does not fit into memory; the message has the path.
+
+    >>> issubclass(DataMemoryError, MemoryError)
+    True
+    """
+
+
+class DiskFullError(HeadraceError, OSError):
+    """A file could not be written: the disk is full, a quota used up, or the file too large; the message has the path.
+
+    >>> issubclass(DiskFullError, OSError)
+    True
+    """
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def full_disk_named(path: str, todo: str) -> Iterator[None]:
+    """Turns the error of a full disk into one that names what was written, and says what to do."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in _FULL or isinstance(e, HeadraceError):
+            raise
+        raise DiskFullError(f"{path} could not be written: {e.strerror}. {todo}") from e
 
 
 class RemoteError(HeadraceError, OSError):

@@ -243,7 +243,7 @@ class DataLoaderIterator(PipelineIterator[T]):
         >>> import json
         >>> batches = iter(load(range(6), batch_size=2))
         >>> sorted(json.loads(batches.get_state()))
-        ['data_source', 'format', 'operations', 'position', 'sampler', 'shard_options']
+        ['checksum', 'data_source', 'format', 'operations', 'position', 'sampler', 'shard_options']
         """
         return states.encode(self._loader.identity, self._position_state())
 

@@ -6,6 +6,8 @@ import os
 import pickle
 import sqlite3
 import struct
+import subprocess
+import sys
 import zipfile
 import zlib
 
@@ -22,6 +24,7 @@ from headrace.sources import (
     SqlDataSource,
     ZarrDataSource,
 )
+from tests.proc import LIMIT_S
 
 
 class Harm:
@@ -81,6 +84,39 @@ def test_arrays_that_say_they_are_long(tmp_path, length):
         archive.infolist()[0].file_size = length * 8  # which is written at the end
     with pytest.raises(DataError, match=f"a.npz .*takes {length * 8} bytes, but the memory of this machine is"):
         NpzDataSource(tmp_path / "a.npz")
+
+
+def test_an_array_in_an_archive_that_says_it_is_longer_than_it_is(tmp_path):
+    length = 30 << 27  # 30 GiB
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", npy((length,)))
+    with pytest.raises(
+        DataError, match=rf"a.npz .*array 'x': its shape is .* takes {length * 8} bytes, but it has \d+"
+    ):
+        NpzDataSource(tmp_path / "a.npz")
+
+
+def test_an_archive_that_needs_more_memory_than_there_is(tmp_path):
+    program = """if True:
+        import resource, sys
+        import numpy as np
+        from headrace.errors import DataError
+        from headrace.sources import NpzDataSource
+
+        np.savez_compressed(sys.argv[1], x=np.zeros(1 << 26))
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+        try:
+            NpzDataSource(sys.argv[1])
+        except DataError as e:
+            print(isinstance(e, MemoryError), e)
+    """
+    command = [sys.executable, "-c", program, str(tmp_path / "a.npz")]
+    said = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    )
+    assert said.stdout.startswith(
+        f"True {tmp_path / 'a.npz'} cannot be read as a `.npz` file: there is too little memory"
+    ), said.stderr
 
 
 def test_an_idx_file_that_says_it_is_long(tmp_path):

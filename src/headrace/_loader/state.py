@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -88,7 +89,13 @@ def _simple_fields(thing: Any) -> str | None:
 
 def encode(identity: Identity, position: dict[str, Any]) -> bytes:
     """A state as bytes."""
-    return json.dumps({"format": FORMAT, **vars(identity), "position": position}, indent=4).encode()
+    fields = {"format": FORMAT, **vars(identity), "position": position}
+    return json.dumps(fields | {"checksum": _checksum(fields)}, indent=4).encode()
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    plain = {name: value for name, value in fields.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def decode(state: Any, loader: Loader, *, validate: bool = True) -> dict[str, Any]:
@@ -96,6 +103,11 @@ def decode(state: Any, loader: Loader, *, validate: bool = True) -> dict[str, An
     fields = _parse(state)
     try:
         if fields.get("format") == FORMAT:
+            if "checksum" in fields and fields["checksum"] != _checksum(fields):  # older states have none
+                raise StateError(
+                    "The state was changed since `get_state()` returned it: its checksum differs. To go to another "
+                    "position on purpose, remove its field 'checksum'."
+                )
             if validate:
                 _check(fields, loader.identity)
             return fields["position"]

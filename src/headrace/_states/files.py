@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from headrace._states.merging import merge
-from headrace.errors import StateError
+from headrace.errors import StateError, full_disk_named
 
 State = dict[str, Any] | bytes
 
@@ -29,7 +29,9 @@ def dump(state: State) -> str:
 
 def write(directory: Any, text: str) -> None:
     """Writes a state to this process's file in a folder."""
-    (directory / file_name()).write_text(text)
+    path = directory / file_name()
+    with full_disk_named(str(path), "Make room, and save the state again."):
+        path.write_text(text)
 
 
 def restore(iterator: Any, directory: Any) -> None:

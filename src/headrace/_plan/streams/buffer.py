@@ -27,7 +27,7 @@ from headrace._plan.streams.base import (
     open_stream,
     stream_of,
 )
-from headrace.errors import BadRecord
+from headrace.errors import BadRecord, StateError
 
 LATE_S = 0.024  # a run that has taken this long is handed over unfinished
 PIECE_S = 0.001  # how much work to do between two looks at the clock
@@ -214,6 +214,11 @@ def _(op: FromDisk, position: Position, context: Context) -> Stream:
     context.fill(op)
     if op.cache.opened() is None:  # whoever only looks at some elements does not fill it
         return open_stream(op.cache.parent, position, context)
+    if position is not None and position > op.cache.length():  # a state that was set before the cache was filled
+        raise StateError(
+            f"The state says next_index={position}, and {op.cache.label()} (pipeline at {op.site}) has "
+            f"{op.cache.length()} elements: what comes before it has changed since the state was saved."
+        )
     return IndexStream(op, position, context)
 
 

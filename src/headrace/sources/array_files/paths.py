@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace._utils.addresses import redacted, secrets_in
-from headrace.errors import DataError, HeadraceError, PipelineError, RemoteError, in_words, without_secrets
+from headrace.errors import (
+    DataError,
+    DataMemoryError,
+    HeadraceError,
+    PipelineError,
+    RemoteError,
+    in_words,
+    without_secrets,
+)
 from headrace.sources import files
 
 Path = str | os.PathLike
@@ -69,8 +77,9 @@ def damage_named(path: str, what: str) -> Iterator[None]:
     except (HeadraceError, ImportError):
         raise
     except MemoryError as e:
-        e.add_note(f"reading {redacted(path)} as {what}")
-        raise
+        error = DataMemoryError(f"{redacted(path)} cannot be read as {what}: there is too little memory. {e}")
+        error.add_note(f"reading {redacted(path)} as {what}")
+        raise error from e
     except (FileNotFoundError, PermissionError) as e:
         if without_secrets(e, hidden) is e:
             raise

@@ -125,10 +125,25 @@ def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
             check_size(f"it has {len(chosen)} arrays of data", sum(sizes.get(f"{key}.npy", 0) for key in chosen))
             for key in chosen:
                 try:
+                    _check_header(archive.zip, key)
                     arrays[key] = archive[key]
                 except ValueError as e:
                     raise ValueError(f"array {key!r}: {e}") from e
             return arrays
+
+
+def _check_header(archive: Any, key: str) -> None:
+    """Raises if an array says that it is larger than the archive says: NumPy would ask for memory before it reads."""
+    name = key if key in archive.namelist() else f"{key}.npy"
+    with archive.open(name) as member:
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        version = np.lib.format.read_magic(member)
+        if version not in read:
+            return
+        shape, _, dtype = read[version](member)
+        size, there = math.prod(shape) * dtype.itemsize, archive.getinfo(name).file_size - member.tell()
+    if size > there and not dtype.hasobject:
+        raise ValueError(f"its shape is {list(shape)} of {dtype}, which takes {size} bytes, but it has {there}")
 
 
 def _read_idx(path: str) -> np.ndarray:

@@ -6,6 +6,7 @@ import os
 import secrets
 from typing import Any, Self
 
+from headrace.errors import full_disk_named
 from headrace.sources.kept_elements.columns import ColumnWriter, columns_of
 from headrace.sources.kept_elements.layout import Element
 from headrace.sources.kept_elements.names import MANIFEST, UNFINISHED, VERSION
@@ -26,12 +27,23 @@ class Filling:
         self.num_elements = 0
 
     def __enter__(self) -> Self:
-        os.mkdir(self._partial, 0o700)
+        with self._full_disk_named():
+            os.mkdir(self._partial, 0o700)
         return self
+
+    def _full_disk_named(self) -> contextlib.AbstractContextManager[None]:
+        return full_disk_named(self._folder, "Make room, or keep the elements elsewhere: `cache(another_path)`.")
 
     def write(self, value: Any) -> None:
         """Adds an element."""
         element = Element(value)
+        try:
+            self._add(element)
+        except OSError:
+            with self._full_disk_named():
+                raise
+
+    def _add(self, element: Element) -> None:
         if self._writer is None:
             has_columns = columns_of(element.layout, element.shapes) is not None
             self._writer = ColumnWriter(self._partial, element) if has_columns else RecordWriter(self._partial)
@@ -49,7 +61,8 @@ class Filling:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._finish(self._writer or RecordWriter(self._partial))
+                with self._full_disk_named():
+                    self._finish(self._writer or RecordWriter(self._partial))
         finally:
             with contextlib.suppress(OSError, ValueError):  # a full disk; the first error is the one to raise
                 for file in [] if self._writer is None else self._writer.files:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypedDict
 
 from headrace._utils.progress import Bar
 from headrace.dataset import IterDataset, MapDataset
-from headrace.errors import DataError, PipelineError
+from headrace.errors import DataError, PipelineError, full_disk_named
 from headrace.sources.files import is_remote
 from headrace.sources.writers.job import Job
 
@@ -88,7 +88,7 @@ def write(
             try:
                 file = make(running.new_file(), None if name == names[0] else names[0])
                 with _opened(part) as iterator:
-                    done = _write_file(iterator, file, done, shards.total, progress)
+                    done = _write_file(iterator, file, name, done, shards.total, progress)
             except PipelineError as e:
                 if not isinstance(e, DataError):  # a record that cannot be written: no call can continue this one
                     running.discard()
@@ -112,15 +112,17 @@ def _remove_other_counts(target: str, num_shards: int, read: Iterable[str]) -> N
             os.unlink(path)
 
 
-def _write_file(records: Iterator[Any], file: File, done: int, total: int | None, progress: Progress) -> int:
+def _write_file(records: Iterator[Any], file: File, name: str, done: int, total: int | None, progress: Progress) -> int:
     """Writes one file; returns how many records have been written in all."""
+    todo = "Make room, and call it again."
     try:
         for record in records:
             try:
                 file.write(record)
             except Exception as e:
                 e.add_note(f"writing record {done}")
-                raise
+                with full_disk_named(name, todo):
+                    raise
             done += 1
             if done % REPORTED_EVERY == 0:
                 progress(done, total)
@@ -128,7 +130,8 @@ def _write_file(records: Iterator[Any], file: File, done: int, total: int | None
         with contextlib.suppress(Exception):  # the first error is the one to raise
             file.close()
         raise
-    file.close()
+    with full_disk_named(name, todo):
+        file.close()
     return done
 
 
