@@ -417,3 +417,32 @@ def test_large_elements_are_not_computed_far_ahead_by_default():
         for _ in range(200):
             next(iterator)
     assert len(computed) < 200 + 600
+
+
+@pytest.mark.parametrize(
+    "ds",
+    [
+        MapDataset.range(20_000).map(abs).to_iter_dataset(),
+        MapDataset.range(20_000).map(abs).to_iter_dataset().prefetch(4),
+        MapDataset.range(20_000).map(abs).to_iter_dataset().filter(lambda x: True).mp_prefetch(2),
+    ],
+    ids=["inline", "prefetch", "workers"],
+)
+def test_threads_that_share_an_iterator_get_each_element_once(ds):
+    got, errors = [], []
+
+    def take(iterator):
+        try:
+            for x in iterator:
+                got.append(x)  # noqa: PERF402
+        except BaseException as e:
+            errors.append(e)
+
+    with iter(ds) as iterator:
+        threads = [threading.Thread(target=take, args=(iterator,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert errors == []
+    assert sorted(got) == list(range(20_000))

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -218,6 +219,7 @@ class PipelineIterator(_Checkpointable[T]):
     def __init__(self, op: Op):
         self._walk = Walk(op)
         self._identity = positions.Identity(op)
+        self._chains: deque[Any] = deque(maxlen=256)
         self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
         if config.py_debug_mode:
             self._export(debug_report(), DEBUG_EVERY_S)
@@ -371,8 +373,9 @@ def _connect(walk: Walk, reconnect: "_Reconnect") -> Callable[[], Any]:
 
     A chain whose source raises is exhausted from then on, so `reconnect` makes another one.
     """
-    runs = itertools.chain.from_iterable(walk)
-    return itertools.chain(runs, map(next, reconnect)).__next__
+    runs, later = itertools.chain.from_iterable(walk), map(next, reconnect)
+    reconnect.keep(runs, later)
+    return itertools.chain(runs, later).__next__
 
 
 class _Reconnect(Iterator):
@@ -380,6 +383,12 @@ class _Reconnect(Iterator):
 
     def __init__(self, walk: Walk, owner: PipelineIterator):
         self._walk, self._owner = walk, weakref.ref(owner)
+
+    def keep(self, *chains: Iterator[Any]) -> None:
+        """Keeps parts of a chain for a while: a chain drops one that ends, even if another thread is still in it."""
+        owner = self._owner()
+        if owner is not None:
+            owner._chains.append(chains)
 
     def __next__(self) -> Iterator[Any]:
         owner = self._owner()

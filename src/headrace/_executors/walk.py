@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any
 
 from headrace._executors import context, hang_watch
@@ -88,6 +88,7 @@ class Walk:
         self._first_error: BaseException | None = None  # the reason for single steps
         self._once: BaseException | None = None  # what came from outside, and is raised late
         self._error: tuple[BaseException, Any] | None = None  # the error that every call raises, and its traceback
+        self._one_thread = RLock()  # makes runs; taking elements out of one is atomic
         self._stream_is_single_step = False
         self._in_step = False  # whether `_run` has everything pulled from the stream
         self._ended = self._closed = False
@@ -136,16 +137,17 @@ class Walk:
     # ---- making runs
 
     def __next__(self) -> Iterator[Any]:
-        while True:
-            try:
-                run = self._next_run() if self._first_wait is None else self._first_run(self._first_wait)
-                if run is not None:
-                    return run
-            except BaseException as e:
-                e = self._handle(e)
-                if e is not None:
-                    raise e
-            self._raise_if_over()
+        with self._one_thread:
+            while True:
+                try:
+                    run = self._next_run() if self._first_wait is None else self._first_run(self._first_wait)
+                    if run is not None:
+                        return run
+                except BaseException as e:
+                    e = self._handle(e)
+                    if e is not None:
+                        raise e
+                self._raise_if_over()
 
     def _first_run(self, wait: FirstWait) -> Iterator[Any] | None:
         with wait:
