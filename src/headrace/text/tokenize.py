@@ -46,7 +46,7 @@ class Tokenize(transforms.Map):
         feature: The feature with the text; `None` if elements are texts.
         output: The feature for the tokens; with `None`, the tokens are the element.
         keep_text: Whether to keep the text in the element.
-        dtype: The integer dtype of tokens.
+        dtype: The integer dtype of tokens; packing keeps it. PyTorch's losses take int64 alone as targets.
         bos: A token before each text: its id, its name, or `True` for the tokenizer's own, if it has one.
         eos: A token after each text, likewise.
         max_length: The most tokens of an element, including `bos` and `eos`; longer texts lose their end.
