@@ -6,6 +6,7 @@ import multiprocessing.shared_memory
 import os
 import pickle
 import struct
+import threading
 
 import grain
 import grain.python
@@ -14,7 +15,7 @@ import pytest
 
 import headrace
 from headrace.errors import ClosedError, PipelineError
-from headrace.testing import assert_resumable
+from headrace.testing import assert_equal, assert_resumable
 from tests.proc import until
 
 BOTH = pytest.mark.parametrize("lib", [grain, headrace])
@@ -184,9 +185,9 @@ def test_an_interleave_passes_over_holes():
 
 
 @BOTH
-@pytest.mark.parametrize("what", [3, [1, 2], None])
+@pytest.mark.parametrize("what", [3, "12", None])
 def test_what_is_no_slice(lib, what):
-    with pytest.raises(ValueError, match=r"slice.*(int|list|NoneType)"):
+    with pytest.raises(ValueError, match=r"slice.*(int|str|NoneType)"):
         lib.MapDataset.range(5).slice(what)
 
 
@@ -481,3 +482,101 @@ def test_messages_of_executions_are_grains():
         "map",
         [1, 2],
     )
+
+
+def test_a_batch_of_an_array_and_lists_is_grains():
+    for rows in ([np.array([1, 2]), [3, 4]], [np.array([1, 2]), (3, 4.5)], [np.ones((2, 2)), [[3, 4], [1, 2]]]):
+        for elements in (rows, [{"a": row} for row in rows]):
+            ours, theirs = (list(lib.MapDataset.source(elements).batch(2)) for lib in (headrace, grain))
+            assert_equal(ours, theirs)
+    for rows in ([[3, 4], np.array([1, 2])], [np.ones(2), [3, 4, 5]]):
+        for lib in (headrace, grain):
+            with pytest.raises(ValueError):
+                list(lib.MapDataset.source(rows).batch(2))
+
+
+def test_a_slice_may_be_a_sequence_or_a_dataset_of_indices():
+    ds = headrace.MapDataset.range(10).map(lambda x: x * x)
+    assert list(ds.slice([3, 1, 4])) == [9, 1, 16]
+    assert list(ds.slice(headrace.MapDataset.range(1, 8, 3))) == [1, 16, 49]
+    with pytest.raises(headrace.errors.PipelineError, match="finite"):
+        ds.slice(headrace.MapDataset.range(3).repeat())
+
+
+def test_a_weight_of_zero_is_an_error_that_names_the_part():
+    parts = {"web": headrace.MapDataset.range(3).to_iter_dataset(), "books": headrace.MapDataset.range(3)}
+    with pytest.raises(ValueError, match="the weight of 'web' is 0"):
+        headrace.IterDataset.mix(parts, {"web": 0, "books": 1})
+    with pytest.raises(ValueError):
+        grain.MapDataset.mix([grain.MapDataset.range(3)] * 2, [0, 1])
+
+
+def _interleaved(lib):
+    parts = [lib.MapDataset.range(k, k + 3).to_iter_dataset() for k in range(0, 50, 10)]
+    return lib.experimental.InterleaveIterDataset(parts, cycle_length=2)
+
+
+@pytest.mark.parametrize("sl", [slice(0, None, 2), slice(1, None, 2), slice(4, None, 8)])
+def test_set_slice_of_an_interleave_keeps_grains_datasets(sl):
+    made = [_interleaved(lib) for lib in (headrace, grain)]
+    for ds in made:
+        ds.set_slice(sl)
+    assert list(made[0]) == list(made[1])
+
+
+def test_errors_are_of_the_classes_that_programs_expect():
+    for lib in (headrace, grain):
+        for index in (-1, 99):
+            with pytest.raises(IndexError):
+                lib.experimental.set_next_index(iter(lib.MapDataset.range(5)), index)
+            with pytest.raises(IndexError):
+                iter(lib.MapDataset.range(5)).set_state({"next_index": index})
+        iterator = iter(_interleaved(lib))
+        next(iterator)
+        with pytest.raises(NotImplementedError):
+            lib.experimental.get_next_index(iterator)
+        with pytest.raises(TypeError):
+            lib.python.IndexSampler(4, lib.python.NoSharding(), shuffle=True, num_epochs=1, seed="a")
+
+
+def test_what_cannot_be_pickled_is_a_value_error():
+    ds = headrace.MapDataset.range(4).map(threading.Lock().acquire).to_iter_dataset()
+    with pytest.raises(ValueError, match="cannot be pickled"):
+        list(ds.mp_prefetch(headrace.MultiprocessingOptions(1)))
+
+
+def test_the_older_operations_clear_the_record_key():
+    for lib in (headrace.python, grain.python):
+        operations = [
+            lib.MapOperation(lambda x: x),
+            lib.RandomMapOperation(lambda x, rng: x),
+            lib.FilterOperation(lambda x: True),
+        ]
+        for operation in operations:
+            (made,) = operation(iter([lib.Record(lib.RecordMetadata(3, record_key=5), 0)]))
+            assert (made.metadata.index, made.metadata.record_key) == (3, None)
+
+
+def test_fewer_elements_ahead_than_threads_are_logged(caplog):
+    headrace.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+    headrace.ReadOptions(num_threads=4, prefetch_buffer_size=0)
+    assert not caplog.text
+    headrace.ReadOptions(num_threads=4, prefetch_buffer_size=2)
+    assert "prefetch_buffer_size=2 is smaller than num_threads=4" in caplog.text
+
+
+def test_every_name_that_dir_lists_resolves():
+    for module in (headrace, headrace.python):
+        assert [name for name in dir(module) if not hasattr(module, name)] == []
+
+
+def test_set_slice_of_parquet_files_keeps_grains_files(tmp_path):
+    paths = []
+    for k in range(3):
+        paths += map(
+            str, headrace.sources.write_parquet([{"x": 10 * k + i} for i in range(3)], tmp_path / f"{k}.parquet")
+        )
+    made = [lib.experimental.ParquetIterDataset(paths) for lib in (headrace, grain)]
+    for ds in made:
+        ds.set_slice(slice(0, None, 2))
+    assert_equal(list(made[0]), list(made[1]))

@@ -76,12 +76,6 @@ DIFFERENCES = (
         "they may be left out",
     ),
     (
-        "experimental.",
-        "InterleaveIterDataset.set_slice ParquetIterDataset.set_slice",
-        "is missing",
-        "Grain's workers call it to read a part each; ours share the work otherwise",
-    ),
-    (
         "monitoring.",
         """annotations fast_monitoring monitoring_base record_autotune_node_throughput record_autotune_optimization_latency
         record_autotune_parameter record_autotune_usl_coeff record_bytes_read_and_latency record_framework_type

@@ -246,14 +246,26 @@ class MapDataset(MapTypes[T], marks.MapDataset):
             raise TypeError("Indices must be ints; got bools. Use `filter`, or np.flatnonzero(mask).")
         return MapDataset._of(Pick(self._op, np.array([self._place(i) for i in indices], np.int64)))
 
-    def slice(self, sl: builtins.slice) -> "MapDataset[T]":
-        """The elements of a slice, as a dataset.
+    def slice(self, sl: "builtins.slice | Sequence[int] | MapDataset[int]") -> "MapDataset[T]":
+        """The elements of a slice, or those at some indices, as a dataset.
 
         >>> list(MapDataset.range(10).slice(slice(2, 8, 3))), list(MapDataset.range(10)[2:8:3])
         ([2, 5], [2, 5])
+        >>> list(MapDataset.range(10).slice([3, 1, 4]))
+        [3, 1, 4]
+
+        Args:
+            sl: A slice, or indices: a sequence of them, or a finite dataset, which is read now.
         """
+        if isinstance(sl, MapDataset) and sl._op.endless:
+            raise PipelineError("`slice` needs a finite dataset of indices: cut it with `take` first.")
+        if isinstance(sl, MapDataset | Sequence | np.ndarray) and not isinstance(sl, str):
+            return self._pick(list(sl))
         if not isinstance(sl, builtins.slice):
-            raise PipelineError(f"`slice` takes a slice, as in `ds.slice(slice(3))`; got {type(sl).__name__}: {sl!r}.")
+            raise PipelineError(
+                "`slice` takes a slice, as in `ds.slice(slice(3))`, or a sequence or dataset of indices; got "
+                f"{type(sl).__name__}: {sl!r}."
+            )
         start, stop, step = sl.indices(len(self))
         return MapDataset._of(Slice(self._op, start, step, len(range(start, stop, step))))
 

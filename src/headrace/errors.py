@@ -2,7 +2,10 @@
 
     HeadraceError
     ├── PipelineError (ValueError)     an operation has arguments that make no sense
+    │   └── SeedError (TypeError)      a seed is no int
     ├── StateError (ValueError)        a state does not fit the pipeline
+    │   ├── NextIndexError (IndexError)     it is past the end of the data
+    │   └── NoNextIndexError (NotImplementedError)   the number of outputs does not tell the place
     ├── StructureError (ValueError)    elements cannot be stacked into one batch
     ├── DataError (ValueError)         stored data is damaged, or not what it should be
     │   └── DataMemoryError (MemoryError)   stored data that does not fit into memory
@@ -14,6 +17,7 @@
     ├── ElementTimeout (TimeoutError)  a worker took too long for one element
     ├── ClosedError (ValueError)       an iterator was used after `close()`
     ├── WorkerError (RuntimeError)     a worker process failed, or could not be given its work
+    │   ├── UnpicklableError (ValueError)   something cannot be sent to worker processes
     │   └── RingMemoryError (MemoryError)   too little memory for what workers hand over
     └── MissingDependency (ImportError)
 
@@ -62,6 +66,14 @@ class PipelineError(HeadraceError, ValueError):
     """
 
 
+class SeedError(PipelineError, TypeError):
+    """A seed that is no int.
+
+    >>> issubclass(SeedError, TypeError)
+    True
+    """
+
+
 class StateError(HeadraceError, ValueError):
     """A state does not fit the pipeline.
 
@@ -71,6 +83,24 @@ class StateError(HeadraceError, ValueError):
     ... except StateError as error:
     ...     print(str(error).partition(" (saved")[0])
     The state was saved with another pipeline, so going on would lose or repeat elements: shuffle seed 1 → 2
+    """
+
+
+class NextIndexError(StateError, IndexError):
+    """A state or a next index that is past the end of the data, or negative.
+
+    >>> iter(MapDataset.range(4)).set_state({"next_index": 9})
+    Traceback (most recent call last):
+        ...
+    headrace.errors.NextIndexError: The state says next_index=9, and the dataset has 4 elements: ...
+    """
+
+
+class NoNextIndexError(StateError, NotImplementedError):
+    """The number of outputs of a pipeline does not tell where in the data it is.
+
+    >>> issubclass(NoNextIndexError, NotImplementedError)
+    True
     """
 
 
@@ -214,6 +244,14 @@ class WorkerError(HeadraceError, RuntimeError):
     """
 
 
+class UnpicklableError(WorkerError, ValueError):
+    """Something in the pipeline cannot be sent to worker processes.
+
+    >>> issubclass(UnpicklableError, ValueError)
+    True
+    """
+
+
 class RingMemoryError(WorkerError, MemoryError):
     """There is too little memory for what workers hand over.
 
@@ -253,18 +291,6 @@ class StateWarning(UserWarning):
     ...     iter(MapDataset.range(4).shuffle(seed=2)).set_state(state, strict=False)
     >>> [warning.category.__name__ for warning in seen]
     ['StateWarning']
-    """
-
-
-class FilterWarning(UserWarning):
-    """A filter drops nearly all elements.
-
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as seen:
-    ...     warnings.simplefilter("always")
-    ...     _ = list(MapDataset.range(10_000).filter(lambda x: x == 0).to_iter_dataset())
-    >>> [warning.category.__name__ for warning in seen]
-    ['FilterWarning']
     """
 
 

@@ -75,6 +75,17 @@ class ReadOptions:
     def __post_init__(self):
         check_counts(self, "num_threads", "prefetch_buffer_size", least=0, autotune=True)
         check_counts(self, "prefetch_buffer_bytes", least=1)
+        threads, size = self.num_threads, self.prefetch_buffer_size
+        if isinstance(threads, int) and isinstance(size, int) and 0 < size < threads:
+            import logging  # hardly ever needed
+
+            logging.getLogger("headrace").warning(
+                "prefetch_buffer_size=%d is smaller than num_threads=%d, so no more than %d threads have work. Make "
+                "it at least num_threads.",
+                size,
+                threads,
+                size,
+            )
 
 
 def num_threads(options: ReadOptions | None, *, in_worker: bool = False) -> Any:

@@ -95,7 +95,7 @@ def pick_performance_config(
     check_count("samples_to_check", samples_to_check, least=1)
     budget = _free_share() if ram_budget_mb is None else ram_budget_mb << 20
     cores = num_cores()
-    most_workers = cores if max_workers is None else min(cores, max_workers)
+    most_workers = cores if max_workers is None else max_workers
     if any(op.stays_here for op in all_operations(ds._op)):
         most_workers = 0
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from headrace._utils.rng import KeyedRng, shuffled_indices
-from headrace.errors import PipelineError
+from headrace.errors import PipelineError, SeedError
 from headrace.options import check_count
 from headrace.records import RecordMetadata
 from headrace.sharding import NoSharding, ShardOptions
@@ -46,7 +46,8 @@ class BuiltInSampler:
         if num_epochs is not None:
             num_epochs = check_count("num_epochs", num_epochs, least=1)
         if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
-            raise PipelineError(f"The seed of a sampler must be an int between 0 and 2**32 - 1; got {seed!r}.")
+            kind = PipelineError if isinstance(seed, int | np.integer) else SeedError
+            raise kind(f"The seed of a sampler must be an int between 0 and 2**32 - 1; got {seed!r}.")
         if not isinstance(shard_options, ShardOptions):
             raise PipelineError(f"shard_options must be ShardOptions; got {type(shard_options).__name__}.")
         self._num_records, self._shard_options, self._num_epochs = num_records, shard_options, num_epochs

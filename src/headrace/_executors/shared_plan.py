@@ -21,7 +21,7 @@ from headrace._ops.base import Op, describe, parents_first
 from headrace._utils import notebooks
 from headrace._utils.nodes import adopt_nodes, jax_nodes
 from headrace._utils.signals import let_through, suppress
-from headrace.errors import WorkerError
+from headrace.errors import UnpicklableError, WorkerError
 from headrace.options import DatasetOptions
 
 
@@ -165,9 +165,9 @@ def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) 
 # ---------------------------------------------------------------------------------- what cannot be pickled
 
 
-def _cannot_be_sent(pipelines: list[Op], init: Any, error: Exception) -> WorkerError:
+def _cannot_be_sent(pipelines: list[Op], init: Any, error: Exception) -> UnpicklableError:
     where, what = find_culprit([("", pipeline) for pipeline in pipelines] + [("worker_init_fn", init)])
-    return WorkerError(
+    return UnpicklableError(
         f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type {type(what).__name__} "
         f"cannot be pickled ({type(error).__name__}: {error}). Make it where it is first used or in `worker_init_fn`, "
         "leave it out in `__getstate__`, or put the operation after `mp_prefetch`."

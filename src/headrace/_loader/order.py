@@ -3,6 +3,7 @@
 import copy
 import operator
 import sys
+import warnings
 from typing import Any
 
 from headrace import transforms
@@ -33,10 +34,14 @@ class Order:
         if not self.is_known:
             return MapDataset.select_from_datasets([records], _Selection(self, count))  # type: ignore[arg-type]
         if sampler.num_records > count:
-            raise PipelineError(
-                f"The sampler has num_records={sampler.num_records}, and the data source has {count} records. "
-                "Give the sampler len(data_source), or less to read only the first records."
+            warnings.warn(
+                f"The sampler has num_records={sampler.num_records}, and the data source has {count} records: the "
+                "first ones come again. Give the sampler len(data_source), or less to read only the first records.",
+                UserWarning,
+                stacklevel=4,
             )
+            epochs = -(-sampler.num_records // count) if count else 1
+            records = records.repeat(epochs, reseed_each_epoch=False).take(sampler.num_records)
         ordered = sampler.read(records)
         return ordered if sampler.shard_options.shard_count > 1 else strided(ordered, self.shard)
 

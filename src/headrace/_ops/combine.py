@@ -130,9 +130,10 @@ class Mix(RouteOp, Mixing):
             )
         for i, weight in enumerate(self.weights):
             if not weight > 0 or weight == float("inf"):
+                part = f"weight {i}" if self.names is None else f"the weight of {self.names[i]!r}"
                 raise PipelineError(
-                    f"Weights of a `mix` must be positive; weight {i} is {weight!r}. Leave out a dataset that "
-                    "you do not want."
+                    f"Weights of a `mix` must be positive; {part} is {weight!r}. Leave out a dataset that you do not "
+                    "want, or use a WeightSchedule, in which a weight may be 0."
                 )
         self._check_parts()
 

@@ -12,7 +12,7 @@ from headrace._ops.combine import Interleave
 from headrace._ops.group import Batch
 from headrace._plan.streams.base import Position
 from headrace._plan.streams.combine import interleaved_part
-from headrace.errors import StateError
+from headrace.errors import NextIndexError, NoNextIndexError
 
 
 def index_at(op: Op, position: Position) -> int:
@@ -35,7 +35,7 @@ def position_at(op: Op, index: int) -> Position:
     """The position at which an output is the next one."""
     chain, base = _chain(op)
     if isinstance(index, bool) or not hasattr(index, "__index__") or index < 0:
-        raise StateError(f"A next index must be an int of 0 or more; got {index!r}.")
+        raise NextIndexError(f"A next index must be an int of 0 or more; got {index!r}.")
     below = index.__index__()
     for each in chain:
         if isinstance(each, Batch):
@@ -44,7 +44,7 @@ def position_at(op: Op, index: int) -> Position:
             below = min(below, each.count)
     found, position = _up(chain, base, min(below, base.parent.length()))
     if found != index:
-        raise StateError(f"The next index cannot be {index}: {op.label()} has {found} outputs.")
+        raise NextIndexError(f"The next index cannot be {index}: {op.label()} has {found} outputs.")
     return position
 
 
@@ -77,8 +77,8 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
     return chain, op
 
 
-def _refusal(last: Op, op: Any) -> StateError:
-    return StateError(
+def _refusal(last: Op, op: Any) -> NoNextIndexError:
+    return NoNextIndexError(
         f"The iterator of {last.label()} has no next index: after {op.label()} (pipeline at {op.site}), the number of "
         "outputs does not tell which elements they come from. Use `get_state()` and `set_state()`."
     )

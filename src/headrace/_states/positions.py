@@ -25,7 +25,7 @@ from headrace._plan.streams.combine import part_made
 from headrace._states import arrays
 from headrace._states.fingerprint import changed_functions, differences, fingerprint, functions, remember
 from headrace.compat.grain import states
-from headrace.errors import StateError, StateWarning
+from headrace.errors import NextIndexError, StateError, StateWarning
 
 Json = dict[str, Any]
 BESIDE = ("pipeline", "functions", "checksum")
@@ -215,7 +215,7 @@ def _decode_index(op: ToStream, name: Any, fields: Any) -> int:
     if isinstance(op, FromDisk) and not op.cache.length_is_known and index >= 0:
         return index  # where it is filled before the first element, the stream checks it
     if not 0 <= index <= op.parent.length():
-        raise StateError(
+        raise NextIndexError(
             f"The state says next_index={index}, and the dataset has {op.parent.length()} elements: its source or "
             "the operations before `to_iter_dataset()` have changed since the state was saved."
         )

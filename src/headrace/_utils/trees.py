@@ -231,6 +231,8 @@ def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str, empty: Empty
     """Promotes leaves of several types as NumPy does; a leaf next to a container is an error."""
     if all(map(acts_as_dict, rows)):
         return stack(list(map(dict, rows)), where, empty)
+    if type(rows[0]) is np.ndarray and kinds <= {np.ndarray, list, tuple}:  # Grain's rule: the first row decides
+        return _stack_arrays([np.asarray(row) for row in rows], where, empty)
     if any(kind is type(None) or issubclass(kind, list | tuple | Mapping) for kind in kinds):
         a, b = _first_difference(rows, type)
         raise StructureError(

@@ -72,8 +72,14 @@ class ParquetIterDataset(IterDataset[Row]):
         super().__init__()
         paths = _paths(path, read_kwargs)
         opener = _Opener(paths[0], Choice(columns, None), read_kwargs)
-        rows = [ParquetRows(one, opener) for one in paths]
-        several = IterDataset.interleave(rows, cycle_length=min(len(rows), CYCLE_LENGTH))
+        self._rows = [ParquetRows(one, opener) for one in paths]
+        self.set_slice(slice(None))
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Keeps a slice of the files; `sequential_slice` has no effect."""
+        rows = self._rows = self._rows[sl]
+        self.__dict__.pop("_op", None)
+        several = IterDataset.interleave(rows, cycle_length=max(1, min(len(rows), CYCLE_LENGTH)))
         self._operation = rows[0]._op if len(rows) == 1 else several._op
 
 

@@ -4,7 +4,6 @@ A position is that of the stream below, after the element that an output comes f
 and each operation that counts adds a number, `(number, position below)`.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ from headrace._plan.streams.base import (
     stream_of,
     where_after,
 )
-from headrace.errors import FilterError, FilterWarning
+from headrace.errors import FilterError
 from headrace.options import DatasetOptions
 
 COUNTED = MapWithIndex | RandomMap
@@ -393,5 +392,6 @@ class FilterWatch:
             self._warn = None
             text += ": most of the work before it is thrown away. Filter earlier, or set "
             text += "filter_warn_threshold_ratio in DatasetOptions."
-            file, _, line = self._op.site.rpartition(":")
-            warnings.warn_explicit(text, FilterWarning, file or "?", int(line or 0))
+            import logging  # slow to import, and hardly ever needed
+
+            logging.getLogger("headrace").warning("%s (pipeline at %s)", text, self._op.site)

@@ -99,8 +99,14 @@ class InterleaveIterDataset(IterDataset[_T]):
     ):
         if isinstance(cycle_length, AutotuneParameter):
             cycle_length = min(len(datasets), 16)
+        self._datasets, self._cycle_length = datasets, cycle_length
         parents = datasets if isinstance(datasets, MapDataset) else ()
         _stand_for(self, parents, IterDataset.interleave(datasets, cycle_length=cycle_length))
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Keeps a slice of the datasets; `sequential_slice` has no effect."""
+        self.__dict__.pop("_op", None)
+        InterleaveIterDataset.__init__(self, self._datasets[sl], cycle_length=self._cycle_length)
 
 
 class LimitIterDataset(IterDataset[_T]):

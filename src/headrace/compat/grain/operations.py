@@ -53,7 +53,7 @@ class MapOperation(Operation):
     map_function: Callable[[Any], Any]
 
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
-        return (Record(record.metadata, self.map_function(record.data)) for record in input_iterator)
+        return (_unkeyed(record, self.map_function(record.data)) for record in input_iterator)
 
     def as_transform(self) -> Any:
         return transforms.Map(self.map_function)
@@ -74,7 +74,7 @@ class RandomMapOperation(Operation):
 
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
         fn: Any = self.random_map_function
-        return (Record(record.metadata, fn(record.data, record.metadata.rng)) for record in input_iterator)
+        return (_unkeyed(record, fn(record.data, record.metadata.rng)) for record in input_iterator)
 
     def as_transform(self) -> Any:
         return transforms.RandomMap(self.random_map_function)
@@ -93,7 +93,7 @@ class FilterOperation(Operation):
     condition_function: Callable[[Any], bool]
 
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
-        return (record for record in input_iterator if self.condition_function(record.data))
+        return (_unkeyed(record, record.data) for record in input_iterator if self.condition_function(record.data))
 
     def as_transform(self) -> Any:
         return transforms.Filter(self.condition_function)
@@ -131,6 +131,11 @@ class BatchOperation(Operation):
 
     def disable_deprecation_message(self) -> None:
         """Has no effect; kept for compatibility."""
+
+
+def _unkeyed(record: Record, data: Any) -> Record:
+    """A record with other data, whose key is no longer that of a record in the source."""
+    return Record(record.metadata.remove_record_key(), data)
 
 
 def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] | None) -> Record:

@@ -71,5 +71,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    later = [f"{prefix}{name}" for prefix in _PREFIXES for name in _checkpoint.__all__]
-    return sorted([*globals(), *later, "ArrayRecordDataSource"])
+    later = [f"{prefix}{name}" for prefix in _PREFIXES for name in _checkpoint.__all__ if name.startswith("Checkpoint")]
+    return sorted([*(name for name in globals() if not name.startswith("_")), *later, "ArrayRecordDataSource"])

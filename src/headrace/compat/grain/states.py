@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from headrace._ops.base import Op
 from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
 from headrace._ops.combine import Interleave, Mix, Zip
-from headrace._ops.element import FlatMap, MapWithIndex, RandomMap
+from headrace._ops.element import FlatMap, Map, MapWithIndex, RandomMap
 from headrace._ops.group import Rebatch
 from headrace._ops.order import Repeat, WindowShuffle
 from headrace._ops.schedule import ScheduledMix
@@ -70,12 +70,20 @@ def _mixed(op: Mix, state: Json) -> Json:
 
 
 def _cached(op: Any, state: Json) -> Json:
-    if state["cache_filled"]:
+    if state["cache_filled"] and not _is_one_to_one(op):
         raise StateError(
             "Grain wrote the state while its `CacheIterDataset` read from the cache, and the state does not say where "
             f"in the data that is. {_INSTEAD}"
         )
     return {}
+
+
+def _is_one_to_one(op: Any) -> bool:
+    """Whether element `i` of a cache comes from index `i` of the data."""
+    below = op.parent
+    while isinstance(below, Map) or below.is_transparent:
+        below = below.parent
+    return isinstance(below, ToStream) and not below.parent.is_sparse
 
 
 FORMS: dict[Any, Form] = {
@@ -133,7 +141,8 @@ def translated(op: Op, state: Any, *, again: bool = False) -> Json:
                 entries.append((op.name, fields))
             assert form is not None
             again = again or (isinstance(op, Repeat) and state["epoch"] > 0)
-            state, ahead = state[form.parent], False
+            is_read_from_cache = isinstance(op, Cache) and state["cache_filled"]
+            state, ahead = {"next_index": state["position"]} if is_read_from_cache else state[form.parent], False
         ahead = ahead or isinstance(op, MpPrefetch | Prefetch)
         op = op.before
     begin = _begin(op, state, ahead=ahead, again=again)
