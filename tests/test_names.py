@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import grain.python
 import pytest
 
 import headrace
+from headrace.sources.writers import write_json_lines
 from tests.proc import LIMIT_S
 from tests.surface import Differences, public_modules
 
@@ -287,3 +289,32 @@ def test_any_module_of_grain_is_headraces():
     assert headrace.loader.__name__ == "headrace.loader"
     assert headrace.loader.__spec__ is spec
     assert "MapTransform" in dir(headrace)
+
+
+def test_sources_show_their_paths(tmp_path):
+    path = tmp_path / ("a-long-name-" * 10) / "a.jsonl"
+    write_json_lines([{"x": 1}, {"x": 2}], path)
+    ds = headrace.MapDataset.source(path)
+    stream = headrace.sources.JsonLinesIterDataset(path).map(str)
+    for text in (repr(ds), str(ds.explain()), repr(headrace.load(path)), repr(stream), str(stream.explain())):
+        assert str(path) in text
+        assert "hash" not in text
+
+
+def test_states_of_loaders_still_name_sources_by_what_older_versions_wrote(tmp_path):
+    write_json_lines([{"x": 1}, {"x": 2}], tmp_path / "a.jsonl")
+    loader = headrace.load(tmp_path / "a.jsonl", num_epochs=1)
+    state = json.loads(iter(loader).get_state())
+    assert re.fullmatch(
+        r"JsonLinesDataSource\(num_files=1, num_lines=2, hash_of_paths=[0-9a-f]{40}\)", state["data_source"]
+    )
+
+
+def test_parts_of_a_mix_show_their_names_and_all_weights():
+    part = headrace.MapDataset.range(9).to_iter_dataset()
+    steps = {1000 * k: {"web": 1, "code": 2 + k} for k in range(9)}
+    ds = headrace.IterDataset.mix({"web": part, "code": part}, headrace.WeightSchedule(steps))
+    for text in (repr(ds), str(ds.explain())):
+        assert "    'code': MapDataset.range(9)" in text
+        assert "    'web': MapDataset.range(9)" in text
+        assert all(str(weights) in text for weights in steps.values())

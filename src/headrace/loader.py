@@ -16,6 +16,7 @@ from headrace._loader.order import Order
 from headrace._ops.source import SeededSource
 from headrace._plan.plan import Plan
 from headrace._states import arrays
+from headrace._utils.one_line import short_repr
 from headrace._utils.spelling import NoNext, closest, explains_keywords, no_attribute, written_here
 from headrace.compat.grain import marks
 from headrace.dataset import IterDataset, MapDataset
@@ -210,6 +211,8 @@ class DataLoader(marks.DataLoader):
 
     def __repr__(self) -> str:
         named = {"worker_count": self._multiprocessing_options.num_workers, **vars(self.identity)}
+        if hasattr(self.source, "name_in_states"):  # the repr has the paths
+            named["data_source"] = short_repr(self.source, 300)
         named["operations"] = f"[{', '.join(map(shown, self.operations))}]"
         return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
 

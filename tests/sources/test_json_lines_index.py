@@ -161,5 +161,5 @@ def test_the_repr_tells_files_apart(shards, tmp_path):
         for paths in (shards, shards[:1], shards[2])
     ]
     assert len(set(reprs)) == 6
-    assert reprs[0].startswith("JsonLinesDataSource(num_files=4, num_lines=271, hash_of_paths=")
+    assert reprs[0] == f"JsonLinesDataSource({str(shards[0])!r}, num_files=4, num_lines=271)"
     assert reprs[0] == repr(JsonLinesDataSource(shards, index_dir=tmp_path))

@@ -114,7 +114,7 @@ def test_the_repr_of_a_stream_tells_files_apart(shards):
     datasets = [kind(paths) for kind in (JsonLinesIterDataset, TextLinesIterDataset) for paths in (shards, shards[0])]
     assert len({repr(ds) for ds in datasets}) == 4
     assert repr(datasets[0]) == repr(JsonLinesIterDataset(shards))
-    assert repr(datasets[0]).startswith("JsonLinesIterDataset(num_files=4, hash_of_paths=")
+    assert repr(datasets[0]).endswith("num_files=4)")
 
 
 START = {"file": 0, "line": 0, "offset": 0}

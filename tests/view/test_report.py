@@ -104,9 +104,7 @@ def test_operations_that_look_alike_have_their_numbers_together():
     stages = [{"stage": "map(str)", "where": "consumer", "elements": n, "busy_s": 1.0} for n in (3, 4)]
     numbers = plain_numbers({"elements": 7, "wall_s": 1.0, "stages": stages})
     notes = on_nodes(Graph(Plan(ds._op)), numbers)
-    assert [note["text"] for note in notes.values()] == [
-        "7 elements · 7/s · 286 ms each · together with those alike"
-    ] * 2
+    assert [note["text"] for note in notes.values()] == ["7 elements · 7/s · 286 ms each · sum of 2 operations"] * 2
 
 
 def test_a_report_of_a_real_run():

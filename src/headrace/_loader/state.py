@@ -22,6 +22,7 @@ from headrace.errors import StateError
 from headrace.samplers import BuiltInSampler
 from headrace.sharding import ShardOptions
 from headrace.sources import SharedMemoryDataSource
+from headrace.sources.base import BlockSource
 
 FORMAT = "headrace.DataLoader/1"
 LONGEST = 200
@@ -51,7 +52,7 @@ class Loader(Protocol):
 def describe(thing: Any, length: int | None = None) -> str:
     """A sampler, source or shard in one short line that is the same in every run, even if addresses are signed anew.
 
-    It is the `repr`; for data in memory, the class and the length.
+    It is the `repr`, or the name that our own sources have for it; for data in memory, the class and the length.
     """
     if isinstance(thing, BuiltInSampler):
         return thing.identity
@@ -61,7 +62,8 @@ def describe(thing: Any, length: int | None = None) -> str:
     kind = type(thing)
     records = "" if length is None else f" of {length} records"
     fields = _simple_fields(thing)
-    text = _ADDRESS.sub("", repr(thing)) if _has_repr(kind) else ""
+    named = getattr(thing, "name_in_states", thing.__repr__) if isinstance(thing, BlockSource) else thing.__repr__
+    text = _ADDRESS.sub("", named()) if _has_repr(kind) else ""
     if fields is not None:
         text = f"{kind.__qualname__}({fields})"
     text = told_apart(text)

@@ -396,7 +396,7 @@ def describe(value: Any) -> str:
         return value.__name__
     if isinstance(value, tuple) and len(value) > 8:
         return f"({', '.join(map(describe, value[:3]))}, … {len(value)} in all)"
-    return short_repr(value)
+    return short_repr(value, getattr(type(value), "_most_shown", 80))
 
 
 def method_or_function(transform: Any, method: str, *, op: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class WeightSchedule:
         elements_per_step: How many elements of the mix make a step, such as the size of a batch.
         size_per_step: What makes a step instead, in a mix by size: the tokens of a batch, such as 8 * 2048.
     """
+
+    _most_shown: ClassVar[int] = 4000  # characters; weights that are cut off tell nothing
 
     weights: Callable[[int], Weights] | Mapping[int, Weights]
     elements_per_step: int = field(default=1, kw_only=True)

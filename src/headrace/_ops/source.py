@@ -160,7 +160,12 @@ class UserDataset(Op):
         return self.dataset.element_spec
 
     def label(self) -> str:
-        return getattr(self.dataset, "_label", None) or describe(type(self.dataset))
+        kind, paths = type(self.dataset), getattr(self.dataset, "_paths", None)
+        if paths and kind.__module__.startswith("headrace.sources."):
+            from headrace.sources.files import shown_paths  # few programs need it
+
+            return f"{describe(kind)}({shown_paths(paths)})"
+        return getattr(self.dataset, "_label", None) or describe(kind)
 
 
 def _with_ints(state: Any) -> Any:

@@ -113,7 +113,7 @@ class Plan:
         return [PlannedStage(i, steps[0].where or CONSUMER, tuple(steps)) for i, steps in sorted(by_number.items())]
 
     def __str__(self) -> str:
-        width = max(len(step.label) for step in self.steps)
+        width = min(120, max(len(step.label) for step in self.steps))
         return "\n".join(f"{step.label:<{width}}  | {_shown(step)}".rstrip() for step in self.steps)
 
     __repr__ = __str__

@@ -1,6 +1,8 @@
 """Pipelines as text, as the user wrote them."""
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from headrace._ops.base import Op
 from headrace._ops.combine import Interleave, Nary
@@ -34,8 +36,25 @@ def lines(op: Op, indent: str = "", reader: Line | None = None) -> list[Line]:
     kind = "IterDataset" if op.is_stream else "MapDataset"
     label = op.label() if isinstance(op, UserDataset) else f"{kind}.{op.label()}"
     several = Line(f"{indent}{label} of", op, reader)
-    inner = [line for parent in op.parents for line in lines(parent, indent + "    ", several)]
-    return [several, *inner, *reversed(chain)]
+    inner = [
+        _named(lines(parent, indent + "    ", several), name)
+        for parent, name in zip(op.parents, _names(op), strict=True)
+    ]
+    return [several, *itertools.chain.from_iterable(inner), *reversed(chain)]
+
+
+def _names(op: Op) -> Iterable[str | None]:
+    """The names of the parts of an operation."""
+    return getattr(op, "names", None) or [None] * len(op.parents)
+
+
+def _named(part: list[Line], name: str | None) -> list[Line]:
+    """The lines of a part, which begin with its name."""
+    if name is None:
+        return part
+    text = part[0].label.lstrip()
+    begin = part[0].label[: -len(text)]
+    return [replace(part[0], label=f"{begin}{name!r}: {text}"), *part[1:]]
 
 
 def _source_label(op: Op) -> str:
@@ -44,5 +63,6 @@ def _source_label(op: Op) -> str:
         inner = f"{r.stop}" if (r.start, r.step) == (0, 1) else f"{r.start}, {r.stop}, {r.step}"
         return f"MapDataset.range({inner})"
     if isinstance(op, UserDataset):
-        return f"{op.label()}()"
+        label = op.label()
+        return label if label.endswith(")") else f"{label}()"
     return f"MapDataset.{op.label()}"

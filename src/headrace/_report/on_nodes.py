@@ -26,7 +26,7 @@ def on_nodes(graph: Graph, numbers: dict[str, Any]) -> dict[int, dict[str, Any]]
             continue
         words = _words(so_far[key]["elements"], known["elements"], times.get(key, 0.0), now["wall_s"])
         words += [f"buffer {stage['buffered']:.0%} full"] if stage and stage["buffered"] is not None else []
-        words += ["together with those alike"] if alike[key] > 1 else []
+        words += [f"sum of {alike[key]} operations"] if alike[key] > 1 else []
         found[node.number] = {
             "text": " · ".join(words),
             "where": _where(stage) if stage else known["where"],

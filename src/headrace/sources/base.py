@@ -18,6 +18,7 @@ class BlockSource(Generic[T]):
     """A source that reads many elements at once, and can be closed."""
 
     _at_once: ClassVar[int] = 1024  # elements that iteration reads together
+    _most_shown: ClassVar[int] = 300  # characters of its repr in a pipeline's: paths are long
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -70,6 +71,10 @@ class FileSource(BlockSource[T]):
         return self._paths
 
     def __repr__(self) -> str:
+        return f"{type(self).__name__}({files.shown_paths(self._named())}, num_{self._what}={len(self)})"
+
+    def name_in_states(self) -> str:
+        """What identifies the source in states of a `DataLoader`: it has stayed the same since the first version."""
         digest = files.hash_of_paths(self._named(), self._digest)
         return (
             f"{type(self).__name__}(num_files={len(self._paths)}, num_{self._what}={len(self)}, hash_of_paths={digest})"

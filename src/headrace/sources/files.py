@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from headrace._utils.addresses import digest, identity, redacted
+from headrace._utils.addresses import digest, identity, redacted, told_apart
 from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError, PipelineError
 from headrace.sources.descriptors import KEPT, Holder
@@ -204,8 +204,14 @@ def version_of(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
+def shown_paths(paths: Sequence[str]) -> str:
+    """The first of some files for reprs, without secrets, and how many there are."""
+    first = repr(told_apart(paths[0])) if paths else ""
+    return first if len(paths) == 1 else f"{first}{', ' if first else ''}num_files={len(paths)}"
+
+
 def hash_of_paths(paths: Sequence[str], algorithm: str = "sha1") -> str:
-    """A hash for reprs that identifies files, whoever reads them and however their addresses are signed."""
+    """A hash for states that identifies files, whoever reads them and however their addresses are signed."""
     named = "\n".join(map(identity, paths)).encode(errors="surrogateescape")
     return hashlib.new(algorithm, named, usedforsecurity=False).hexdigest()[:40]
 

@@ -96,10 +96,16 @@ class MediaFiles:
         return path if self._labels is None else path | {"label": ShapeDtypeStruct((), np.dtype(np.int64))}
 
     def __repr__(self) -> str:
-        classes = "" if self._labels is None else f", num_classes={len(self.class_names)}"
+        return f"{type(self).__name__}({files.shown_paths(self._paths)}{self._described()})"
+
+    def name_in_states(self) -> str:
+        """What identifies the source in states of a `DataLoader`."""
         digest = files.hash_of_paths(self._paths)
-        contents = ", contents=True" if self._contents else ""
-        return f"{type(self).__name__}(num_files={len(self)}{classes}{contents}, hash_of_paths={digest})"
+        return f"{type(self).__name__}(num_files={len(self)}{self._described()}, hash_of_paths={digest})"
+
+    def _described(self) -> str:
+        classes = "" if self._labels is None else f", num_classes={len(self.class_names)}"
+        return classes + (", contents=True" if self._contents else "")
 
 
 def _content(path: str) -> bytes:

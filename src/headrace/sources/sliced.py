@@ -71,3 +71,8 @@ class SlicedSource(BlockSource[Any]):
 
     def __repr__(self) -> str:
         return f"SlicedSource({self._source!r}, split={self._split!r}, length={len(self)})"
+
+    def name_in_states(self) -> str:
+        """What identifies the source in states of a `DataLoader`."""
+        named = getattr(self._source, "name_in_states", self._source.__repr__)()
+        return f"SlicedSource({named}, split={self._split!r}, length={len(self)})"

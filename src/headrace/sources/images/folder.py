@@ -86,7 +86,13 @@ class ImageFolderDataSource:
         return image if self._flat else image | {"label": ShapeDtypeStruct((), np.int64)}
 
     def __repr__(self) -> str:
+        return f"ImageFolderDataSource({files.shown_paths([self._root])}, {self._described()})"
+
+    def name_in_states(self) -> str:
+        """What identifies the source in states of a `DataLoader`."""
         digest = files.hash_of_paths([self._root, *self._names])
+        return f"ImageFolderDataSource({self._described()}, hash_of_paths={digest})"
+
+    def _described(self) -> str:
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
-        options = f"channels={self._channels}" + ("" if self._decode else ", decode=False")
-        return f"ImageFolderDataSource({counts}, {options}, hash_of_paths={digest})"
+        return f"{counts}, channels={self._channels}" + ("" if self._decode else ", decode=False")

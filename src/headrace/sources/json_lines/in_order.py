@@ -41,8 +41,7 @@ class LinesIterDataset(IterDataset[T]):
         return LinesIterator(self._paths, self._format, *self._limits)
 
     def __repr__(self) -> str:
-        digest = files.hash_of_paths(self._paths, "sha256")
-        return f"{type(self).__name__}(num_files={len(self._paths)}, hash_of_paths={digest})"
+        return f"{type(self).__name__}({files.shown_paths(self._paths)})"
 
 
 class JsonLinesIterDataset(LinesIterDataset[Any]):

@@ -312,10 +312,17 @@ class TableDataSource:
         self._open_caches()
 
     def __repr__(self) -> str:
+        return f"{type(self).__name__}({files.shown_paths(self.paths)}, {self._chosen()}num_rows={len(self)})"
+
+    def name_in_states(self) -> str:
+        """What identifies the source in states of a `DataLoader`."""
+        counts = f"num_files={len(self.paths)}, num_rows={len(self)}"
+        return f"{type(self).__name__}({counts}, {self._chosen()}hash_of_paths={files.hash_of_paths(self.paths)})"
+
+    def _chosen(self) -> str:
+        """The arguments that are not the default."""
         fields = [f for f in dataclasses.fields(self) if f.name not in ("paths", "cache_bytes")]
         shown = (
             (f.name, repr(getattr(self, f.name))) for f in fields if repr(getattr(self, f.name)) != repr(f.default)
         )
-        chosen = "".join(f"{name}={value}, " for name, value in shown)
-        counts = f"num_files={len(self.paths)}, num_rows={len(self)}"
-        return f"{type(self).__name__}({counts}, {chosen}hash_of_paths={files.hash_of_paths(self.paths)})"
+        return "".join(f"{name}={value}, " for name, value in shown)
