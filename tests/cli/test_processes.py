@@ -117,3 +117,18 @@ def test_importing_the_library_does_not_import_what_commands_need():
         "print([name for name in ('rich', 'jinja2', 'starlette', 'uvicorn', 'pyarrow') if name in sys.modules])"
     )
     assert run(code, command=("-c",)).stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["doctor", "inspect", "head"])
+def test_a_fifo_is_an_error_and_not_waited_for(tmp_path, command):
+    os.mkfifo(tmp_path / "a.jsonl")
+    done = run(command, str(tmp_path / "a.jsonl"))
+    assert done.returncode != 0
+    assert "is a FIFO or a device, not a file" in done.stdout + done.stderr
+
+
+def test_data_whose_name_looks_like_a_pipeline_is_data(tmp_path):
+    (tmp_path / "x.py").write_text("raise SystemExit('x.py was run')")
+    (tmp_path / "x.py:ds").write_text('{"a": 7}\n')
+    done = run("head", "x.py:ds", "--format", "json-lines", cwd=tmp_path)
+    assert "x.py was run" not in done.stdout + done.stderr

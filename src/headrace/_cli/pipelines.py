@@ -26,6 +26,8 @@ def is_pipeline(text: str) -> bool:
     (True, True, False)
     """
     file, _, name = text.rpartition(":")
+    if not text.endswith(".py") and os.path.exists(text):  # data whose name looks like that of a pipeline
+        return False
     return text.endswith(".py") or (file.endswith(".py") and name.isidentifier())
 
 

@@ -15,6 +15,7 @@ import math
 import mmap
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -239,7 +240,12 @@ class LocalFile:
 
     def __init__(self, path: str):
         self._path = path
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # or a FIFO waits for a writer
+        kind = os.fstat(self._fd).st_mode
+        if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+            os.close(self._fd)
+            self._fd = -1
+            raise PipelineError(f"{path} is a FIFO or a device, not a file. Write its content to a file first.")
         status = os.fstat(self._fd)
         self.version, self._found = _fingerprint(status), version_of(status)
         self.size = self.version.size
