@@ -358,3 +358,9 @@ def test_images_behind_addresses_are_read(tmp_path, monkeypatch, root):
         assert_equal(element, {"image": image, "label": label})
     with pytest.raises(PipelineError, match="no image under"):
         ImageFolderDataSource("memory://headrace-images/none")
+
+
+def test_the_spec_of_a_folder_has_dtypes(classes):
+    spec = ImageFolderDataSource(classes[0]).element_spec
+    assert isinstance(spec["image"].dtype, np.dtype)
+    assert isinstance(spec["label"].dtype, np.dtype)

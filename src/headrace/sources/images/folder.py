@@ -81,9 +81,9 @@ class ImageFolderDataSource:
 
     @property
     def element_spec(self) -> Any:
-        shape, dtype = ((None, None, self._channels), np.uint8) if self._decode else ((), np.dtype(object))
+        shape, dtype = ((None, None, self._channels), np.dtype(np.uint8)) if self._decode else ((), np.dtype(object))
         image = {"image": ShapeDtypeStruct(shape, dtype)}
-        return image if self._flat else image | {"label": ShapeDtypeStruct((), np.int64)}
+        return image if self._flat else image | {"label": ShapeDtypeStruct((), np.dtype(np.int64))}
 
     def __repr__(self) -> str:
         return f"ImageFolderDataSource({files.shown_paths([self._root])}, {self._described()})"
