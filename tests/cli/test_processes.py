@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import headrace
 from tests.cli.processes import run, run_in_terminal
 from tests.proc import LIMIT_S, WAIT_S
 
@@ -132,3 +134,13 @@ def test_data_whose_name_looks_like_a_pipeline_is_data(tmp_path):
     (tmp_path / "x.py:ds").write_text('{"a": 7}\n')
     done = run("head", "x.py:ds", "--format", "json-lines", cwd=tmp_path)
     assert "x.py was run" not in done.stdout + done.stderr
+
+
+def test_a_folder_of_classes_becomes_a_tar_file(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "pics" / name).mkdir(parents=True)
+        cv2 = pytest.importorskip("cv2")
+        cv2.imwrite(str(tmp_path / "pics" / name / "1.png"), np.zeros((4, 4, 3), np.uint8))
+    done = run("convert", "pics", "x.tar", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [element["cls"] for element in headrace.sources.open(tmp_path / "x.tar")] == [b"0", b"1"]

@@ -7,7 +7,7 @@ from typing import Any
 from headrace._cli import output
 from headrace._cli.arguments import positive
 from headrace._utils.addresses import identity
-from headrace.dataset import IterDataset
+from headrace.dataset import IterDataset, MapDataset
 from headrace.sources import files, opening
 from headrace.sources.tf_example import is_example
 from headrace.sources.writers import HOLD_RECORDS, WRITERS, writer_of
@@ -59,6 +59,8 @@ def _convert(given: argparse.Namespace) -> int:
         parses = parses or is_example(_first(records))
     if parses:
         records = opening.examples_in(records)
+    if (form.decodes or form.has_paths) and write is WRITERS[".tar"]:
+        records = MapDataset.source(records).map(_with_cls)
     paths = write(
         records,
         given.target,
@@ -70,6 +72,11 @@ def _convert(given: argparse.Namespace) -> int:
     )
     print(*paths, sep="\n")
     return 0
+
+
+def _with_cls(element: Any) -> Any:
+    """An element of a folder of classes as tar files have it: there, an int has the extension `cls`."""
+    return {"cls" if name == "label" else name: value for name, value in element.items()}
 
 
 def _first(records: Any) -> bytes:
