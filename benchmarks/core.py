@@ -10,7 +10,7 @@ import numpy as np
 import headrace as hr
 from benchmarks import mnist
 from benchmarks.measure import Row, faster_than, in_fresh_process, in_time, seconds_per_element, side_by_side
-from headrace._utils.rng import _walk
+from headrace._utils.rng import shuffled_indices
 
 BATCH = 128
 
@@ -55,6 +55,42 @@ def mix() -> Row:
     return against_grain("mix of four shuffled ranges", 40, build, ours=10**6, theirs=20_000)
 
 
+def mix_of_many() -> list[Row]:
+    """Mixes of shuffled parts, by their number and length."""
+
+    def element_s(num_parts: int, length: int) -> float:
+        parts = [hr.MapDataset.range(length + i).seed(i).shuffle().repeat() for i in range(num_parts)]
+        mixed = hr.MapDataset.mix(parts, [1 + i % 7 for i in range(num_parts)])
+        inline = hr.ReadOptions(num_threads=0)
+        return seconds_per_element(lambda: mixed.to_iter_dataset(inline), 8 * 1000, warm_up=1000)
+
+    rows = []
+    for num_parts, floor in ((100, 2), (1000, 3)):
+        for length in (1000, 65_000, 10**6):
+            took = statistics.median(element_s(num_parts, length) for _ in range(5))
+            work = f"mix of {num_parts:,} shuffled ranges of {length:,} (µs an element)"
+            rows.append(Row(work, in_time(took), "", took * 1e6, floor, higher_is_better=False))
+    return rows
+
+
+def restored_mix() -> Row:
+    """A state of a mix of very many streams."""
+    mixed = hr.IterDataset.mix([hr.MapDataset.range(100).seed(i).shuffle().to_iter_dataset() for i in range(10_000)])
+    iterator = iter(mixed)
+    next(iterator)
+    state = iterator.get_state()
+
+    def once() -> float:
+        begin = time.perf_counter()
+        again = iter(mixed)
+        again.set_state(state)
+        next(again)
+        return time.perf_counter() - begin
+
+    took = statistics.median(once() for _ in range(5))
+    return Row("restoring a mix of 10,000 streams (s)", in_time(took), "", took, 1, higher_is_better=False)
+
+
 def filter_batch() -> Row:
     def build(lib, options):
         ds = lib.MapDataset.range(10**7).shuffle(seed=1).to_iter_dataset(options)
@@ -76,7 +112,7 @@ def hand_written(data: dict[str, np.ndarray]) -> Iterator[Any]:
     images, labels = data["image"], data["label"]
     n = len(labels)
     for epoch in range(1000):
-        order = _walk(np.arange(n), n - 1, 1 + epoch)
+        order = shuffled_indices(np.arange(n), n - 1, 1 + epoch)
         for start in range(0, n - BATCH, BATCH):
             rows = order[start : start + BATCH]
             batch = {"image": images.take(rows, 0, mode="clip"), "label": labels.take(rows, 0, mode="clip")}
@@ -219,6 +255,8 @@ ROWS: list[Callable[[], Row | list[Row]]] = [
     range_map,
     random_map,
     mix,
+    mix_of_many,
+    restored_mix,
     filter_batch,
     mnist_numpy,
     mnist_tf_data,
