@@ -326,3 +326,29 @@ def restored_by_fewer(folder: str, save: bool) -> str:
     except HeadraceError as e:
         return f"{type(e).__name__}: {e}"
     return "done"
+
+
+def what_differs(kind: str, folder: str) -> str:
+    """What a process says whose data may differ from that of process 0."""
+    index, count = jax.process_index(), jax.process_count()
+    sharding = data_sharding()
+    numbers = headrace.MapDataset.range(1000 - 100 * index).shuffle(seed=1)
+    names = ["a", "b", "c"] if index == 0 else ["a", "c"]
+    lines = headrace.sources.TextLinesDataSource([f"{folder}/{name}" for name in names])
+    make = {
+        "global_batch": lambda: numbers.global_batch(8, ShardByJaxProcess()).to_iter_dataset(),
+        "stream": lambda: numbers.to_iter_dataset().global_batch(8, ShardByJaxProcess()),
+        "device_put": lambda: headrace.device_put(
+            numbers.global_batch(8, ShardBySharding(sharding)).to_iter_dataset(), sharding
+        ),
+        "in_step": lambda: headrace.in_step(numbers.shard(count, index).batch(4).to_iter_dataset()),
+        "files": lambda: headrace.MapDataset.source(lines).global_batch(2, ShardByJaxProcess()).to_iter_dataset(),
+        "same": lambda: headrace.MapDataset.range(64).global_batch(8, ShardByJaxProcess()).to_iter_dataset(),
+        "own data": lambda: headrace.in_step(numbers.batch(4).to_iter_dataset()),
+    }[kind]
+    with iter(make()) as iterator:
+        try:
+            next(iterator)
+            return "goes on"
+        except HeadraceError as e:
+            return str(e)

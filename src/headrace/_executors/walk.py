@@ -14,6 +14,7 @@ from headrace._executors.bad_records import BadRecords
 from headrace._executors.filling import fill_caches
 from headrace._executors.first_wait import FirstWait
 from headrace._executors.growth import Growth
+from headrace._executors.hosts import compare_rows
 from headrace._executors.workers import Workers
 from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import Prefetch
@@ -29,7 +30,7 @@ from headrace._utils import progress
 from headrace._utils.signals import from_outside, may_be_from_outside
 from headrace.compat.grain.config import config
 from headrace.compat.grain.marks import in_pipeline
-from headrace.errors import ClosedError, FilterError, HeadraceError, users_frames
+from headrace.errors import ClosedError, FilterError, HeadraceError, PipelineError, users_frames
 from headrace.options import DatasetOptions, ExecutionTrackingMode
 
 LONGEST_RUN = 1 << 13
@@ -93,6 +94,7 @@ class Walk:
         self._in_step = False  # whether `_run` has everything pulled from the stream
         self._ended = self._closed = False
         self._caches_are_full = not op.has_disk_cache
+        self._is_compared = False  # with the pipelines of other processes
         # Since when a thread waits for a run, and which; and the last wait that was told, and how often.
         self.waiting: tuple[float, int] | None = None
         self.told: tuple[tuple[float, int] | None, int] = (None, 0)
@@ -169,7 +171,7 @@ class Walk:
         """Prepares the next outputs for handing over; `None` if there are none now."""
         if operator.length_hint(self._run.iterator):
             return self._run.iterator  # a new chain continues the run of the last one
-        if self._closed or self._ended or self._error is not None or not self._has_caches():
+        if self._closed or self._ended or self._error is not None or not self._has_caches() or not self._agrees():
             return None
         if not self._in_step:
             self._discard_stream()  # an interrupt hit it, and perhaps a second one hit its handling
@@ -204,6 +206,16 @@ class Walk:
                 if from_outside(e):
                     raise
                 self._error = _no_stop(e), users_frames(e)
+        return self._error is None
+
+    def _agrees(self) -> bool:
+        """Whether other processes read the same data for global batches; if not, every call raises the error."""
+        if not self._is_compared:
+            self._is_compared = True
+            try:
+                compare_rows(self.op)
+            except PipelineError as e:
+                self._error = e, users_frames(e)
         return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:

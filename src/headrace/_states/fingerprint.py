@@ -9,6 +9,7 @@ files, functions, the bounds of ranges, and the order of parts that only differ 
 Functions are separate: if their code changes, or what only changes values, there is a warning that names them.
 """
 
+import os
 import sys
 import types
 import zlib
@@ -17,7 +18,7 @@ from itertools import zip_longest
 from typing import Any
 
 from headrace._ops.base import Op, describe, parents_first
-from headrace._ops.global_batch import GlobalBatch
+from headrace._ops.global_batch import GlobalBatch, has_rows
 from headrace._ops.source import Source, UserDataset
 from headrace._ops.state_fields import number_of
 from headrace._states import values
@@ -30,6 +31,7 @@ MOST_PARTS = 1000  # if there are more, they have one number together
 MOST_SHOWN = 8  # numbers of an argument
 MOST_FUNCTIONS = 16
 MOST_VALUES = 32  # of all functions; if there are more, each function has one number
+MOST_NAMES = 256  # of files that processes tell each other
 FORM = 2
 IN_ORDER, IN_ANY_ORDER = "order", "any order"
 STREAM_BEGINS = ("to_iter_dataset", "interleave")  # these and what comes before decide what an index means
@@ -342,6 +344,65 @@ def _unopened(mine: dict[str, Any], saved: dict[str, Any], name: str) -> list[st
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
+
+
+# ----------------------------------------------------------------------------------------------- hosts
+
+
+def of_all_hosts(op: Op) -> Any:
+    """What must be the same in all processes of a program: all that decides the rows of global batches, or what comes
+    before a shard; `None` if each process may have its own data.
+    """
+    entries = [(name, _same_entry(entry)) for name, entry in _entries(_fingerprint(op, FORM))]
+    paths = [values.paths_of(getattr(each, "source", None)) for each in parents_first(op, lambda _: True)]
+    names = [os.path.basename(path) for some in paths for path in some]
+    told: dict[str, Any] = {"files": names if len(names) <= MOST_NAMES else []}
+    if has_rows(op):
+        return told | {"entries": entries}
+    shard = next((i for i, (name, entry) in enumerate(entries) if name == "slice" and entry["step"] > 1), None)
+    if shard is None:
+        return None
+    slice_ = entries[shard][1]
+    return told | {"entries": entries[:shard], "shard": slice_["start"], "num_shards": slice_["step"]}
+
+
+def _same_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry without functions, which may depend on the process."""
+    of_function = lambda key: "." in key or key.endswith((" name", " code")) or key in (IN_ORDER, IN_ANY_ORDER)  # noqa: E731
+    kept = {key: value for key, value in entry.items() if not of_function(key)}
+    parts = kept.get("parts", {})
+    each = {
+        part: {k: _same_entry(v) for k, v in inner.items()} if isinstance(inner, dict) else inner
+        for part, inner in parts.items()
+    }
+    return kept | ({"parts": each} if parts else {})
+
+
+def difference_between(said: dict[int, Any]) -> str | None:
+    """How the data of a process differs from that of most; `None` if it does not."""
+    if len(said) < 2 or any(each is None for each in said.values()):
+        return None
+    shards = [each.get("shard") for each in said.values()]
+    if shards[0] is not None:
+        counts = {each.get("num_shards") for each in said.values()}
+        if None in shards or counts != {len(said)} or len(set(shards)) < len(said):
+            return None  # not the shards of these processes
+    texts = {i: repr(each["entries"]) for i, each in said.items()}
+    usual = max(texts.values(), key=list(texts.values()).count)
+    first = next(i for i in said if texts[i] == usual)
+    odd = next((i for i in said if texts[i] != usual), None)
+    if odd is None:
+        return None
+    most, other = (said[i] for i in (first, odd))
+    found = _all_differences([tuple(each) for each in other["entries"]], [tuple(each) for each in most["entries"]])
+    lost, new = ([name for name in one if name not in two] for one, two in _pairs(most["files"], other["files"]))
+    found += [f"process {odd} does not see {', '.join(lost[:MOST_SHOWN])}"] if lost else []
+    found += [f"only process {odd} sees {', '.join(new[:MOST_SHOWN])}"] if new else []
+    return f"{'; '.join(found)} (process {first} → process {odd})"
+
+
+def _pairs(one: list[str], other: list[str]) -> list[tuple[list[str], list[str]]]:
+    return [(one, other), (other, one)] if one and other else [([], [])] * 2
 
 
 # ------------------------------------------------------------------------------------------- functions

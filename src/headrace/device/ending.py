@@ -3,11 +3,12 @@
 import itertools
 from dataclasses import dataclass, field
 
+from headrace._executors.hosts import Hosts
 from headrace._ops.base import Kept, Unary
 from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
 from headrace._plan.streams.base import Feed, start_at
 from headrace.dataset import IterDataset
-from headrace.device.hosts import Hosts, session
+from headrace.device.hosts import session
 from headrace.errors import PipelineError
 from headrace.options import check_counts
 
@@ -75,7 +76,7 @@ class InStepStream(UnaryStream):
     def __init__(self, op: InStep, step: int, parent: Stream, hosts: Hosts, key: str, agreed: "_Agreed"):
         super().__init__((step, parent.position), parent)
         self._every, self._hosts, self._key = op.every, hosts, key
-        self._feed, self._until, self._agreed = Feed(parent), step, agreed
+        self._feed, self._until, self._agreed, self._compared = Feed(parent), step, agreed, op.parent
 
     def pull(self, n: int) -> Run | None:
         step = self.position[0]
@@ -89,7 +90,9 @@ class InStepStream(UnaryStream):
         return self._run(self._feed.take(count), lambda j: (step + j, after(j)))
 
     def _agree(self, step: int, *, single_step: bool) -> None:
-        """Asks all processes how far they get before the next time."""
+        """Asks all processes how far they get before the next time; before the first, whether they read the same."""
+        if not self._agreed:
+            self._hosts.compare(f"{self._key}/pipeline", self._compared)
         stop, error = (step // self._every + 1) * self._every, None
         try:
             self._feed.fill(stop - step, single_step=single_step)

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace._executors.hosts import Hosts, check_said
 from headrace._ops.base import Op
 from headrace._ops.ending import ends_together, may_leave_out_rows, must_come_before_rows, num_outputs
 from headrace._ops.global_batch import global_rows
 from headrace._ops.order import gather_options
-from headrace.device.hosts import Hosts
+from headrace._states.fingerprint import of_all_hosts
 from headrace.errors import PipelineError, optional
 from headrace.sharding import GlobalRows, rows_on_devices
 
@@ -103,8 +104,9 @@ class GlobalArrays:
             if not is_addressable(target)
         }
         ends = None if ends_together(self._op) else num_outputs(self._op)
-        mine = {"shapes": shapes, "parts": parts, "ends": ends}
+        mine = {"shapes": shapes, "parts": parts, "ends": ends, "pipeline": json.dumps(of_all_hosts(self._op))}
         said = [json.loads(each) for each in self._hosts.exchange(f"{self._key}/first", json.dumps(mine))]
+        check_said({i: each["pipeline"] for i, each in zip(self._hosts.members, said, strict=True)})
         if len({each["ends"] for each in said}) > 1:
             counts = ", ".join(str(each["ends"]) for each in said)
             raise PipelineError(
