@@ -19,6 +19,7 @@ from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.by_size import BatchBySize
 from headrace._ops.combine import Concatenate, Interleave, Mix, Select, Zip
+from headrace._ops.ending import mark_shard, tell_dropped_rows
 from headrace._ops.global_batch import batch_of_rows, global_batch
 from headrace._ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace._ops.order import Pick, Repeat, Shuffle, Slice
@@ -303,7 +304,9 @@ class MapDataset(MapTypes[T], marks.MapDataset):
                 f"num_shards={num_shards}, index={index}."
             )
         stop = len(self) // num_shards * num_shards if drop_remainder else None
-        return self.slice(builtins.slice(index, stop, num_shards))
+        shard = self.slice(builtins.slice(index, stop, num_shards))
+        mark_shard(shard._op, len(self) if stop is None else stop)
+        return shard
 
     def split(self, text: str) -> "MapDataset[T]":
         """A part of the elements, in the way that TensorFlow Datasets and Hugging Face write slices of splits.
@@ -362,7 +365,9 @@ class MapDataset(MapTypes[T], marks.MapDataset):
                 `ShardOptions(index, count)`. By default it has all.
             batch_fn: Makes a batch of this process's rows; by default they are stacked.
         """
-        return MapDataset._of(batch_of_rows(self._op, rows_of(rows, batch_size), batch_fn))
+        op = batch_of_rows(self._op, rows_of(rows, batch_size), batch_fn)
+        tell_dropped_rows(op)
+        return MapDataset._of(op)
 
     def to_iter_dataset(
         self, read_options: ReadOptions | None = None, *, allow_nones: bool = False, num_lanes: int = 1
@@ -578,7 +583,9 @@ class IterDataset(IterTypes[T], marks.IterDataset):
             batch_fn: Makes a batch of this process's rows; by default they are stacked.
         """
         found = rows_of(rows, batch_size)
-        return self._then(global_batch(self._op, found, num_batches=num_batches, batch_fn=batch_fn))
+        op = global_batch(self._op, found, num_batches=num_batches, batch_fn=batch_fn)
+        tell_dropped_rows(op)
+        return self._then(op)
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> "IterDataset[T]":
         """Cuts batches to another size.

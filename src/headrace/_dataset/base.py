@@ -17,7 +17,7 @@ from headrace._ops.base import ENDLESS, Op
 from headrace._ops.buffer import Cache, ToStream
 from headrace._ops.disk_cache import DiskCache, stream_from_disk
 from headrace._ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
-from headrace._ops.ending import num_outputs
+from headrace._ops.ending import num_outputs, tell_uneven_shards
 from headrace._ops.group import Batch, PadTo
 from headrace._ops.order import Options, Seed, WindowShuffle
 from headrace._ops.source import UserDataset
@@ -265,7 +265,9 @@ class Dataset(Generic[T]):
             drop_remainder: Leaves out a last batch that is smaller.
             batch_fn: Makes the batch from a list of elements, instead of stacking.
         """
-        return self._then(Batch(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn))
+        op = Batch(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+        tell_uneven_shards(op)
+        return self._then(op)
 
     def batch_and_pad(self, batch_size: int, *, pad_value: Any = 0) -> "Any":
         """Batches of exactly `batch_size`: fills up the last one with `pad_value`.

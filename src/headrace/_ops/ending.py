@@ -2,13 +2,13 @@
 
 import math
 
-from headrace._ops.base import Op, parents_first
+from headrace._ops.base import Op, Unary, parents_first
 from headrace._ops.buffer import Cache, Limit, Skip, ToStream
 from headrace._ops.combine import Interleave, Mix, Mixing, Zip
 from headrace._ops.disk_cache import FromDisk
-from headrace._ops.global_batch import GlobalBatch, has_rows, makes_rows
+from headrace._ops.global_batch import BatchOfRows, GlobalBatch, OwnRows, has_rows, makes_rows
 from headrace._ops.group import Batch, BufferShuffle, PaddedBatch
-from headrace._ops.order import IndexOp, Repeat, WindowShuffle, gather_options
+from headrace._ops.order import IndexOp, Repeat, Slice, WindowShuffle, gather_options
 from headrace._ops.source import Source, UserDataset
 from headrace._ops.weighed_mix import WeighedMix
 
@@ -148,3 +148,64 @@ def may_leave_out_rows(op: Op) -> bool:
             return True
         ahead += op.parents
     return False
+
+
+# ------------------------------------------------------------------------------------------------- warnings
+
+_told: set[tuple[str, str]] = set()  # what, and where in the user's code: each once
+
+
+def _tell(op: Op, text: str) -> None:
+    if (text, op.site) not in _told:
+        _told.add((text, op.site))
+        import logging  # slow to import, and hardly ever needed
+
+        logging.getLogger("headrace").warning("%s (pipeline at %s) %s", op.label(), op.site, text)
+
+
+_SHARDED = "_known_sharded"
+
+
+def mark_shard(op: Op, total: int) -> None:
+    """Says that a slice is one of several shards of `total` elements."""
+    op.__dict__[_SHARDED] = total
+
+
+def tell_uneven_shards(batch: Batch) -> None:
+    """Warns if the shards of a dataset have different numbers of batches: hosts that take steps together would hang."""
+    op, epochs = batch.parent, 1
+    while isinstance(op, Unary) and _SHARDED not in op.__dict__:
+        if isinstance(op, Repeat):
+            epochs *= op.num_epochs or 0  # an endless one has no number of batches
+        elif not (_keeps_ends(op) or op.only_reorders or isinstance(op, ToStream)) or isinstance(op, Limit | Batch):
+            return
+        op = op.parent
+    if not isinstance(op, Slice) or op.step == 1 or op.endless:
+        return
+    lengths = [len(range(i, op.__dict__[_SHARDED], op.step)) for i in (0, op.step - 1)]  # the longest and the shortest
+    counts = [_groups(epochs * n, batch.batch_size, drop_remainder=batch.drop_remainder) for n in lengths]
+    if len(set(counts)) > 1:
+        _tell(
+            batch,
+            f"has {counts[0]:.0f} batches in some of the {op.step} shards and {counts[1]:.0f} in others, so hosts that "
+            "take steps together would wait for ever for others that have ended. Use `global_batch`, "
+            "`shard(..., drop_remainder=True)`, or `headrace.in_step(batches)`.",
+        )
+
+
+def tell_dropped_rows(op: Op) -> None:
+    """Warns if a global batch leaves out the last rows of its dataset."""
+    if isinstance(op, BatchOfRows):
+        parent, size = (op.parent.parent if isinstance(op.parent, OwnRows) else op.parent), op.rows.batch_size
+        count: float | None = None if parent.endless else parent.length()
+    elif isinstance(op, GlobalBatch) and op.num_lanes == 1 and op.num_batches is None:
+        parent, size = op.parent, op.batch_size
+        count = num_outputs(parent)
+    else:
+        return
+    if count is not None and count < math.inf and count % size:
+        _tell(
+            op,
+            f"leaves out the last {count % size:.0f} of {count:.0f} elements, which do not fill a batch of {size}. To "
+            "use them all, take a batch size that divides their number, or read them again: `repeat()` before it.",
+        )
