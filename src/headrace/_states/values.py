@@ -25,6 +25,7 @@ from headrace._ops.source import Source, UserDataset
 from headrace._ops.state_fields import number_of
 from headrace.sources import files
 from headrace.sources.arrays import ArrayDataSource
+from headrace.sources.ranges import RangeDataSource
 
 MOST_SAMPLED = 64  # elements of a sequence, and files whose bytes are read
 MOST_SIZES = 4096  # files whose size is asked for
@@ -296,6 +297,8 @@ def paths_of(source: Any) -> list[str]:
             if found and all(isinstance(path, str | os.PathLike) for path in found):
                 return [os.fsdecode(path) for path in found]
         source = getattr(source, "_source", None)
+        if source is None:
+            break
     return []
 
 
@@ -329,6 +332,8 @@ def _ends_of(path: str) -> int:
 def values_of_source(op: Source | UserDataset) -> dict[str, Any]:
     """What else the elements of a source depend on: those in memory themselves, and attributes of a user's class."""
     thing = op.source if isinstance(op, Source) else op.dataset
+    if isinstance(thing, RangeDataSource):
+        return {}
     if isinstance(thing, list | tuple):
         return {"elements": thing}
     if paths_of(thing):
