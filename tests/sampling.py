@@ -44,6 +44,7 @@ SAMPLED = {
     "tests/test_autotune.py::test_threads_are_used_for_functions_that_release_the_gil": 2,
     "tests/test_autotune.py::test_workers_go_on_from_any_place_and_so_does_the_consumer": 2,
     "tests/test_batch_rows.py::test_workers_write_to_the_memory_that_the_consumer_gets": 2,
+    "tests/test_blame.py::test_the_verdict_names_the_slow_operation": 4,
     "tests/test_checkpoint.py::test_a_checkpoint_manager_saves_and_restores_iterators": 3,
     "tests/test_deep.py::test_a_long_chain_on_a_stream": 4,
     "tests/test_diagnosis.py::test_what_keeps_a_core_busy_is_named": 2,

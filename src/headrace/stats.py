@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace._executors.walk import Walk
 
 RECENT_S = 5.0
+SHORTEST_S = 0.3  # the verdict on less would be chance
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,8 @@ class Stats:
         Not known yet: 0 elements are too few to tell.
         """
         recent = self.recent
-        return verdicts.verdict(self if recent is None or recent.elements < verdicts.FEWEST else recent)
+        is_long = recent is not None and recent.elements >= verdicts.FEWEST and recent.wall_s >= SHORTEST_S
+        return verdicts.verdict(recent if recent is not None and is_long else self)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and text.

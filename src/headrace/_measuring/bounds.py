@@ -110,7 +110,7 @@ class Bounds:
             work_cpu_s = self.own_cpu_s + sum(part.cpu_s for part in self.parts) + copy_s
             own_s = own_cpu_s = HANDOVER_S
         cpu_s = work_cpu_s + own_cpu_s
-        rates = [number / work_s, 1 / max(own_s, 1e-9), self.cores / max(cpu_s, 1e-9)]
+        rates = [number / max(work_s, 1e-9), 1 / max(own_s, 1e-9), self.cores / max(cpu_s, 1e-9)]
         return min(rates)
 
     def best_workers(self) -> int:

@@ -1,5 +1,6 @@
 """Statistics of an iterator, updated once per run of outputs and never once per element."""
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -12,6 +13,7 @@ from headrace._plan.profile import Profile
 
 MEASURED_RUN_S, CALL_S = 50e-6, 2e-6  # what measuring costs: for a run, and for each call of an operation in it
 MOST_COST = 0.005  # of all time, for measuring
+FIRST_PHASE_S = 1e-3  # how long measuring may take at first, and before it pauses
 SNAPSHOT_S = 1.0
 MOST_SNAPSHOTS = 6
 
@@ -50,7 +52,6 @@ class StageRecord:
     """
 
     __slots__ = (
-        "_like",
         "_lock",
         "_measure_at",
         "_measured",
@@ -86,7 +87,6 @@ class StageRecord:
         self.elements = self.left_out = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = self.starved_s = self.cpu_s = 0.0
         self._measure_at, self._sampling, self._measures_all = 1, _Sampling(), measures_all
-        self._like: _Measured | None = None  # the last run with outputs that was measured
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0, starved_s: float = 0.0) -> None:
         """Counts a run."""
@@ -111,24 +111,22 @@ class StageRecord:
         return Profile() if self._measures_all or self._sampling.is_due else None
 
     def add_profile(self, profile: Profile | None, work_s: float, elements: int) -> None:
-        """Counts the work of a run, and its operations; runs before it that were not measured count like it."""
-        sampling = self._sampling
+        """Counts the work of a run, and its operations; runs alike that were not measured count like it."""
         with self._lock:
-            sampling.count(work_s, elements)
-            if profile is None:
-                return
-            sampling.measured(profile.calls, work_s)
-            label = self.operations.label
-            times = [(label(op), each.seconds, each.elements) for op, each in profile.times.items()]
-            run = _Measured(times, profile.cpu_s, work_s, elements)
-            self._add_like(run, *sampling.take())
-            self._like = run if elements and work_s > 0 else self._like
+            run = None
+            if profile is not None:
+                label = self.operations.label
+                times = [(label(op), each.seconds, each.elements) for op, each in profile.times.items()]
+                run = _Measured(times, profile.cpu_s, work_s, elements)
+            kind = self._sampling.count(work_s, elements, run, 0 if profile is None else profile.calls)
+            if run is not None:
+                self._add_like(run, *kind.take())
 
     def settle(self) -> None:
-        """Counts the runs since the last measured one like that one."""
+        """Counts the runs that were not measured like those that were."""
         with self._lock:
-            if self._like is not None:
-                self._add_like(self._like, *self._sampling.take())
+            for run, kind in self._sampling.known():
+                self._add_like(run, *kind.take())
 
     def _add_like(self, run: "_Measured", work_s: float, elements: int) -> None:
         of_time = work_s / run.work_s if run.work_s > 0 else 1.0
@@ -179,33 +177,67 @@ class _Measured(NamedTuple):
     elements: int
 
 
-class _Sampling:
-    """Which runs are measured by operation: as many as keep the cost of measuring small."""
+class _Kind:
+    """Runs that took about as long: the last that was measured, and the work and the outputs of those since."""
 
-    __slots__ = ("_elements", "_owed_s", "_work_s")
+    __slots__ = ("elements", "like", "phase", "work_s")
 
     def __init__(self) -> None:
-        self._owed_s, self._work_s, self._elements = 0.0, 0.0, 0
-
-    @property
-    def is_due(self) -> bool:
-        return self._owed_s <= 0.0
-
-    def count(self, work_s: float, elements: int) -> None:
-        """Counts a run."""
-        self._work_s += work_s
-        self._elements += elements
-        self._owed_s -= work_s
-
-    def measured(self, calls: int, work_s: float) -> None:
-        """The run that was counted last was measured, with so many calls of operations."""
-        self._owed_s = max(0.0, self._owed_s + work_s) + (MEASURED_RUN_S + calls * CALL_S) / MOST_COST - work_s
+        self.like: _Measured | None = None
+        self.phase = 0  # in which the last was measured
+        self.work_s, self.elements = 0.0, 0
 
     def take(self) -> tuple[float, int]:
-        """The work and the elements since the last call."""
-        taken = self._work_s, self._elements
-        self._work_s, self._elements = 0.0, 0
+        """The work and the outputs since the last call."""
+        taken = self.work_s, self.elements
+        self.work_s, self.elements = 0.0, 0
         return taken
+
+
+class _Sampling:
+    """Which runs are measured by operation, and which others count like them.
+
+    Runs differ: one fills a window, and the next ones only hand over what is in it. So a run counts like a measured one
+    that took about as long. Which kind comes next is not known, so many runs in a row are measured until the time for
+    that is spent. If that was too short to meet the kind that takes most of the time, the next phase is twice as long.
+    """
+
+    __slots__ = ("_credit_s", "_kinds", "_needed_s", "_phase", "is_due")
+
+    def __init__(self) -> None:
+        self.is_due = True
+        self._credit_s = self._needed_s = FIRST_PHASE_S
+        self._phase = 1
+        self._kinds: dict[int, _Kind] = {}
+
+    def count(self, work_s: float, elements: int, run: _Measured | None, calls: int) -> _Kind:
+        """Counts a run; `run` is what was measured of it, with so many calls of operations."""
+        number = math.frexp(max(work_s, 1e-9))[1] // 2
+        kind = self._kinds.get(number) or self._kinds.setdefault(number, _Kind())
+        kind.work_s += work_s
+        kind.elements += elements
+        self._credit_s += MOST_COST * work_s
+        if run is not None:
+            kind.phase = self._phase
+            kind.like = run if kind.like is None or (elements and work_s > 0) else kind.like
+            self._credit_s -= MEASURED_RUN_S + calls * CALL_S
+        if self.is_due and self._credit_s <= 0:
+            longest = max(self._kinds.values(), key=lambda kind: kind.work_s)
+            self._needed_s *= 1 if longest.phase == self._phase else 2
+            self.is_due = False
+        elif not self.is_due and self._credit_s >= self._needed_s:
+            self.is_due, self._phase = True, self._phase + 1
+        return kind
+
+    def known(self) -> list[tuple[_Measured, _Kind]]:
+        """The kinds with work that was not measured, each with a run that is like it."""
+        found: list[tuple[_Measured, _Kind]] = []
+        for number, kind in self._kinds.items():
+            near = (self._kinds.get(each) for each in (number, number + 1, number - 1))
+            like = next((each.like for each in near if each is not None and each.like is not None), None)
+            if like is not None and (kind.work_s or kind.elements):
+                found.append((like, kind))
+        return found
 
 
 class Operations:
