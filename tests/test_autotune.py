@@ -502,3 +502,23 @@ def test_advice_names_the_users_line_and_none_is_given_for_what_a_command_reads(
     advice.clear()
     assert main(["head", path]) == main(["convert", path, str(tmp_path / "b.jsonl"), "--quiet"]) == 0
     assert not advice.records
+
+
+def test_threads_read_on_while_the_consumer_uses_the_first_element():
+    read = []
+
+    class Slow:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            time.sleep(0.05)
+            read.append(i)
+            return i
+
+    with iter(MapDataset.source(Slow()).to_iter_dataset(ReadOptions(num_threads=2))) as iterator:
+        next(iterator)
+        deadline = time.monotonic() + 10
+        while len(read) < 12 and time.monotonic() < deadline:  # a long step of training
+            time.sleep(0.05)
+        assert len(read) >= 12

@@ -75,7 +75,10 @@ class IndexStream(Stream):
                 return None
             first, begin = self._asked.popleft().start, time.perf_counter()
             block = self._executor.next()
-            self._tell(block, *self._made_by.pop(first), time.perf_counter() - begin)
+            thread, busy_s = self._made_by.pop(first)
+            self._tell(block, thread, busy_s, time.perf_counter() - begin)
+            if thread != get_ident():
+                self._ask(n)  # threads go on while the consumer uses these
         if self._guard is not None:
             return self._without_bad(block, first)
         if self._skips_missing and isinstance(block, Rows):
