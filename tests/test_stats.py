@@ -195,7 +195,7 @@ def test_the_verdict_names_what_bounds_a_run(name):
 def test_the_verdict_names_a_slow_loop(workers):
     ds = NUMBERS.map(abs).batch(4).to_iter_dataset(INLINE)
     stats = stats_of(ds.mp_prefetch(2) if workers else ds, loop_s=0.02)
-    assert stats.verdict.startswith("The accelerator takes the time"), f"{stats.verdict}\n{stats}"
+    assert stats.verdict.startswith("The training loop is the bottleneck ("), f"{stats.verdict}\n{stats}"
 
 
 def test_too_few_elements_are_no_verdict():
@@ -262,3 +262,23 @@ def test_elements_are_those_that_the_consumer_got(taken):
         next(iterator)
         assert iterator.stats().elements == taken + 1
     assert iterator.stats().elements == taken + 1
+
+
+class Far:
+    """A source that waits, such as for a network."""
+
+    def __len__(self):
+        return 50_000
+
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        return i
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_the_verdict_on_a_source_that_waits_advises_threads(num_threads):
+    options = ReadOptions(num_threads=num_threads)
+    stats = stats_of(MapDataset.source(Far()).to_iter_dataset(options).batch(2))
+    assert "It waits: " in stats.verdict, str(stats)
+    assert "`to_iter_dataset(ReadOptions(num_threads=" in stats.verdict
+    assert "mp_prefetch" not in stats.verdict

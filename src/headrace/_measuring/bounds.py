@@ -17,6 +17,8 @@ MOST_WORKERS = 64
 ALWAYS_TRIED = 8  # workers that sleep or wait for data may be more than cores
 ENOUGH = 0.95  # of the best rate: more workers for the rest are not worth it
 HANDOVER_S = 4e-6  # what an element from a worker costs the consumer, where that was not measured
+MOST_THREADS = 128
+WAITING = 0.5  # of the work is spent on a core: with less, it waits, such as for storage
 COPIED_BYTES = 4e9  # a second, into a worker's memory, where that was not measured
 
 
@@ -53,6 +55,7 @@ class Bounds:
         parts: What others compute.
         output_bytes: The size of an output.
         cores: How many cores there are.
+        reads_s: How much of the consumer's and its threads' work is random access, which threads can compute.
     """
 
     loop_s: float
@@ -61,6 +64,7 @@ class Bounds:
     parts: tuple[Part, ...]
     output_bytes: float
     cores: int
+    reads_s: float = 0.0
 
     @classmethod
     def of(cls, stats: "Stats") -> "Bounds":
@@ -84,7 +88,33 @@ class Bounds:
             parts=made,
             output_bytes=stats.bytes / outputs,
             cores=num_cores(),
+            reads_s=sum(stage.busy_s for stage in stats.stages if stage.where in ("consumer", "threads")) / outputs,
         )
+
+    @property
+    def work_s(self) -> float:
+        """The seconds of work in an output, whoever does it."""
+        return self.own_s + sum(part.work_s for part in self.parts)
+
+    @property
+    def cpu_s(self) -> float:
+        """How much of that is on a core."""
+        return self.own_cpu_s + sum(part.cpu_s for part in self.parts)
+
+    @property
+    def reading_waits(self) -> bool:
+        """Whether most of the work is random access that waits, such as for storage: more threads wait at once."""
+        return self.reads_s > WAITING * self.work_s and self.cpu_s < WAITING * self.work_s
+
+    def with_threads(self, number: int) -> float:
+        """How many outputs in a second that many threads would give, if the consumer did nothing else."""
+        return min(number / max(self.reads_s, 1e-9), 1 / max(self.cpu_s, 1e-9))
+
+    def best_threads(self) -> int:
+        """A power of two of threads that give about as much as any number, or as much as the consumer can take."""
+        enough = 1 / self.loop_s if self.loop_s else float("inf")
+        wanted = min(ENOUGH * self.with_threads(MOST_THREADS), enough)
+        return next((1 << i for i in range(8) if self.with_threads(1 << i) >= wanted), MOST_THREADS)
 
     @property
     def slowest(self) -> Part | None:

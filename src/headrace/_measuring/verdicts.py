@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace._measuring.bounds import Bounds, Part
+from headrace._measuring.bounds import WAITING, Bounds, Part
 
 if TYPE_CHECKING:
     from headrace.stats import Stats
@@ -37,8 +37,8 @@ def _waits_by_chance(stats: "Stats", bounds: Bounds) -> bool:
 def _of_loop(stats: "Stats", bounds: Bounds) -> str:
     share, factor = stats.consumer_s / stats.wall_s, bounds.alone / stats.rate
     return (
-        f"The accelerator takes the time, or whatever else the loop does between two elements: {share:.0%} of it. "
-        f"The loader could give {significant(factor)} × as much."
+        f"The training loop is the bottleneck ({100 * share:.0f} % of wall time). "
+        f"The loader could deliver {significant(factor)} × more."
     )
 
 
@@ -58,6 +58,8 @@ def culprit(stats: "Stats", where: str, more: str = "") -> str:
 
 
 def _advice(stats: "Stats", bounds: Bounds) -> str:
+    if bounds.reading_waits:
+        return _advice_on_threads(stats, bounds)
     workers = next((part.number for part in bounds.parts if part.where == "workers"), 0)
     best = bounds.best_workers()
     rate = bounds.with_workers(best)
@@ -65,6 +67,21 @@ def _advice(stats: "Stats", bounds: Bounds) -> str:
     if best <= workers or taken < WORTH * stats.rate:
         return f"More workers would not help: {_limit(bounds, max(best, workers))}."
     return f"`.mp_prefetch({best})` would give about {significant(taken)} elements/s."
+
+
+def _advice_on_threads(stats: "Stats", bounds: Bounds) -> str:
+    waits = f"It waits: only {bounds.cpu_s / bounds.work_s:.0%} of its time is spent on a core."
+    threads = max((part.number for part in bounds.parts if part.where == "threads"), default=0)
+    best = bounds.best_threads()
+    rate = min(bounds.with_threads(best), 1 / bounds.loop_s if bounds.loop_s else float("inf"))
+    if best <= threads or rate < WORTH * stats.rate:
+        return f"{waits} {threads} threads wait at once already."
+    return f"{waits} `to_iter_dataset({with_threads(best)})` would give about {significant(rate)} elements/s."
+
+
+def with_threads(number: int) -> str:
+    """The options for so many threads, with room for what they read."""
+    return f"ReadOptions(num_threads={number})"
 
 
 def significant(number: float) -> str:
@@ -77,9 +94,13 @@ def significant(number: float) -> str:
 
 def _limit(bounds: Bounds, number: int) -> str:
     """What keeps more workers from helping."""
-    cpu_s = bounds.own_cpu_s + sum(part.cpu_s for part in bounds.parts)
+    cpu_s = bounds.cpu_s
     if bounds.loop_s and bounds.with_workers(max(number, 1)) >= 1 / bounds.loop_s:
         return "the loop itself could not take more"
-    if cpu_s / bounds.cores >= bounds.own_s:
+    if cpu_s / bounds.cores >= bounds.own_s and cpu_s >= WAITING * bounds.work_s:
         return f"all {bounds.cores} cores are needed already" if bounds.cores > 1 else "the one core is in use"
+    if cpu_s < WAITING * bounds.work_s:
+        return (
+            "they wait, which threads do as well: put what waits before `to_iter_dataset(ReadOptions(num_threads=64))`"
+        )
     return "taking their results costs the consumer as much"
