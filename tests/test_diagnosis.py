@@ -139,3 +139,20 @@ def test_what_cannot_be_diagnosed():
         diagnose([1, 2])
     with pytest.raises(ZeroDivisionError):
         diagnose(MapDataset.range(10).map(lambda x: x // 0))
+
+
+class Far:
+    """A source that waits, such as for a network."""
+
+    def __len__(self):
+        return 50_000
+
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        return i
+
+
+def test_threads_are_tried_for_a_source_that_waits():
+    found = diagnose(MapDataset.source(Far()).to_iter_dataset(ReadOptions(num_threads=0)).batch(2), seconds=1.5)
+    assert found.threads, str(found)
+    assert "`to_iter_dataset(ReadOptions(num_threads=" in found.verdict

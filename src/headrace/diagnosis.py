@@ -11,14 +11,14 @@ from headrace._executors.walk import Walk
 from headrace._measuring import tables
 from headrace._measuring.bounds import Bounds
 from headrace._measuring.scaling import Scaling
-from headrace._measuring.verdicts import culprit, significant
-from headrace._ops.base import Op
-from headrace._ops.buffer import MpPrefetch, Prefetch
+from headrace._measuring.verdicts import culprit, significant, with_threads
+from headrace._ops.base import Kept, Op
+from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace._plan.recorder import Totals
 from headrace._utils.threads import num_cores
 from headrace.errors import PipelineError
 from headrace.loader import DataLoader
-from headrace.options import MultiprocessingOptions
+from headrace.options import MultiprocessingOptions, ReadOptions
 from headrace.stats import OperationStats, Stats
 
 WORTH = 1.1  # a smaller gain is not worth worker processes
@@ -45,6 +45,7 @@ class Diagnosis:
         measured: Elements in a second that so many gave.
         verdict: What takes longest, and what to do.
         tried: Elements in a second that a trial gave, by number of workers.
+        threads: Elements in a second that threads gave, by their number; only tried where reading waits.
     """
 
     operations: tuple[OperationStats, ...]
@@ -53,12 +54,13 @@ class Diagnosis:
     measured: float
     verdict: str
     tried: dict[int, float] = dataclasses.field(default_factory=dict)
+    threads: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and text."""
         made = dataclasses.asdict(self)
         made["operations"] = list(made["operations"])
-        for name in ("rates", "tried"):
+        for name in ("rates", "tried", "threads"):
             made[name] = {str(number): rate for number, rate in made[name].items()}
         return made
 
@@ -106,9 +108,43 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
     trials = _Trials(op, alone, one, seconds)
     best = trials.best()
     measured = trials.tried[best]
-    return Diagnosis(
-        _by_operation(alone), trials.predictions(best), best, measured, _verdict(alone, trials, best), trials.tried
-    )
+    threads = _try_threads(op, alone, AGAIN * seconds)
+    verdict = _verdict_on_threads(alone, threads, measured) or _verdict(alone, trials, best)
+    return Diagnosis(_by_operation(alone), trials.predictions(best), best, measured, verdict, trials.tried, threads)
+
+
+def _try_threads(op: Op, alone: Stats, seconds: float) -> dict[int, float]:
+    """What threads give where reading waits, by their number."""
+    number = Bounds.of(alone).best_threads()
+    threaded = _with_threads(op, number) if Bounds.of(alone).reading_waits else None
+    return {} if threaded is None else {number: _run(threaded, seconds, WARM_UP).rate}
+
+
+def _with_threads(op: Op, number: int) -> Op | None:
+    """A pipeline that reads in threads; `None` if it is not one chain."""
+    after: list[Op] = []
+    while not isinstance(op, ToStream):
+        if len(op.parents) != 1:
+            return None
+        after.append(op)
+        op = op.parents[0]
+    made: Op = dataclasses.replace(op, read_options=ReadOptions(num_threads=number))
+    for each in reversed(after):
+        own: dict[str, Any] = {"kept": Kept()} if hasattr(each, "kept") else {}
+        made = dataclasses.replace(each, parent=made, **own)  # type: ignore[call-arg]
+    return made
+
+
+def _verdict_on_threads(alone: Stats, threads: dict[int, float], others: float) -> str:
+    """Advice to read in threads; empty if workers give more, or nothing gains."""
+    for number, rate in threads.items():
+        if rate > WORTH * alone.rate and rate >= others:
+            where = next((each.where for each in alone.operations), "consumer")
+            return (
+                f"{culprit(alone, where)} It waits: `to_iter_dataset({with_threads(number)})` gives "
+                f"{significant(rate)} elements/s, {significant(rate / alone.rate)} × as much as now."
+            )
+    return ""
 
 
 class _Trials:
