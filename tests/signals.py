@@ -346,6 +346,17 @@ def check_that_exceptions_reach_the_user_while_workers_start():
         iterator.close()
 
 
+def check_that_exceptions_while_workers_start_leave_no_process():
+    chance, ds = random.Random(9), MapDataset.range(100).map(abs).to_iter_dataset().mp_prefetch(TWO)
+    for _ in range(80):  # by a command first, then as copies of a template
+        with contextlib.suppress(Notice), alarms(notify, chance.uniform(0.00001, 0.02)), iter(ds) as iterator:
+            next(iterator)
+        with contextlib.suppress(NameError):
+            iterator.close()
+            del iterator
+    until(lambda: not children_of(os.getpid()), "processes left")
+
+
 def check_that_threads_start_while_signals_come():
     """Other threads take signals too, so holding them back in this one would not do."""
     stop, chance = threading.Event(), random.Random(6)

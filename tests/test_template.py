@@ -108,6 +108,13 @@ def test_a_template_that_was_killed_is_not_missed(template, monkeypatch):
     assert outputs(abs) == [0, 1, 2, 3]
 
 
+def test_a_template_that_is_stopped_is_not_waited_for(template):
+    os.kill(template.process.pid, signal.SIGSTOP)
+    with nothing_left(), iter(stream(abs)) as iterator:
+        assert list(iterator) == [0, 1, 2, 3]
+    assert template.has_ended()
+
+
 def test_the_first_starts_make_no_template_and_one_that_cannot_start_is_not_tried_again(monkeypatch):
     templates.close()
     monkeypatch.setattr("headrace._executors.template.TEMPLATE", "no such argument")

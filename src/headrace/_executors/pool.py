@@ -92,7 +92,13 @@ class ProcessPool(ClosingPool):
             template = templates.find(worker_command(), worker_environment())
         for _ in range(count):
             with ctrl_c_later():
-                self._processes.append(Process(len(self._processes), self, template))
+                self._processes.append(Process(len(self._processes)))
+                try:
+                    self._processes[-1].start(self, template)
+                except BaseException:
+                    self._processes[-1].end(time.monotonic())
+                    self._processes.pop()
+                    raise
         for process in self._processes[-count:]:  # they start up while this writes the plan
             process.set_up(self)
 
@@ -351,7 +357,8 @@ class ProcessPool(ClosingPool):
         try:
             with ctrl_c_later():
                 template = templates.find(worker_command(), worker_environment())
-                new = self._processes[dead.index] = Process(dead.index, self, template)
+                new = self._processes[dead.index] = Process(dead.index)
+                new.start(self, template)
         except Exception:
             self.close(wait=False)
             raise

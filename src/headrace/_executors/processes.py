@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace._executors.messages import MESSAGE_BYTES, STACKS, STARTED_AS_WORKER, WORKER
 from headrace._executors.slots import anonymous_file
-from headrace._executors.template import Child, Copy, Template
+from headrace._executors.template import Child, Copy, Started, Template
 from headrace._utils.signals import let_through, suppress
 from headrace.errors import WorkerError
 
@@ -52,44 +52,51 @@ KEPT_MEMORY = {  # glibc reuses freed memory for large arrays: mapping new pages
 
 
 class Process:
-    """One worker process, and its unanswered tasks, oldest first; its `number` is unique."""
+    """One worker process, and its unanswered tasks, oldest first; its `number` is unique.
+
+    Keep it before it starts: only so can it be ended whatever a signal handler raises meanwhile.
+    """
 
     _numbers = itertools.count()
 
-    def __init__(self, index: int, pool: "ProcessPool", template: Template | None):
+    def __init__(self, index: int):
         self.index, self.number = index, next(Process._numbers)
         self.tasks: deque[Pending] = deque()
         self.ready = False
         self.num_streams = 0
         self.since = time.monotonic()  # when it began its oldest task
-        self.process: subprocess.Popen[bytes] | Child | None = None
+        self._child: Child | None = None
         self._copy: Copy | None = None
+        self._started = Started()
         self.end_fd = -1
         self.is_late = False  # whether it has ended itself because of an element that took too long
         self.stacks = Stacks()
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, _MESSAGES)
-        try:
-            with theirs:
-                self._start(theirs, pool, template)
-            if HAS_PIDFD and self.process is not None:
-                self.end_fd = os.pidfd_open(self.process.pid)
-        except BaseException:
-            self.end(time.monotonic())
-            raise
+        self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, _MESSAGES)
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes] | Child | None":
+        return self._child or self._started.process
+
+    def start(self, pool: "ProcessPool", template: Template | None) -> None:
+        """Starts the process; after an exception, `end` it."""
+        with self._theirs as theirs:
+            self._start(theirs, pool, template)
+        if HAS_PIDFD and self.process is not None:
+            self.end_fd = os.pidfd_open(self.process.pid)
 
     def _start(self, theirs: socket.socket, pool: "ProcessPool", template: Template | None) -> None:
         # Not 0, 1 or 2, which Popen replaces.
         with socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)) as passed:
             fds = (passed.fileno(), pool.slots.fd, pool.plan.fd, self.stacks.fd)
             if template is not None:
-                self._copy = Copy()
-                self.process = self._copy.of(template, worker_environment(), fds)
+                self._copy = Copy(template)
+                self._child = self._copy.ask(worker_environment(), fds)
             if self.process is not None:
                 return
             in_main_thread = threading.current_thread() is threading.main_thread()
             arguments = map(str, (*fds, int(in_main_thread), os.getpid()))
             try:
-                self.process = subprocess.Popen(
+                self._started.start(
                     [*worker_command(), *arguments],
                     stdin=subprocess.DEVNULL,
                     pass_fds=fds,
@@ -149,8 +156,9 @@ class Process:
     def end(self, deadline: float) -> int:
         """Waits for the process until the deadline, kills it and all that it started; returns its exit status."""
         status = 0
+        self._started.stop()
         if self.process is None and self._copy is not None:  # an exception came before the answer
-            self.process = self._copy.child()
+            self._child = self._copy.child()
         if self.process is not None:
             while not self.is_dead() and (left_s := deadline - time.monotonic()) > 0:
                 self._wait(left_s)
@@ -159,10 +167,11 @@ class Process:
                     os.killpg(self.process.pid, signal.SIGKILL)
             status = self.process.wait()
         self.socket.close()
+        self._theirs.close()
         self.stacks.close()
-        if self.end_fd >= 0:
-            os.close(self.end_fd)
-            self.end_fd = -1
+        end_fd, self.end_fd = self.end_fd, -1
+        if end_fd >= 0:
+            os.close(end_fd)
         return status
 
     def _wait(self, seconds: float) -> None:

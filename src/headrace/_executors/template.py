@@ -14,14 +14,16 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace._executors.messages import CLONE, MESSAGE_BYTES, PROCESS_ID, TEMPLATE, TEMPLATE_READY
-from headrace._utils.signals import suppress
+from headrace._utils.signals import let_through, suppress
+from headrace._utils.threads import start_thread
 
 if sys.platform != "win32":
     import resource
 
+ANSWER_S = 1.0  # how long a template may take to answer; it takes milliseconds, unless it is stopped
 STARTS = 2  # how often workers are started before there is a template
 READ_WHEN_LOADED = (
     *("LC_", "LD_", "GLIBC_", "MALLOC_", "LANG", "PYTHON", "TZ"),
@@ -61,13 +63,17 @@ class Template:
 
     def __init__(self, start: Start):
         self.start, self.was_ready = start, False
-        self.process: subprocess.Popen[bytes] | None = None
+        self._started = Started()
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes] | None":
+        return self._started.process
 
     def begin(self, environment: dict[str, str]) -> None:
         with self._theirs as theirs:
             arguments = map(str, (TEMPLATE, theirs.fileno(), int(self.start.in_main_thread), os.getpid()))
-            self.process = subprocess.Popen(
+            self._started.start(
                 [*self.start.command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -90,30 +96,73 @@ class Template:
     def close(self) -> None:
         self._theirs.close()
         self.socket.close()
+        self._started.stop()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
 
+class Started:
+    """A process that is started by a command; whatever a signal handler raises meanwhile, `process` tells it.
+
+    Handlers run in the main thread, and between a start there and its result they would lose it: nobody would ever
+    wait for the process. So another thread starts it.
+    """
+
+    def __init__(self):
+        self.process: subprocess.Popen[bytes] | None = None
+        self._error: BaseException | None = None
+        self._lock, self._stopped = threading.Lock(), False
+
+    def start(self, command: list[str], **options: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.process = subprocess.Popen(command, **options)
+            return
+        try:
+            start_thread(self._run, command, options, name="headrace starts a process", stop=bool).join()
+        except BaseException:
+            self.stop()
+            raise
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def stop(self) -> None:
+        """From now on, nothing is started."""
+        with self._lock:
+            self._stopped = True
+
+    def _run(self, command: list[str], options: dict[str, Any]) -> None:
+        with self._lock:
+            if not self._stopped:
+                try:
+                    self.process = subprocess.Popen(command, **options)
+                except BaseException as e:
+                    self._error = e
+
+
 class Copy:
     """A request for one more process."""
 
-    def __init__(self):
+    def __init__(self, template: Template):
+        self._template = template
         self._reply, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._answer = b""
 
-    def of(self, template: Template, environment: dict[str, str], fds: tuple[int, ...]) -> "Child | None":
-        """Has a template copy itself for a worker with some descriptors; returns None if it cannot."""
+    def ask(self, environment: dict[str, str], fds: tuple[int, ...]) -> "Child | None":
+        """Has the template copy itself for a worker with some descriptors; returns None if it cannot."""
         with self._theirs, suppress(OSError):
             message = pickle.dumps((os.getcwd(), environment))
             if len(message) <= MESSAGE_BYTES:
-                socket.send_fds(template.socket, [message], [self._theirs.fileno(), 1, 2, *fds])
+                given = [self._theirs.fileno(), 1, 2, *fds]
+                socket.send_fds(self._template.socket, [message], given, socket.MSG_DONTWAIT)
         return self.child()
 
     def child(self) -> "Child | None":
         """The process, if there is one; after an exception, it can be called again."""
         self._theirs.close()
-        self._answer = self._answer or self._reply.recv(PROCESS_ID.size)
+        if not self._answer and self._reply.fileno() >= 0:
+            self._answer = self._heard()
         self._reply.close()
         if not self._answer:
             return None
@@ -121,6 +170,17 @@ class Copy:
         with suppress(OSError):
             os.setpgid(pid, pid)  # it does so itself, perhaps later
         return Child(pid)
+
+    def _heard(self) -> bytes:
+        """The answer; it stays in the socket, or a signal handler could lose it. A stopped template gives none."""
+        self._reply.settimeout(ANSWER_S)
+        for _ in range(2):
+            try:
+                return self._reply.recv(PROCESS_ID.size, socket.MSG_PEEK)
+            except TimeoutError as e:
+                let_through(e)
+                self._template.close()  # or it would make a copy later, which nobody knows
+        return b""
 
 
 class Child:
@@ -133,9 +193,10 @@ class Child:
     def wait(self) -> int:
         """Waits for its end; returns its exit status, or 0 if other code in this process has it."""
         if self.returncode is None:
-            self.returncode = 0
+            status = 0
             with suppress(ChildProcessError):
-                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                status = os.waitpid(self.pid, 0)[1]
+            self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def kill(self) -> None:
