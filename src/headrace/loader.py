@@ -17,7 +17,7 @@ from headrace._ops.source import SeededSource
 from headrace._plan.plan import Plan
 from headrace._states import arrays
 from headrace._utils.one_line import short_repr
-from headrace._utils.spelling import NoNext, closest, explains_keywords, no_attribute, written_here
+from headrace._utils.spelling import closest, explains_keywords, no_attribute, written_here
 from headrace.compat.grain import marks
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
@@ -164,7 +164,6 @@ class DataLoader(marks.DataLoader):
         return True  # whatever its length is
 
     if not TYPE_CHECKING:
-        __next__ = NoNext()
 
         def __getattr__(self, name: str) -> Any:
             hint = written_here(name, on_loader=True)

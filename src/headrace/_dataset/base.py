@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from headrace._plan.recorder import Recorder
 from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
 from headrace._utils.signals import let_through
-from headrace._utils.spelling import NoNext, closest, explain_keywords_of, no_attribute, written_here
+from headrace._utils.spelling import closest, explain_keywords_of, no_attribute, written_here
 from headrace.compat.grain.marks import in_pipeline
 from headrace.compat.grain.stats import NoStats
 from headrace.errors import BadRecord, PipelineError, SpecError
@@ -50,8 +50,6 @@ class Dataset(Generic[T]):
     _parents: "tuple[Dataset, ...]" = ()
     _operation: Op | None = None  # of a class that stands for one operation
     _stats: ClassVar[NoStats] = NoStats()
-    if not TYPE_CHECKING:
-        __next__ = NoNext()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

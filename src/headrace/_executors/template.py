@@ -110,7 +110,7 @@ class Started:
     """
 
     def __init__(self):
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Any = None  # a `subprocess.Popen`, once it has started
         self._error: BaseException | None = None
         self._lock, self._stopped = threading.Lock(), False
 
@@ -119,7 +119,7 @@ class Started:
             self.process = subprocess.Popen(command, **options)
             return
         try:
-            start_thread(self._run, command, options, name="headrace starts a process", stop=bool).join()
+            start_thread(self._run, command, options, name="headrace starts a process", stop=lambda: None).join()
         except BaseException:
             self.stop()
             raise

@@ -324,7 +324,9 @@ def _differences_of_parts(
         return [f"{own[0][0]}: the same parts in another order"]
     saved, mine, positions = theirs[0][1].get("parts"), own[0][1]["parts"], op.part_positions(position[-1])
     found = []
-    for name in mine if isinstance(saved, dict) else ():
+    if not isinstance(saved, dict):
+        return found
+    for name in mine:
         if name not in saved:
             continue
         if isinstance(saved[name], dict) and isinstance(mine[name], dict):

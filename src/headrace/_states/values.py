@@ -217,7 +217,7 @@ class _Form:
 
     def _sample(self, array: np.ndarray, depth: int) -> str:
         if array.dtype.hasobject:
-            return self.each(sampled(array.reshape(-1)), depth)
+            return self.each(sampled(array.reshape(-1).tolist()), depth)
         if array.nbytes <= LONGEST or not array.ndim:
             return str(zlib.crc32(np.ascontiguousarray(array).tobytes()))
         rows = array[_places(len(array))]
@@ -295,7 +295,7 @@ def paths_of(source: Any) -> list[str]:
             found = list(found.values()) if isinstance(found, dict) else found
             found = found if isinstance(found, list | tuple) else [found]
             if found and all(isinstance(path, str | os.PathLike) for path in found):
-                return [os.fsdecode(path) for path in found]
+                return [os.fsdecode(path) for path in found if path is not None]
         source = getattr(source, "_source", None)
         if source is None:
             break

@@ -101,7 +101,7 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int = ROUNDS) -
             return index
 
 
-def _feistel(bits: int, values: np.ndarray, round_keys: Sequence[Any]) -> np.ndarray:
+def _feistel(bits: int, values: np.ndarray, round_keys: Any) -> np.ndarray:
     """One pass of the cipher over `values`, each below `2**bits`; a round's key is a number, or one for each value.
 
     `x * (2**w + 1)` has a word `x` of `w` bits twice, side by side, so shifts of it are rotations of `x`. The dtype has
@@ -179,7 +179,7 @@ def _walk_one(index: int, max_index: int, keys: tuple[int, int, int]) -> int:
             return index
 
 
-def _small_pass(values: np.ndarray, keys: Sequence[Any]) -> np.ndarray:
+def _small_pass(values: np.ndarray, keys: Any) -> np.ndarray:
     """One pass of the cipher over values of 16 bits."""
     table = _pair_table()
     out = table.take(values ^ keys[0])
@@ -259,7 +259,7 @@ def _walk(indices: np.ndarray, max_index: Any, bits: int, round_keys: Any) -> np
     # With 64 bits, the upper half is negative as int64, so compare as uint64.
     outside = out.view(np.uint64) > largest
     here, values = np.arange(len(out)), out
-    while left := np.count_nonzero(outside):
+    while left := int(np.count_nonzero(outside)):
         if 4 * left <= 3 * len(here) or left <= _LAST_FEW:  # drop those that have arrived, not in each pass
             out[here] = values
             here, values = here[outside], values[outside]

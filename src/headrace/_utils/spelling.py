@@ -133,19 +133,6 @@ def _wrong_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return TypeError(" ".join(said)) if said else None
 
 
-class NotAnIterator(TypeError, AttributeError):
-    """`next(ds)`: a dataset is no iterator, so for `hasattr` it has no `__next__`."""
-
-
-class NoNext:
-    """`__next__` of what is not an iterator: says how to get one."""
-
-    def __get__(self, instance: Any, owner: type) -> "NoNext":
-        if instance is None:
-            return self
-        raise NotAnIterator(f"{owner.__name__} is not an iterator: write `it = iter(ds)` once, then `next(it)`.")
-
-
 def closest(name: str, names: Iterable[str]) -> str | None:
     """The public name that is most like a misspelled one, if any is.
 

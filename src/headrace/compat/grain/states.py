@@ -80,7 +80,7 @@ def _cached(op: Any, state: Json) -> Json:
 
 def _is_one_to_one(op: Any) -> bool:
     """Whether element `i` of a cache comes from index `i` of the data."""
-    below = op.parent
+    below: Any = op.parent
     while isinstance(below, Map) or below.is_transparent:
         below = below.parent
     return isinstance(below, ToStream) and not below.parent.is_sparse
