@@ -89,7 +89,10 @@ def test_workers_give_what_was_predicted(name):
         if found.best >= 2 and as_predicted:
             break
         assert tries_left, found
-    assert f"`.mp_prefetch({found.best})`" in found.verdict
+    if max(found.threads.values(), default=0) > found.measured:
+        assert "It waits: `to_iter_dataset(ReadOptions(num_threads=" in found.verdict
+    else:
+        assert f"`.mp_prefetch({found.best})`" in found.verdict
 
 
 @pytest.mark.parametrize("name", AT_WORK)

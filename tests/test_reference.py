@@ -25,7 +25,7 @@ OWN = {
     "device.images": "DecodeImages",
     "device.torch": "CudaDevice OtherDevice ToTorchDevice",
     "diagnosis": "",
-    "errors": "Quoted available in_words install_command optional put_together users_frames without_memory_addresses without_secrets",
+    "errors": "Quoted available full_disk_named in_words install_command optional put_together users_frames without_memory_addresses without_secrets",
     "exporters": "Exporter debug_report export_of",
     "iterator": "PipelineIterator",
     "monitoring": "",

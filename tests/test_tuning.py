@@ -151,7 +151,7 @@ def test_a_stream_goes_on_if_no_more_processes_can_be_started(monkeypatch):
     with nothing_left(), iter(MapDataset.range(100).map(abs).to_iter_dataset().mp_prefetch(1)) as iterator:
         assert next(iterator) == 0
 
-        def refused(index, pool, template):
+        def refused(index):
             raise WorkerError("Resource temporarily unavailable")
 
         with monkeypatch.context() as patch:

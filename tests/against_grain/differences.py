@@ -99,7 +99,7 @@ ALLOWED = (
     Row(
         "an index that says too little",
         "Grain gives the count of an operation, or of batches, behind filters and flat maps too, and then goes elsewhere.",
-        says=r"^[gs]et_next_index: ours StateError: .*has no next index",
+        says=r"^[gs]et_next_index: ours NoNextIndexError: .*has no next index",
         example=f"M.range(9).filter(is_odd){READ}.batch(2)",
         script=(("index", 0),),
     ),

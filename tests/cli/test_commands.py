@@ -206,7 +206,7 @@ def test_bench(name, pipeline, capsys):
 
 def test_bench_as_json(pipeline, capsys):
     found = json.loads(out_of(capsys, "bench", f"{pipeline}:ds", "--seconds", "0.2", "--json"))
-    assert {"operations", "rates", "best", "measured", "verdict", "tried"} == set(found)
+    assert {"operations", "rates", "best", "measured", "verdict", "tried", "threads"} == set(found)
     assert found["measured"] > 0
 
 

@@ -322,7 +322,7 @@ def test_many_files_far_away_are_opened_in_threads(shards, monkeypatch):
     def slowly(self, path):
         seen.add(threading.current_thread().name)
         if threading.current_thread() is threading.main_thread():
-            time.sleep(0.01)
+            time.sleep(0.05)
         else:
             until(lambda: len(seen) > 2, "one thread opens all files")
         return opened(self, path)

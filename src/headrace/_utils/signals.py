@@ -75,10 +75,11 @@ def _evidence(error: BaseException) -> str | None:
 def _at_its_place(error: BaseException, innermost: TracebackType) -> str | None:
     from opcode import opname
 
-    code = innermost.tb_frame.f_code.co_code
-    if not 0 <= innermost.tb_lasti < len(code):  # a frame of compiled code
+    code = innermost.tb_frame.f_code
+    is_compiled = not code.co_flags and not code.co_consts  # a frame of Cython, say, whose instructions are made up
+    if is_compiled or not 0 <= innermost.tb_lasti < len(code.co_code):
         return None
-    name = opname[code[innermost.tb_lasti]]
+    name = opname[code.co_code[innermost.tb_lasti]]
     if name in _INTERRUPTIBLE:
         return "sure"
     # What another thread sets is a class, of which Python makes an exception without arguments.

@@ -382,7 +382,7 @@ class TorchDataset(IterableDataset):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Lets the next iterator begin where `state_dict()` was called, in its epoch."""
-        check_state(state_dict)
+        _check_state(state_dict)
         if _decides(get_worker_info()) and state_dict.get("epoch", 0) != self.epoch:
             self.set_epoch(state_dict.get("epoch", 0))
         self._loaded = state_dict
@@ -477,7 +477,7 @@ class _TensorIterator(Iterator[Any]):
 _STATE_KEYS = {"state", "skip", "worker", "num_workers"}
 
 
-def check_state(state: Any) -> None:
+def _check_state(state: Any) -> None:
     """Raises unless a state has the fields of a TorchDataset's, each with a value that it can have."""
     if not isinstance(state, dict) or state.keys() - {"epoch"} != _STATE_KEYS:
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__

@@ -37,8 +37,8 @@ class _BinPackIterDataset(IterDataset):
         padding_struct: Any = None,
         max_sequences_per_bin: int | None = None,
     ):
-        super().__init__(parent)
         stream = as_stream(parent, type(self).__name__)
+        super().__init__(parent)
         self._operation = stream.pack(
             length_struct,
             strategy=self._strategy,
@@ -144,8 +144,8 @@ class ConcatThenSplitIterDataset(IterDataset):
         bos_features: Collection[str] = (),
         bos_token_id: int | None = None,
     ):
-        super().__init__(parent)
         stream = as_stream(parent, "ConcatThenSplitIterDataset")
+        super().__init__(parent)
         self._operation = stream.pack(
             length_struct,
             strategy="concat_split",
