@@ -19,11 +19,11 @@ def verdict(stats: "Stats") -> str:
     if stats.elements < FEWEST or not stats.wall_s:
         return f"Not known yet: {stats.elements} elements are too few to tell."
     bounds = Bounds.of(stats)
-    own_s, waited_s = stats.next_s - stats.waited_s, stats.waited_s
     if stats.next_s < SMALL * stats.wall_s or _waits_by_chance(stats, bounds):
         return _of_loop(stats, bounds)
-    slowest = bounds.slowest
-    if waited_s > own_s and slowest is not None:
+    slowest, own_s = bounds.slowest, stats.next_s - stats.waited_s
+    # The consumer's own time includes waiting for the GIL, so a part that is slower than it is the bottleneck anyway.
+    if slowest is not None and (stats.waited_s > own_s or slowest.rate * bounds.own_s < 1):
         return f"{_culprit(stats, slowest)} {_advice(stats, bounds)}"
     where = f"{stats.next_s / stats.wall_s:.0%} of the time is spent in `next()`"
     return f"{culprit(stats, 'consumer', where)} {_advice(stats, bounds)}"
