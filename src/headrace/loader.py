@@ -46,8 +46,8 @@ class DataLoader(marks.DataLoader):
             `reads_in_order = True`). The loader reads it in order, in this process, and restores a state by reading up
             to its place, which works only before anything was read.
         sampler: The order of the records: an `IndexSampler`, a `SequentialSampler`, or your own.
-        operations: Transforms, functions of one element, and generator functions of an iterator of `Record`s, applied
-            one after the other.
+        operations: Transforms, functions of one element, and generator functions of an iterator of `Record` objects,
+            applied one after the other.
         worker_count: Worker processes; 0 computes in this process, `None` takes one for each core. Batches are the
             same with any number.
         worker_buffer_size: Outputs that each worker may have ready.
