@@ -247,3 +247,10 @@ def test_an_error_that_cannot_be_shown_comes_as_it_is():
         next(iterator)
     assert info.value.args == (0,)
     assert "raises_speechless" in [frame.name for frame in traceback.extract_tb(info.value.__traceback__)]
+
+
+@pytest.mark.parametrize(("setting", "all_frames"), [("", False), ("full", True)])
+def test_errors_of_the_package_show_its_frames_only_if_asked(monkeypatch, setting, all_frames):
+    monkeypatch.setenv("HEADRACE_TRACEBACK", setting)
+    error = first_error(MapDataset.range(1, 10).map(lambda n: {"x": [0] * n}).to_iter_dataset().batch(3))
+    assert (len(traceback.extract_tb(error.__traceback__)) > 5) == all_frames

@@ -440,12 +440,17 @@ def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def users_frames(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames of this package before the first one of the user or of a worker."""
+    """The traceback without the frames of this package before the first one of the user or of a worker.
+
+    An error of this package says in its message what is wrong and where, so it needs none of them. All frames stay
+    where the environment has `HEADRACE_TRACEBACK=full`, and in errors that this package did not expect.
+    """
     traceback = error.__traceback__
+    if os.environ.get("HEADRACE_TRACEBACK") == "full":
+        return traceback
     while traceback is not None and _is_ours(traceback.tb_frame):
         traceback = traceback.tb_next
-    # The message of a `WorkerError` says everything.
-    return traceback if traceback is not None or isinstance(error, WorkerError) else error.__traceback__
+    return traceback if traceback is not None or isinstance(error, HeadraceError) else error.__traceback__
 
 
 def _is_ours(frame: FrameType) -> bool:
