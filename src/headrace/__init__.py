@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from headrace import checkpoint as checkpoint
+from headrace import constants as constants
 from headrace import device as device
 from headrace import experimental as experimental
 from headrace import exporters as exporters
 from headrace import multiprocessing as multiprocessing
+from headrace import operations as operations
 from headrace import python as python
 from headrace import samplers as samplers
 from headrace import sharding as sharding
@@ -17,12 +19,9 @@ from headrace import sources as sources
 from headrace import transforms as transforms
 from headrace._ops.schedule import WeightSchedule as WeightSchedule
 from headrace._utils.lazy_imports import later as _later
-from headrace.compat.grain import constants as constants
 from headrace.compat.grain import monitoring as monitoring
-from headrace.compat.grain import operations as operations
 from headrace.compat.grain import proto as _proto
 from headrace.compat.grain.as_grain import as_grain as as_grain
-from headrace.compat.grain.config import config as config
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
 from headrace.errors import BadRecord as BadRecord
@@ -36,6 +35,7 @@ from headrace.options import ErrorPolicy as ErrorPolicy
 from headrace.options import MultiprocessingOptions as MultiprocessingOptions
 from headrace.options import RayOptions as RayOptions
 from headrace.options import ReadOptions as ReadOptions
+from headrace.options import config as config
 from headrace.records import Record as Record
 from headrace.records import RecordMetadata as RecordMetadata
 
@@ -62,10 +62,8 @@ _getattr, _dir, _ = _later(
         "sources.verification": ("verify",),
     },
 )
-_sys.modules |= {  # `import headrace.constants`
-    "headrace.constants": constants,
+_sys.modules |= {  # `import headrace.monitoring`
     "headrace.monitoring": monitoring,
-    "headrace.operations": operations,
     "headrace.proto": _proto,
     "headrace.python.experimental": experimental,
 }

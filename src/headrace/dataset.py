@@ -15,6 +15,7 @@ import numpy as np
 from headrace import transforms
 from headrace._dataset.base import Dataset, map_ops, num_elements, stream_ops
 from headrace._dataset.types import IterTypes, MapTypes
+from headrace._ops.adapters import as_source
 from headrace._ops.base import ENDLESS
 from headrace._ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace._ops.by_size import BatchBySize
@@ -29,8 +30,7 @@ from headrace._ops.split import split_of
 from headrace._ops.weighed_mix import mixed
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
-from headrace.compat.grain import marks
-from headrace.compat.grain.marks import in_pipeline
+from headrace._utils.signals import in_pipeline
 from headrace.errors import PipelineError
 from headrace.iterator import StreamIterator
 from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
@@ -38,13 +38,12 @@ from headrace.packing.operations import PackOptions, packer
 from headrace.protocols import RandomAccessDataSource
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
 from headrace.sources import RangeDataSource
-from headrace.sources.given import as_source
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class MapDataset(MapTypes[T], marks.MapDataset):
+class MapDataset(MapTypes[T]):
     """A dataset with a length and elements by index.
 
     To write your own, subclass it and define `__len__` and `__getitem__` (and `__getitems__`, if several elements
@@ -404,7 +403,7 @@ class MapDataset(MapTypes[T], marks.MapDataset):
         return self.to_iter_dataset().mp_prefetch(options, worker_init_fn)
 
 
-class IterDataset(IterTypes[T], marks.IterDataset):
+class IterDataset(IterTypes[T]):
     """A dataset that is a stream.
 
     To write your own, subclass it and define `__iter__`, which returns a `DatasetIterator` or is a plain

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace._ops.base import Op
 from headrace._plan import profile
-from headrace.compat.grain.config import config
 from headrace.errors import PipelineError, in_words, optional
+from headrace.options import config
 from headrace.stats import Stats
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ element costs some 20 ns; only `get_state()` asks how far the iterator has come.
 """
 
 import abc
+import contextlib
 import itertools
 import json
 import sys
@@ -21,13 +22,31 @@ from headrace._ops.base import Op
 from headrace._ops.global_batch import has_global_state
 from headrace._plan.next_index import index_at, position_at
 from headrace._states import arrays, files, positions
-from headrace.compat.grain.config import config
-from headrace.compat.grain.stats import NoStats
 from headrace.errors import ClosedError, StateError
 from headrace.exporters import DEBUG_EVERY_S, Export, Exporter, debug_report, export_of
+from headrace.options import config
 from headrace.stats import Stats
 
 T = TypeVar("T")
+
+
+class NoStats:
+    """Where users' datasets and iterators may report, as they do in Grain: nothing is recorded."""
+
+    output_spec = None
+
+    def record_self_time(self, *, num_elements: int = 1, offset_ns: int = 0) -> contextlib.AbstractContextManager[None]:
+        """A context for the work of one step."""
+        return contextlib.nullcontext()
+
+    def record_output_spec(self, element: Any) -> Any:
+        """Returns the element."""
+        return element
+
+    record_output_spec_for_batch = record_bytes_consumed = record_bytes_produced = record_output_spec
+
+    def report(self) -> None:
+        """Reports nothing."""
 
 
 class _Checkpointable(Generic[T]):

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,24 +12,24 @@ from headrace._loader.chain import chain
 from headrace._loader.in_order import InOrder, reads_in_order
 from headrace._loader.kinds import as_transforms, identity, shown
 from headrace._loader.order import Order
+from headrace._ops.adapters import opened
 from headrace._ops.source import SeededSource
 from headrace._plan.plan import Plan
+from headrace._show.viewable import Viewable
 from headrace._states import arrays
 from headrace._utils.one_line import short_repr
 from headrace._utils.spelling import closest, explains_keywords, no_attribute, written_here
-from headrace.compat.grain import marks
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
 from headrace.iterator import PipelineIterator
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.samplers import IndexSampler
 from headrace.sharding import NoSharding, ShardOptions
-from headrace.sources.given import opened
 
 T = TypeVar("T")
 
 
-class DataLoader(marks.DataLoader):
+class DataLoader(Viewable):
     """Reads records in a sampler's order and applies operations to them.
 
     >>> from headrace.transforms import Batch
@@ -42,7 +41,7 @@ class DataLoader(marks.DataLoader):
 
     Args:
         data_source: Anything that `MapDataset.source` takes: arrays, a path, a table. The source may be a stream, whose
-            `__getitem__` returns the next element whatever the index (if the loader does not notice, set
+            `__getitem__` returns the next element whatever the index (it says so by
             `reads_in_order = True`). The loader reads it in order, in this process, and restores a state by reading up
             to its place, which works only before anything was read.
         sampler: The order of the records: an `IndexSampler`, a `SequentialSampler`, or your own.
@@ -55,6 +54,8 @@ class DataLoader(marks.DataLoader):
         read_options: Threads that read ahead, in each process.
         enable_profiling: Has no effect; kept for compatibility.
     """
+
+    _kind_in_title = "Loader"
 
     @explains_keywords
     def __init__(
@@ -139,17 +140,6 @@ class DataLoader(marks.DataLoader):
         """
         return self._dataset.explain()
 
-    def view(self, *, title: str = "Loader", port: int = 0, open_browser: bool = True) -> Any:
-        """Serves a page on this machine that shows the loader's pipeline while it runs: see `MapDataset.view`.
-
-        >>> with load(range(4)).view(open_browser=False) as view:
-        ...     view.url.startswith("http://127.0.0.1:")
-        True
-
-        Differs from Grain: only Headrace has it.
-        """
-        return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
-
     def __len__(self) -> int:
         """How many outputs it has, where that is known without reading any; otherwise a `TypeError`.
 
@@ -180,24 +170,8 @@ class DataLoader(marks.DataLoader):
         """
         return DataLoaderIterator(self)
 
-    def show(self, n: int = 3) -> None:
-        """Shows the first elements, in a notebook as HTML: images as images, tokens as text.
-
-        >>> load([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}], num_epochs=1).show(2)
-        id  name
-         7  'a'
-         8  'b'
-
-        Differs from Grain: only Headrace has it.
-        """
-        from headrace import _show  # few programs need it
-
-        _show.show(self, n)
-
-    def _repr_html_(self) -> str:
-        from headrace import _show
-
-        return _show.dataset_html(self)
+    def _open_iterator(self) -> "DataLoaderIterator":
+        return DataLoaderIterator(self)
 
     def _check_source(self) -> None:
         """Raises if the source has become shorter since the loader was made."""

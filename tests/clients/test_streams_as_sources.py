@@ -11,6 +11,12 @@ from headrace._loader.in_order import reads_in_order
 from headrace.errors import ClosedError, PipelineError, StateError
 
 
+@pytest.fixture(autouse=True)
+def under_grains_name():
+    with headrace.as_grain():
+        yield
+
+
 class Stream:
     """The next number of the stream that belongs to the thread."""
 

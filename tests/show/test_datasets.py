@@ -139,6 +139,8 @@ def test_reading_that_may_use_up_elements_is_left_to_show(capsys):
             return iter(read)
 
     class Stream:
+        reads_in_order = True
+
         def __init__(self):
             self._elements = iter(range(4))
 

@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -26,12 +25,11 @@ from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
 from headrace._plan.show import show
 from headrace._plan.streams import Stream, open_stream
-from headrace._utils.signals import let_through
+from headrace._show.viewable import Viewable
+from headrace._utils.signals import in_pipeline, let_through
 from headrace._utils.spelling import closest, explain_keywords_of, no_attribute, written_here
-from headrace.compat.grain.marks import in_pipeline
-from headrace.compat.grain.stats import NoStats
 from headrace.errors import BadRecord, PipelineError, SpecError
-from headrace.iterator import DatasetIterator, StreamIterator
+from headrace.iterator import DatasetIterator, NoStats, StreamIterator
 from headrace.options import DatasetOptions, ErrorPolicy
 
 T = TypeVar("T")
@@ -42,7 +40,7 @@ _OF_ITERATORS = (
 )
 
 
-class Dataset(Generic[T]):
+class Dataset(Viewable, Generic[T]):
     """What `MapDataset` and `IterDataset` share, and their subclasses in users' code."""
 
     _is_stream: ClassVar[bool]
@@ -137,45 +135,8 @@ class Dataset(Generic[T]):
         """
         return Plan(self._op)
 
-    def view(self, *, title: str = "Pipeline", port: int = 0, open_browser: bool = True) -> "Any":
-        """Serves a page on this machine that shows the pipeline while it runs, and what operations do to elements.
-
-        It returns a `View` with the address, `url`, and `close()`. A script that has nothing else to do calls `wait()`.
-
-        >>> with MapDataset.range(4).view(open_browser=False) as view:
-        ...     view.url.startswith("http://127.0.0.1:")
-        True
-
-        Differs from Grain: only Headrace has it.
-
-        Args:
-            title: What the page is called.
-            port: The port to serve at; any that is free by default.
-            open_browser: Whether to open the page in a browser, if there is a screen.
-        """
-        return import_module("headrace._view").view(self, title=title, port=port, open_browser=open_browser)
-
     def __repr__(self) -> str:
         return show(self._op)
-
-    def show(self, n: int = 3) -> None:
-        """Shows the first elements, in a notebook as HTML: images as images, tokens as text.
-
-        >>> MapDataset.source([{"id": 7, "name": "a"}, {"id": 8, "name": "b"}]).show(2)
-        id  name
-         7  'a'
-         8  'b'
-
-        Differs from Grain: only Headrace has it.
-        """
-        from headrace import _show  # few programs need it
-
-        _show.show(self, n)
-
-    def _repr_html_(self) -> str:
-        from headrace import _show
-
-        return _show.dataset_html(self)
 
     # ---- operations on elements
 
@@ -423,6 +384,10 @@ class Dataset(Generic[T]):
     def _stream_op(self) -> Op:
         op = self._op
         return op if op.is_stream else ToStream(op)
+
+    def _open_iterator(self) -> StreamIterator[T]:
+        """An iterator with statistics, which those of users' own classes do not have."""
+        return StreamIterator(self._stream_op)
 
     def __iter__(self) -> DatasetIterator[T]:
         # A subclass may call this in its `__iter__`: it then means the operation that its base class stands for.

@@ -19,7 +19,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from headrace._utils.signals import let_through
 from headrace._utils.spelling import keys_instead
-from headrace.compat.grain.as_grain import module_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +34,15 @@ class Imports(NamedTuple):
 
 
 # ---- in the consumer
+
+SetUp = Callable[[], object]
+set_ups: list[Callable[[], SetUp | None]] = []
+"""Functions of this process that return what a new worker calls first, if anything."""
+
+
+def worker_set_ups() -> list[SetUp]:
+    """What a worker that starts now calls first."""
+    return [call for find in set_ups if (call := find()) is not None]
 
 
 def of_main_script() -> Imports:
@@ -103,6 +111,18 @@ def _needs_framework(module: ModuleType, seen: set[str]) -> bool:
         return True
     others = [sys.modules[name] for name in named if name in sys.modules]
     return any(_needs_framework(other, seen) for other in others if other.__name__ not in seen and _is_own(other))
+
+
+def module_of(value: object) -> str:
+    """The name of the module that a value is or comes from."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    try:
+        home = getattr(value, "__module__", None)
+    except Exception as e:  # from a `__getattr__`
+        let_through(e)
+        return ""
+    return home if isinstance(home, str) else ""
 
 
 # ---- in a worker

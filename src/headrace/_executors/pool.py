@@ -26,7 +26,6 @@ from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.template import templates
 from headrace._executors.tracebacks import unpacked_error
 from headrace._utils.signals import let_through
-from headrace.compat.grain import as_grain
 from headrace.errors import ElementTimeout, WorkerError
 from headrace.protocols import ChunkLimits
 
@@ -81,7 +80,7 @@ class ProcessPool(ClosingPool):
             "path": sys.path,
             "argv": sys.argv,
             "pythonpath": os.environ.get("PYTHONPATH"),
-            "as_grain": as_grain.in_force(),
+            "set_ups": imports.worker_set_ups(),
             "imports": imports.of_main_script(),
         }
         self.world = Writer(self._control, start=8).dump(world)

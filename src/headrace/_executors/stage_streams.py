@@ -26,10 +26,9 @@ from headrace._plan.stages import (
     depth,
     portable,
     rebased,
-    start_of,
 )
 from headrace._plan.streams import Context, MissingElement, Position, Run, Stream, open_stream
-from headrace._plan.streams.base import places_base, where_after
+from headrace._plan.streams.base import places_base, start_of, where_after
 from headrace.errors import BadRecord, ElementTimeout
 from headrace.options import AUTOTUNE, MultiprocessingOptions
 from headrace.protocols import PendingTask, TaskPool

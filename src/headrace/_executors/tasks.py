@@ -24,8 +24,8 @@ from headrace._plan.profile import Profile
 from headrace._plan.recorder import Operations, StageRecord, Times
 from headrace._plan.stages import Path, all_operations, find, last_batch, portable
 from headrace._plan.streams import Context, Position, Run, Stream, open_stream
+from headrace._utils.signals import in_pipeline
 from headrace._utils.trees import Empty
-from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import BadRecord, WorkerError
 from headrace.options import DatasetOptions, num_threads
 

@@ -24,14 +24,12 @@ from headrace._plan.blocks import Block
 from headrace._plan.plan import Plan
 from headrace._plan.profile import here
 from headrace._plan.recorder import Recorder
-from headrace._plan.stages import start_of
 from headrace._plan.streams import At, Context, Run, Stream, open_stream
+from headrace._plan.streams.base import start_of
 from headrace._utils import progress
-from headrace._utils.signals import from_outside, may_be_from_outside
-from headrace.compat.grain.config import config
-from headrace.compat.grain.marks import in_pipeline
+from headrace._utils.signals import from_outside, in_pipeline, may_be_from_outside
 from headrace.errors import ClosedError, FilterError, HeadraceError, PipelineError, users_frames
-from headrace.options import DatasetOptions, ExecutionTrackingMode
+from headrace.options import DatasetOptions, ExecutionTrackingMode, config
 
 LONGEST_RUN = 1 << 13
 SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
@@ -386,12 +384,11 @@ class Walk:
                 self._workers.close(wait=False)
 
 
-_CALLS = {in_pipeline.__code__, open_stream.__code__}  # which all calls of functions and sources go through
-
-
 def _is_of_a_call(error: BaseException) -> bool:
+    """Whether an error was raised below one of the functions through which all calls of a pipeline's functions go."""
+    calls = (in_pipeline.__code__, open_stream.__code__)
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code not in _CALLS:
+    while traceback is not None and traceback.tb_frame.f_code not in calls:
         traceback = traceback.tb_next
     return traceback is not None or isinstance(error, HeadraceError)
 

@@ -41,7 +41,6 @@ from headrace._executors.task_server import TaskServer, begin
 from headrace._executors.tasks import CloseStream, Task
 from headrace._executors.tracebacks import packed_error
 from headrace._plan.guard import Step
-from headrace.compat.grain import as_grain
 
 PR_SET_PDEATHSIG = 1
 
@@ -95,7 +94,8 @@ def _enter(world: dict[str, Any]) -> None:
     os.environ.pop("PYTHONPATH", None)
     if world["pythonpath"] is not None:
         os.environ["PYTHONPATH"] = world["pythonpath"]
-    as_grain.enforce(*world["as_grain"])
+    for set_up in world["set_ups"]:
+        set_up()
 
 
 def _receive(connection: socket.socket) -> bytes:

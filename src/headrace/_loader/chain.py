@@ -13,9 +13,9 @@ from headrace._loader.order import Lent, Order
 from headrace._loader.records import with_records
 from headrace._ops.base import describe
 from headrace._ops.element import PlacedMap, RecordMap
-from headrace.compat.grain.operations import Operation
 from headrace.dataset import MapDataset
 from headrace.errors import PipelineError
+from headrace.operations import Operation
 from headrace.options import ReadOptions
 
 

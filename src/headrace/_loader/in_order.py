@@ -4,9 +4,9 @@ Some programs put an iterator behind `__getitem__` to use it in a loader. The lo
 and in its own process, and keeps the last elements, to give them again after an error.
 """
 
-import dis
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from headrace._ops.source import Source
@@ -19,17 +19,19 @@ KEPT = 1 << 13  # elements; no more than these are read ahead of the consumer
 FORGET_EVERY = 16  # elements
 
 
+Reader = Callable[[Any, int, int], Any]
+recognizers: dict[Callable[[Any], bool], Reader] = {}
+"""Functions that recognize sources which do not say so, and how to read one: by its number, and that of all threads."""
+
+
 def reads_in_order(source: Any) -> bool:
-    """Whether a source says so (`reads_in_order = True`), or calls `next` and ignores its index."""
+    """Whether a source says so: `reads_in_order = True`."""
     said = getattr(source, "reads_in_order", None)
-    if said is not None:
-        return bool(said)
-    code = getattr(getattr(type(source), "__getitem__", None), "__code__", None)
-    if code is None or code.co_argcount != 2 or "next" not in code.co_names:
-        return False
-    index = code.co_varnames[1]
-    loaded = (step.argval for step in dis.get_instructions(code) if "LOAD" in step.opname)
-    return not any(index == name or (isinstance(name, tuple) and index in name) for name in loaded)
+    return any(recognize(source) for recognize in recognizers) if said is None else bool(said)
+
+
+def _read_item(source: Any, nth: int, num_threads: int) -> Any:
+    return source[nth]
 
 
 class InOrder:
@@ -41,6 +43,8 @@ class InOrder:
         self._source, self._said_length, self._length = source, length, length
         num_threads = getattr(read_options, "num_threads", 1)
         self._num_threads = num_threads if isinstance(num_threads, int) and num_threads > 0 else 1
+        found = (read for recognize, read in recognizers.items() if recognize(source))
+        self._read_from: Reader = next(found, _read_item)
         self._kept: dict[int, Any] = {}
         self._count = 0  # elements read since the iteration began
         self._is_new = True  # no element was ever read
@@ -71,22 +75,19 @@ class InOrder:
             return self._kept[nth]
 
     def _read(self, nth: int) -> Any:
-        """The next element; a source may have a stream for each thread, which it finds by the thread's name."""
+        """The next element."""
         if self._error is not None:
             raise self._error
         if nth >= self._length:
             raise IndexError(f"{type(self._source).__name__} has ended after {nth} elements.")
-        thread, self._is_new = threading.current_thread(), False
-        name, thread.name = thread.name, f"headrace-read-ahead_{nth % self._num_threads}"
+        self._is_new = False
         try:
-            return self._source[nth]
+            return self._read_from(self._source, nth, self._num_threads)
         except StopIteration:
             self._length = nth
         except Exception as e:
             self._error = e
             raise
-        finally:
-            thread.name = name
         return self._read(nth)
 
     def begin(self, iterator: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from headrace import transforms
 from headrace._dataset.base import METHODS, method_of
 from headrace._ops.base import describe
-from headrace.compat.grain.operations import Operation
 from headrace.errors import PipelineError
+from headrace.operations import Operation
 from headrace.records import Record
 
 RANDOM = transforms.RandomMap | transforms.TfRandomMap

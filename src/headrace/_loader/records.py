@@ -13,10 +13,10 @@ from headrace._loader.order import Order
 from headrace._ops.base import describe
 from headrace._ops.element import PlacedMap
 from headrace._plan.elements import check_is_element
-from headrace.compat.grain.operations import Operation, batched
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator
+from headrace.operations import Operation, batched
 from headrace.records import Record, RecordMetadata
 
 

@@ -22,7 +22,7 @@ from headrace.errors import StateError
 from headrace.samplers import BuiltInSampler
 from headrace.sharding import ShardOptions
 from headrace.sources import SharedMemoryDataSource
-from headrace.sources.base import BlockSource
+from headrace.sources.indices import BlockSource
 
 FORMAT = "headrace.DataLoader/1"
 LONGEST = 200

@@ -334,20 +334,6 @@ def all_operations(op: Op) -> list[Op]:
 # --------------------------------------------------------------------------------------------- positions
 
 
-def start_of(op: Op) -> Position:
-    """The position before the first output."""
-    numbers: list[tuple[Any, ...]] = []
-    while op.before is not None:
-        if op.state_fields is not None:
-            numbers.append(op.first_numbers())
-        op = op.before
-    parts = tuple(start_of(part) for part in op.parents if part.is_stream and not isinstance(op, UserDataset))
-    position = op.first_position(parts)
-    for own in reversed(numbers):
-        position = (*own, position)
-    return position
-
-
 class Folded:
     """A deeply nested position to be pickled, which unpickles as the position itself: nested tuples would recurse."""
 

@@ -22,8 +22,8 @@ from headrace._ops.source import UserDataset
 from headrace._plan.guard import Guard
 from headrace._plan.streams import Context, open_stream
 from headrace._utils.addresses import redacted
+from headrace._utils.signals import in_pipeline
 from headrace._utils.threads import start_thread
-from headrace.compat.grain.marks import in_pipeline
 from headrace.errors import in_words
 from headrace.options import ErrorPolicy
 

@@ -30,12 +30,9 @@ from headrace._states.values import is_installed
 from headrace._utils.addresses import identity
 from headrace.errors import PipelineError
 from headrace.sources import files
-from headrace.sources.descriptors import Holder
-from headrace.sources.record_files import Pace
 from headrace.sources.sidecar import Index
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
-_VOLATILE = (Holder, Pace)  # what is open now, and how fast it was
 _PATHS = ("paths", "_paths", "path", "_path", "_connect")
 _NOT_CONTENT = ("parent", "parts", "datasets", "kept", "site")
 _MARKS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -151,7 +148,7 @@ class _Digests:
             return self.of_pipeline(value)
         if isinstance(getattr(value, "_op", None), Op):  # a dataset
             return self.of_pipeline(value._op)
-        if isinstance(value, _VOLATILE):
+        if getattr(type(value), "is_volatile", False):  # what is open now, or how fast it was
             return b""
         if isinstance(value, Index):
             return _hash("index", self.of(value.path), repr(tuple(value.version)).encode())

@@ -13,6 +13,7 @@ and `parent`, and have other leaves.
 import json
 import warnings
 import zlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,14 @@ from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.disk_cache import FromDisk
 from headrace._ops.state_fields import PartStates, as_int, ints
-from headrace._plan.stages import start_of
+from headrace._plan.streams.base import start_of
 from headrace._plan.streams.combine import part_made
 from headrace._states import arrays
 from headrace._states.fingerprint import changed_functions, differences, fingerprint, functions, remember
-from headrace.compat.grain import states
 from headrace.errors import NextIndexError, StateError, StateWarning
 
 Json = dict[str, Any]
+translators: list[Callable[[Op, Json], Json]] = []  # of states that other libraries wrote
 BESIDE = ("pipeline", "functions", "checksum")
 MOST_SHOWN = 8  # differences in an error
 
@@ -85,7 +86,7 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     bare = {name: value for name, value in state.items() if name not in BESIDE}
     try:
         if _is_foreign(bare):
-            bare = states.translated(op, bare)
+            bare = _translated(op, bare)
         check_checksum(state, strict=strict)
         position = decode(op, bare)
         found = differences(op, state["pipeline"], position) if "pipeline" in state else []
@@ -173,6 +174,13 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
 def _is_foreign(state: Json) -> bool:
     """Whether a state has none of the forms that Headrace writes."""
     return "op" not in state and "next_index" not in state and not any(map(_is_entry, state))
+
+
+def _translated(op: Op, state: Json) -> Json:
+    """A state of another library as one of ours."""
+    for translate in translators:
+        state = translate(op, state)
+    return state
 
 
 def _is_entry(key: Any) -> bool:

@@ -11,9 +11,11 @@ jump back, or after a call. And a handler gets the frame that it interrupts.
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _INTERRUPTIBLE = ("RESUME", "JUMP_BACKWARD")  # which raise nothing themselves
 _NO_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError)  # which functions of C raise without arguments
 
@@ -34,6 +36,11 @@ def from_outside(error: BaseException) -> BaseException | None:
             return each
         chain += (each.__cause__, each.__context__)
     return None
+
+
+def in_pipeline(function: Callable[..., T], *args: Any) -> T:
+    """Calls a function of a pipeline: what is raised below this frame is the pipeline's error."""
+    return function(*args)
 
 
 def may_be_from_outside(error: BaseException) -> bool:

@@ -20,8 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace._utils.notebooks import place
-from headrace._utils.signals import let_through, suppress
-from headrace.compat.grain.marks import in_pipeline
+from headrace._utils.signals import in_pipeline, let_through, suppress
 from headrace.errors import ClosedError
 
 if TYPE_CHECKING:

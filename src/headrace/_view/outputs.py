@@ -17,7 +17,7 @@ from headrace._plan.next_index import position_at
 from headrace._plan.origins import index_in
 from headrace._plan.plan import Plan
 from headrace._plan.streams import Context, Position, open_stream
-from headrace.compat.grain.marks import in_pipeline
+from headrace._utils.signals import in_pipeline
 from headrace.errors import PipelineError, StateError, in_words
 from headrace.options import DatasetOptions, ErrorPolicy
 

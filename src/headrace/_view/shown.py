@@ -19,8 +19,6 @@ from headrace._view.outputs import Streams
 from headrace._view.runner import Runner
 from headrace._view.trace import Step, Tracer
 from headrace.errors import PipelineError
-from headrace.iterator import PipelineIterator, StreamIterator
-from headrace.loader import DataLoader
 
 
 class Shown:
@@ -37,7 +35,7 @@ class Shown:
         self._plan = Plan(dataset._op)
         self._graph = Graph(self._plan)
         self._tracer = Tracer(dataset._op)
-        self.runner = Runner(lambda: iterator_of(pipeline), self._tracer.remember)
+        self.runner = Runner(pipeline._open_iterator, self._tracer.remember)
         self._lengths: list[Lengths] | None = None
         self._measuring = threading.Lock()
 
@@ -134,11 +132,6 @@ class Shown:
                 for item in step.items
             ],
         }
-
-
-def iterator_of(pipeline: Any) -> PipelineIterator:
-    """An iterator with statistics, which those of users' own classes do not have."""
-    return pipeline.__iter__() if isinstance(pipeline, DataLoader) else StreamIterator(pipeline._stream_op)
 
 
 def _changes_nothing(step: Step) -> bool:

@@ -6,12 +6,13 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace._dataset.base import dataset_of
 from headrace._ops.base import Op
 from headrace._ops.source import Source, UserDataset
+from headrace._plan.kernels import fetcher
 from headrace._plan.streams import Position
 from headrace._report.graph import label_of
 from headrace._utils.addresses import redacted
+from headrace._utils.signals import in_pipeline
 from headrace._view import lineage
 from headrace._view.lineage import Inputs
 from headrace._view.outputs import Finder, Output, Streams
@@ -133,10 +134,16 @@ def _item(op: Op, index: int) -> Item:
         origin = _origin(op, index)
         title = f"record {origin.index:,}" + (f", epoch {origin.epoch}" if origin.epoch else "")
     try:
-        dataset: Any = dataset_of(op)
-        return Item(title, dataset[index])
+        return Item(title, _element_at(op, index))
     except Exception as e:
         return Item(title, error=in_words(e))
+
+
+def _element_at(op: Op, index: int) -> Any:
+    if isinstance(op, UserDataset):
+        return op.dataset[index]
+    (element,) = in_pipeline(fetcher(op), range(index, index + 1)).own_rows()
+    return element
 
 
 def _origin(op: Any, index: int) -> Origin:

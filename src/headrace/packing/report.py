@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
 from headrace.packing.operations import STRATEGIES, PackOptions, options_of
 
@@ -70,7 +69,7 @@ class PaddingReport:
 
 
 def padding_report(
-    ds: IterDataset,
+    ds: Any,
     length_struct: Mapping[str, Any],
     *,
     strategies: Sequence[str] = tuple(STRATEGIES),
@@ -89,7 +88,7 @@ def padding_report(
     concat_split       190     0.01%
 
     Args:
-        ds: Elements that are dicts of arrays.
+        ds: An `IterDataset` whose elements are dicts of arrays.
         length_struct: The length of a row for each feature.
         strategies: The strategies to compare.
         num_sequences: How many elements to pack.

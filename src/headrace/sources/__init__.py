@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from headrace._utils.lazy_imports import later
 from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
+from headrace.sources import given as _given
 from headrace.sources.arrays import ArrayDataSource as ArrayDataSource
 from headrace.sources.ranges import RangeDataSource as RangeDataSource
 from headrace.sources.shared import InMemoryDataSource as InMemoryDataSource

@@ -1,48 +1,17 @@
 """What sources that read many elements at once have in common, and the numbers in states."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from headrace._utils.progress import Bar
 from headrace._utils.threads import map_in_threads
 from headrace.errors import StateError
 from headrace.sources import files
-from headrace.sources.indices import Parts
+from headrace.sources.indices import BlockSource, Parts
 
 T = TypeVar("T")
-
-
-class BlockSource(Generic[T]):
-    """A source that reads many elements at once, and can be closed."""
-
-    _at_once: ClassVar[int] = 1024  # elements that iteration reads together
-    _most_shown: ClassVar[int] = 300  # characters of its repr in a pipeline's: paths are long
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> T:
-        raise NotImplementedError
-
-    def __getitems__(self, indices: Sequence[int]) -> list[T]:
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[T]:
-        length = len(self)
-        for start in range(0, length, self._at_once):
-            yield from self.__getitems__(range(start, min(start + self._at_once, length)))
-
-    def close(self) -> None:
-        """Closes the files; reading from the source opens them again."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class FileSource(BlockSource[T]):

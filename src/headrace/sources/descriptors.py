@@ -110,6 +110,8 @@ KEPT = Kept()
 class Holder:
     """Keeps idle files open; the least recently used is closed first."""
 
+    is_volatile = True  # no part of what a source is
+
     def __init__(self, most: int):
         self._most = most
         self._lock = threading.Lock()

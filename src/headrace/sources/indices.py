@@ -1,12 +1,14 @@
-"""Indices of elements: whether they are in range, and in which file each element is."""
+"""Random access to stored elements: indices in range, the file of each element, and sources that read many at once."""
 
 import bisect
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 def place_of(index: int, length: int, what: str) -> int:
@@ -62,3 +64,34 @@ class Parts:
         for a, b in itertools.pairwise([0, *cuts, len(places)] if len(places) else ()):
             number = int(numbers[a])
             yield number, slice(a, b), places[a:b] - self._starts[number]
+
+
+class BlockSource(Generic[T]):
+    """A source that reads many elements at once, and can be closed."""
+
+    _at_once: ClassVar[int] = 1024  # elements that iteration reads together
+    _most_shown: ClassVar[int] = 300  # characters of its repr in a pipeline's: paths are long
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> T:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: Sequence[int]) -> list[T]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[T]:
+        length = len(self)
+        for start in range(0, length, self._at_once):
+            yield from self.__getitems__(range(start, min(start + self._at_once, length)))
+
+    def close(self) -> None:
+        """Closes the files; reading from the source opens them again."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -342,6 +342,8 @@ class Readers(Holder):
 class Pace:
     """Whether reading records one by one is slow, so that cores should share it: from a slow disk, or large ones."""
 
+    is_volatile = True  # no part of what a source is
+
     def __init__(self):
         self._num_reads = self._num_slow = 0
 

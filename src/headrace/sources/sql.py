@@ -19,9 +19,8 @@ import numpy as np
 
 from headrace._utils.addresses import redacted, told_apart
 from headrace.errors import DataError, PipelineError, RemoteError, without_secrets
-from headrace.sources.base import BlockSource
 from headrace.sources.files import is_remote
-from headrace.sources.indices import place_of, places_of
+from headrace.sources.indices import BlockSource, place_of, places_of
 
 Row = dict[str, Any]
 KEYS_AT_ONCE = 500  # in one query; older versions of SQLite take at most 999 parameters

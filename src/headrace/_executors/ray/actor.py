@@ -20,7 +20,6 @@ from headrace._executors.slots import Extent, Pieces, Slot, Writer, anonymous_fi
 from headrace._executors.task_server import TaskServer, begin
 from headrace._executors.tasks import Task
 from headrace._executors.tracebacks import packed_error
-from headrace.compat.grain import as_grain
 from headrace.errors import WorkerError
 
 WRITABLE_BYTES = 64 << 20  # arrays of a plan of this size are an actor's own; larger ones are read in the object store
@@ -65,7 +64,8 @@ class Actor:
         try:
             _check_versions(world["versions"])
             sys.path += [path for path in world["path"] if path not in sys.path]
-            as_grain.enforce(*world["as_grain"])
+            for set_up in world["set_ups"]:
+                set_up()
             missing = Missing(world["imports"])
             memory = plan if plan.nbytes > WRITABLE_BYTES else plan.copy()
             pipelines, init, options = missing.retry(opened_plan)(memory, extent)

@@ -31,7 +31,6 @@ from headrace._executors.shared_plan import SharedPlan
 from headrace._executors.slots import Extent, Slot, Slots, Writer, pickled_part
 from headrace._executors.tasks import BlockTask, Task
 from headrace._executors.tracebacks import unpacked_error
-from headrace.compat.grain import as_grain
 from headrace.errors import WorkerError
 from headrace.options import AUTOTUNE, AutotuneParameter, RayOptions
 from headrace.protocols import ChunkLimits
@@ -137,7 +136,7 @@ class RayPool(ClosingPool):
         self._plan_ref = self._ray.put(memory)  # once for all actors of a node
         self._world = {
             "path": [os.path.abspath(path) for path in sys.path],
-            "as_grain": as_grain.in_force(),
+            "set_ups": imports.worker_set_ups(),
             "imports": imports.of_main_script(),
             "versions": versions(pickled_part(memory, self.plan.extent)),
         }

@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace._ops.base import Kept, Op
 from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
+from headrace._ops.source import UserDataset
 from headrace._plan.blocks import Block, Rows, concat
 from headrace._plan.guard import Guard
 from headrace._plan.kernels import Fetch, fetcher
@@ -207,6 +208,20 @@ class Context:
     fill: Callable[[Op], None] = lambda op: None
     guard: Guard | None = None
     kept: Kept = field(default_factory=Kept)
+
+
+def start_of(op: Op) -> Position:
+    """The position before the first output."""
+    numbers: list[tuple[Any, ...]] = []
+    while op.before is not None:
+        if op.state_fields is not None:
+            numbers.append(op.first_numbers())
+        op = op.before
+    parts = tuple(start_of(part) for part in op.parents if part.is_stream and not isinstance(op, UserDataset))
+    position = op.first_position(parts)
+    for own in reversed(numbers):
+        position = (*own, position)
+    return position
 
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:

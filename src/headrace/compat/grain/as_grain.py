@@ -5,10 +5,13 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
 
-from headrace._utils.signals import let_through
+from headrace._executors.imports import module_of
+from headrace.compat.grain import hooks
 
 ALIAS, PACKAGE = "grain", "headrace"
 PRIVATE = "grain._src"  # `private_modules.py` makes its modules
@@ -32,6 +35,7 @@ class as_grain:
         self._known = set(sys.modules)
         sys.meta_path.insert(0, self._finder)
         importlib.import_module(ALIAS)  # Keras checks whether it is imported
+        hooks.install(_for_workers)
 
     def __enter__(self) -> ModuleType:
         return importlib.import_module(PACKAGE)
@@ -43,6 +47,7 @@ class as_grain:
             del sys.modules[name]
         vars(sys.modules[PACKAGE]).pop("_src", None)
         sys.modules.update(self._hidden)
+        hooks.remove()
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -88,26 +93,15 @@ def _is_user(module: ModuleType) -> bool:
     )
 
 
-def module_of(value: Any) -> str:
-    """The name of the module that a value is or comes from."""
-    if isinstance(value, ModuleType):
-        return value.__name__
-    try:
-        home = getattr(value, "__module__", None)
-    except Exception as e:  # from a `__getattr__`
-        let_through(e)
-        return ""
-    return home if isinstance(home, str) else ""
-
-
 # ------------------------------------------------------------------------------------------- for worker processes
 
 _imported_so: set[str] = set()  # modules that were imported while Headrace was `grain`
 
 
-def in_force() -> tuple[bool, list[str]]:
-    """Whether Headrace is `grain` now, and which modules were imported while it was."""
-    return any(isinstance(finder, _Finder) for finder in sys.meta_path), sorted(_imported_so)
+def _for_workers() -> Callable[[], None] | None:
+    """What makes Headrace `grain` in a worker too, where it is or was here."""
+    always, modules = any(isinstance(finder, _Finder) for finder in sys.meta_path), sorted(_imported_so)
+    return partial(enforce, always, modules) if always or modules else None
 
 
 def enforce(always: bool, modules: list[str]) -> None:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace._dataset.base import Dataset
-from headrace.compat.grain.operations import Operation
 from headrace.dataset import IterDataset, as_stream
+from headrace.operations import Operation
 from headrace.options import check_counts
 from headrace.packing.bins import Bins, FirstFitBins
 from headrace.packing.intake import check_lengths

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.sources.base import BlockSource
-from headrace.sources.indices import place_of, places_of
+from headrace.sources.indices import BlockSource, place_of, places_of
 from headrace.sources.kept_elements.columns import ColumnReader
 from headrace.sources.kept_elements.names import MANIFEST, VERSION, damaged
 from headrace.sources.kept_elements.records import RecordReader
