@@ -45,8 +45,8 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: STREAM.rebatch(0), "batch_size must be a positive int; got 0"),
         (lambda: RANGE.window_shuffle(0, seed=1), "window_size must be a positive int; got 0"),
         (lambda: STREAM.shuffle(0, seed=1), "buffer_size must be a positive int; got 0"),
-        (lambda: MapDataset.mix([RANGE, RANGE], [1, 0]), "must be positive; weight 1 is 0"),
-        (lambda: MapDataset.mix([RANGE, RANGE], [1, -2]), "must be positive; weight 1 is -2"),
+        (lambda: MapDataset.mix([RANGE, RANGE], [0, 0]), "All weights of a `mix` are 0"),
+        (lambda: MapDataset.mix([RANGE, RANGE], [1, -2]), "must be 0 or more, and finite; weight 1 is -2"),
         (lambda: MapDataset.mix([RANGE, RANGE], [1]), "one weight for each dataset; got 1 for 2"),
         (
             lambda: MapDataset.mix([RANGE, RANGE], {"a": 1, "b": 2}),

@@ -503,14 +503,6 @@ def test_a_slice_may_be_a_sequence_or_a_dataset_of_indices():
         ds.slice(headrace.MapDataset.range(3).repeat())
 
 
-def test_a_weight_of_zero_is_an_error_that_names_the_part():
-    parts = {"web": headrace.MapDataset.range(3).to_iter_dataset(), "books": headrace.MapDataset.range(3)}
-    with pytest.raises(ValueError, match="the weight of 'web' is 0"):
-        headrace.IterDataset.mix(parts, {"web": 0, "books": 1})
-    with pytest.raises(ValueError):
-        grain.MapDataset.mix([grain.MapDataset.range(3)] * 2, [0, 1])
-
-
 def _interleaved(lib):
     parts = [lib.MapDataset.range(k, k + 3).to_iter_dataset() for k in range(0, 50, 10)]
     return lib.experimental.InterleaveIterDataset(parts, cycle_length=2)

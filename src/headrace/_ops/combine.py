@@ -73,6 +73,20 @@ class Mixing(Nary):
     maps_move_into_parts = True
     names: tuple[str, ...] | None
 
+    @cached_property
+    def due_parts(self) -> tuple[int, ...]:
+        """The parts that can be due: those that have a weight other than 0 at some time."""
+        raise NotImplementedError
+
+    @property
+    @from_parents
+    def endless(self) -> bool:
+        return all(self.parts[i].endless for i in self.due_parts)
+
+    @from_parents
+    def spec(self) -> Any:
+        return self.parts[self.due_parts[0]].spec()
+
     def named_parts(self) -> dict[str, Op]:
         return dict(zip(self.names, self.parts, strict=True)) if self.names else super().named_parts()
 
@@ -129,16 +143,24 @@ class Mix(RouteOp, Mixing):
                 f"`mix` needs one weight for each dataset; got {len(self.weights)} for {len(self.parts)}."
             )
         for i, weight in enumerate(self.weights):
-            if not weight > 0 or weight == float("inf"):
+            if not weight >= 0 or weight == float("inf"):
                 part = f"weight {i}" if self.names is None else f"the weight of {self.names[i]!r}"
-                raise PipelineError(
-                    f"Weights of a `mix` must be positive; {part} is {weight!r}. Leave out a dataset that you do not "
-                    "want, or use a WeightSchedule, in which a weight may be 0."
-                )
+                raise PipelineError(f"Weights of a `mix` must be 0 or more, and finite; {part} is {weight!r}.")
+        if not any(self.weights):
+            given = list(self.weights) if self.names is None else dict(zip(self.names, self.weights, strict=True))
+            raise PipelineError(
+                f"All weights of a `mix` are 0, so no dataset would give an element: {given}. Give at least one a "
+                "positive weight."
+            )
         self._check_parts()
 
+    @cached_property
+    def due_parts(self) -> tuple[int, ...]:
+        assert isinstance(self.weights, tuple)
+        return tuple(i for i, weight in enumerate(self.weights) if weight)
+
     def _check_parts(self) -> None:
-        empty = [] if self.is_stream else [i for i, part in enumerate(self.parts) if not part.length()]
+        empty = [] if self.is_stream else [i for i in self.due_parts if not self.parts[i].length()]
         if empty:
             part = self.parts[empty[0]]
             raise PipelineError(
@@ -173,9 +195,9 @@ class Mix(RouteOp, Mixing):
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:
-        """The weights as ints: hundredths of the smallest."""
+        """The weights as ints: hundredths of the smallest that is not 0."""
         assert isinstance(self.weights, tuple)
-        least = min(self.weights)
+        least = min(self.weights[i] for i in self.due_parts)
         return tuple(int(weight * 100 / least) for weight in self.weights)
 
     @cached_property
@@ -186,13 +208,8 @@ class Mix(RouteOp, Mixing):
     @from_parents
     def length(self) -> int:
         total = sum(self.proportions)
-        shortest = min(part.length() / (p / total) for part, p in zip(self.parts, self.proportions, strict=True))
+        shortest = min(self.parts[i].length() / (self.proportions[i] / total) for i in self.due_parts)
         return min(int(shortest), ENDLESS)
-
-    @property
-    @from_parents
-    def endless(self) -> bool:
-        return all(part.endless for part in self.parts)
 
     def route(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.shares(idx)

@@ -56,6 +56,9 @@ def _num_outputs(op: Op, counts: dict[Op, float | None]) -> float | None:
     if isinstance(op, GlobalBatch):
         return _num_global_batches(op, counts)
     inputs = [counts.get(parent) for parent in op.parents]
+    if isinstance(op, Mix) and len(op.due_parts) < len(inputs):
+        due = set(op.due_parts)
+        inputs = [count if i in due else math.inf for i, count in enumerate(inputs)]  # it never reads the others
     known = [count for count in inputs if count is not None]
     if not inputs or len(known) < len(inputs) or isinstance(op, UserDataset):
         return None

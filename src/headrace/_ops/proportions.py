@@ -21,21 +21,31 @@ MOST_ALONE = 16  # but only this many times for one block
 
 
 class Shares:
-    """The schedule of a mix; its period is the sum of the proportions in lowest terms."""
+    """The schedule of a mix; its period is the sum of the proportions in lowest terms.
+
+    Parts of proportion 0 take no outputs: the others are placed as if these were not there.
+    """
 
     def __init__(self, proportions: Sequence[int]):
         divisor = gcd(*proportions)
-        self._counts = [p // divisor for p in proportions]
+        self._proportions = [p // divisor for p in proportions]
+        self._counts = [p for p in self._proportions if p]
+        self._part_of = np.flatnonzero(self._proportions)
         self._period = sum(self._counts)
         self._count_of = np.array(self._counts)
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._alone: dict[int, int] = {}  # by block: how many times its outputs were computed one by one
 
     def __reduce__(self):
-        return Shares, (self._counts,)
+        return Shares, (self._proportions,)
 
     def __call__(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The part of each output, and the number of its element there."""
+        which, inner = self._place(idx)
+        return (which if len(self._counts) == len(self._proportions) else self._part_of[which]), inner
+
+    def _place(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same, with parts counted without those of proportion 0."""
         if self._period > ENDLESS:  # the first period never ends
             return self._within_period(idx)
         cycles, rest = np.divmod(idx, self._period)
@@ -46,6 +56,7 @@ class Shares:
 
     def num_outputs(self, counts: Sequence[float]) -> float:
         """How many outputs there are before one is due from a part that has no more than so many elements."""
+        counts = [counts[part] for part in self._part_of]
         if min(counts) == inf:
             return inf
         cycles = min(count // own for count, own in zip(counts, self._counts, strict=True) if count < inf)

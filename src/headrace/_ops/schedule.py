@@ -129,6 +129,12 @@ class WeightSchedule:
             )
         return row
 
+    def due_parts(self, names: Sequence[str] | int) -> tuple[int, ...]:
+        """The parts (by names or number) whose weight is not 0 at all steps; what a function gives is not known."""
+        if callable(self.weights):
+            return tuple(range(self._count(names)))
+        return tuple(np.flatnonzero(sum(self.row(step, names) for step in self._steps)).tolist())
+
     def _at(self, step: int) -> Weights:
         if not callable(self.weights):
             return self.weights[step]
@@ -166,7 +172,7 @@ class Timetable(NamedTuple):
 def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) -> Timetable:
     """Assigns `BLOCK` elements to parts, given their weights and those of later elements."""
     known = min(len(weights), BLOCK)
-    digest = plan_number(hashlib.sha1(weights.tobytes(), usedforsecurity=False).hexdigest())
+    digest = weights_number(weights)
     if len(weights) <= BLOCK:  # the schedule fails after these: plan as if the last weights stayed
         weights = np.concatenate([weights, np.repeat(weights[-1:], BLOCK + 1 - len(weights), axis=0)])
     num_parts = len(lags)
@@ -183,6 +189,11 @@ def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) ->
     after -= after.sum() / num_parts  # or rounding errors would add up
     next_lags = tuple((np.round(after / LAG_UNIT) * LAG_UNIT).tolist())
     return Timetable(which[:known], lags, next_lags, digest, error)
+
+
+def weights_number(weights: np.ndarray) -> int:
+    """A number for the weights that a block is planned from."""
+    return plan_number(hashlib.sha1(weights.tobytes(), usedforsecurity=False).hexdigest())
 
 
 def plan_number(digest: str) -> int:
@@ -239,6 +250,10 @@ class ScheduledMix(Mixing):
     def _parts(self) -> Sequence[str] | int:
         return self.names or len(self.parts)
 
+    @cached_property
+    def due_parts(self) -> tuple[int, ...]:
+        return self.schedule.due_parts(self._parts)
+
     def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
         return replace(self, parts=parents, lane=lane)
 
@@ -259,17 +274,28 @@ class ScheduledMix(Mixing):
             raise StateError(f"The state mixes the parts {known}, and {self.label()} has {self._parts}.")
         elements, lags, digest = self.read_numbers(fields)
         first = elements // BLOCK * BLOCK
-        if digest and self.planned(first // BLOCK, lags).digest != digest:
+        if digest and self.planned(first // BLOCK, lags, digest).digest != digest:
             raise StateError(
                 f"The schedule of {self.label()} (pipeline at {self.site}) is not that of the state, which has planned "
                 f"from element {first} on. Give it the same weights there; they may differ after element "
                 f"{first + 2 * BLOCK}."
             )
 
-    def planned(self, block: int, lags: Lags) -> Timetable:
-        """A block of elements; with many parts, it looks further ahead."""
+    def planned(self, block: int, lags: Lags, digest: int = 0) -> Timetable:
+        """A block of elements, as if parts that never have a weight were not there; with many parts, it looks further
+        ahead. The digest is that of a state within the block: older ones have planned with all parts.
+        """
         first, ahead = block * BLOCK, max(BLOCK, 4 * len(self.parts))
         weights, error = self.schedule.shares(first, first + BLOCK + ahead, self._parts, self.lane)
         if error is not None and not len(weights):
             raise error
-        return plan(weights, tuple(lags), error)
+        due = list(self.due_parts)
+        if len(due) == len(self.parts):
+            return plan(weights, tuple(lags), error)
+        if digest and digest == weights_number(weights):
+            return plan(weights, tuple(lags), error)
+        among = plan(weights[:, due], tuple(lags[i] for i in due), error)
+        after = list(lags)
+        for i, lag in zip(due, among.next_lags, strict=True):
+            after[i] = lag
+        return among._replace(which=np.array(due, np.intp)[among.which], lags=tuple(lags), next_lags=tuple(after))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Op, from_parents
+from headrace._ops.base import Op
 from headrace._ops.combine import Mix, Mixing
 from headrace._ops.lanes import WHOLE, Lane
 from headrace._ops.schedule import ScheduledMix, Weights, WeightSchedule
@@ -62,10 +62,9 @@ class WeighedMix(Mixing):
     def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
         return replace(self, parts=parents, lane=lane)
 
-    @property
-    @from_parents
-    def endless(self) -> bool:
-        return all(part.endless for part in self.parts)
+    @cached_property
+    def due_parts(self) -> tuple[int, ...]:
+        return self.schedule.due_parts(self._parts)
 
     # ---- which part comes next
 

@@ -1,5 +1,6 @@
 """Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -37,19 +38,20 @@ class NaryStream(Stream):
                 feed.stream.close(wait=wait)
 
 
-def open_parts(parts: tuple[Op, ...], positions: Any, context: Context) -> list[Feed]:
-    """The elements of each part; of many parts, each is opened when it is first due."""
-    feeds: list[Feed] = []
+def open_parts(parts: tuple[Op, ...], positions: Any, context: Context, due: Sequence[int] | None = None) -> list[Feed]:
+    """The elements of each part; of many parts, each is opened when it is first due, and one not among `due` never."""
     positions = positions or (None,) * len(parts)
+    pairs = zip(parts, positions, strict=True)
+    feeds = [Feed(None, (partial(open_stream, part, at, context), at)) for part, at in pairs]
     if len(parts) > MOST_AT_ONCE:
-        pairs = zip(parts, positions, strict=True)
-        return [Feed(None, (partial(open_stream, part, at, context), at)) for part, at in pairs]
+        return feeds
     try:
-        for part, at in zip(parts, positions, strict=True):
-            feeds.append(Feed(open_stream(part, at, context)))
+        for i in range(len(parts)) if due is None else due:
+            feeds[i].stream  # noqa: B018  (opens it)
     except BaseException:
         for feed in feeds:
-            feed.stream.close(wait=False)
+            if feed.is_open:
+                feed.stream.close(wait=False)
         raise
     return feeds
 
@@ -156,7 +158,7 @@ class ScheduledMixStream(MixStream):
         count, lags = self.position[:2]
         offset = count % BLOCK
         if self._plan is None or offset == 0:
-            self._plan = self._op.planned(count // BLOCK, lags)
+            self._plan = self._op.planned(count // BLOCK, lags, self.position[2])
         plan = self._plan
         if plan.error is not None and offset == len(plan.which):
             raise plan.error
@@ -174,7 +176,7 @@ class ScheduledMixStream(MixStream):
 def _(op: Any, position: Position, context: Context) -> Stream:
     *numbers, positions = start_at(op, position)
     kind: Any = FixedMixStream if isinstance(op, Mix) else ScheduledMixStream
-    return kind(op, tuple(numbers), open_parts(op.parts, positions, context))
+    return kind(op, tuple(numbers), open_parts(op.parts, positions, context, op.due_parts))
 
 
 class InterleaveStream(Stream):

@@ -123,4 +123,4 @@ class _Spans:
 @stream_of.register
 def _(op: WeighedMix, position: Position, context: Context) -> Stream:
     *numbers, positions = start_at(op, position)
-    return WeighedMixStream(op, tuple(numbers), open_parts(op.parts, positions, context))
+    return WeighedMixStream(op, tuple(numbers), open_parts(op.parts, positions, context, op.due_parts))
