@@ -2,13 +2,18 @@
 
 import gzip
 import logging
+import re
+import sys
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace import DatasetOptions, MapDataset, ReadOptions, config, exporters
+from headrace import DatasetOptions, MapDataset, MultiprocessingOptions, ReadOptions, config, exporters
+from headrace._executors.profiled import Profiled
 from headrace.errors import PipelineError
 from headrace.experimental import ExecutionTrackingMode
 
@@ -168,3 +173,34 @@ def test_debug_mode_logs_statistics_and_writes_reports(tmp_path, caplog):
     caplog.clear()
     read_all(iter(small()))
     assert not caplog.records
+
+
+def busy(x):
+    until = time.monotonic() + 0.005
+    while time.monotonic() < until:
+        pass
+    return x
+
+
+def test_traces_of_workers(tmp_path, capfd):
+    pytest.importorskip("jax")
+    client = pytest.importorskip("tensorflow").profiler.experimental.client
+    options = MultiprocessingOptions(1, enable_profiling=True)
+    ds = MapDataset.range(10**6).map(busy).to_iter_dataset().mp_prefetch(options)
+    with iter(ds) as iterator:
+        next(iterator)
+        address = re.search(r"Worker 0 \(process \d+\) can be profiled at (localhost:\d+)", capfd.readouterr().err)
+        tracing = threading.Thread(target=client.trace, args=(f"grpc://{address[1]}", str(tmp_path), 300))
+        tracing.start()
+        while tracing.is_alive():
+            next(iterator)
+    traces = [path.read_bytes() for path in Path(tmp_path).rglob("*") if path.is_file()]
+    assert any(b"headrace: map(busy at test_exporters.py" in trace for trace in traces)
+
+
+def test_without_jax_workers_are_not_profiled(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    seen = []
+    Profiled(lambda *args: seen.append(args))(0, 1)
+    assert seen == [(0, 1)]
+    assert "enable_profiling=True has no effect: `jax`" in caplog.text

@@ -9,11 +9,9 @@ import contextlib
 import itertools
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace._ops.base import Op
 from headrace._plan import profile
 from headrace.errors import PipelineError, in_words, optional
 from headrace.options import config
@@ -191,7 +189,7 @@ class Prometheus:
 def annotations(profiler: str) -> Iterator[None]:
     """Within it, operations that this process computes have their names in the traces of a profiler.
 
-    Worker processes are not in such traces. Everywhere else, operations cost nothing more.
+    Worker processes are not in such traces: see `MultiprocessingOptions(enable_profiling=True)`. Everywhere else, operations cost nothing more.
 
     >>> with annotations("jax"):
     ...     _ = list(MapDataset.range(4).map(str))
@@ -207,13 +205,5 @@ def annotations(profiler: str) -> Iterator[None]:
         named = optional("torch.profiler", extra="torch").record_function
     else:
         raise PipelineError(f"There are annotations for 'jax' and 'torch'; got {profiler!r}.")
-    labels: weakref.WeakKeyDictionary[Op, str] = weakref.WeakKeyDictionary()
-
-    def annotate(op: Op) -> Any:
-        label = labels.get(op)
-        if label is None:
-            label = labels[op] = f"headrace: {op.label()}"
-        return named(label)
-
-    with profile.annotated(annotate):
+    with profile.annotated(profile.labelled(named)):
         yield

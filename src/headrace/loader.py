@@ -52,7 +52,7 @@ class DataLoader(Viewable):
         worker_buffer_size: Outputs that each worker may have ready.
         shard_options: The shard to read, if the sampler has none: every `shard_count`-th record of its order.
         read_options: Threads that read ahead, in each process.
-        enable_profiling: Has no effect; kept for compatibility.
+        enable_profiling: Lets XProf look into the workers: see `MultiprocessingOptions`.
     """
 
     _kind_in_title = "Loader"

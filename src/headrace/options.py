@@ -111,7 +111,8 @@ class MultiprocessingOptions:
             consumer waits, and as cores and memory are free.
         per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time. With
             AUTOTUNE, one at first, more while that helps, and fewer again if memory gets short.
-        enable_profiling: Accepted as in Grain, without effect.
+        enable_profiling: Each worker serves JAX's profiler and logs the address: XProf or TensorBoard can capture a
+            trace there, in which operations have names. JAX then uses the CPU in workers. Without JAX it has no effect.
         buffer_bytes: The most bytes ready or under way, in all workers together.
     """
 
@@ -127,7 +128,7 @@ class MultiprocessingOptions:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What must be the same for two `mp_prefetch` to share workers."""
-        return (type(self),)
+        return type(self), self.enable_profiling
 
     def buffer_size_or(self, default: int) -> int:
         """The size of a worker's buffer, or a default for `AUTOTUNE`."""
@@ -173,7 +174,7 @@ class RayOptions(MultiprocessingOptions):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        return type(self), self.address, self.num_cpus, self.resources, self.runtime_env
+        return *super().kind, self.address, self.num_cpus, self.resources, self.runtime_env
 
     def __post_init__(self):
         check_counts(self, "num_workers", least=0, autotune=True)

@@ -112,6 +112,7 @@ class Workers:
 
     def _shared_plan(self, cache: PoolCache, key: Key, group: list[MpPrefetch]) -> Any:
         """The plan for some `mp_prefetch`, each rewritten for speed and as written; made once for all iterators."""
+        from headrace._executors.profiled import Profiled
         from headrace._executors.shared_plan import SharedPlan
 
         shared_plan = cache.shared_plans.get(key)
@@ -121,7 +122,10 @@ class Workers:
                 for op in group
                 for as_written in (False, True)
             ]
-            shared_plan = SharedPlan(pipelines, group[0].worker_init_fn, self._plan.options)
+            init = group[0].worker_init_fn
+            if group[0].options.enable_profiling:
+                init = Profiled(init)
+            shared_plan = SharedPlan(pipelines, init, self._plan.options)
             cache.shared_plans[key] = shared_plan
         return shared_plan
 

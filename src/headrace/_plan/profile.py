@@ -6,6 +6,7 @@ that of the operations below it.
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -115,6 +116,19 @@ def timed(op: Op, function: Callable[..., T], *args: Any, **named: Any) -> T:
 def _timed(op: Op, function: Callable[..., T], args: Any, named: Any) -> T:
     profile = here.profile
     return function(*args, **named) if profile is None else profile.call(op, function, args, named)
+
+
+def labelled(named: Callable[[str], Any]) -> Callable[[Op], AbstractContextManager[Any]]:
+    """For an operation, the context that a profiler has for a name."""
+    labels: weakref.WeakKeyDictionary[Op, str] = weakref.WeakKeyDictionary()
+
+    def annotate(op: Op) -> Any:
+        label = labels.get(op)
+        if label is None:
+            label = labels[op] = f"headrace: {op.label()}"
+        return named(label)
+
+    return annotate
 
 
 @contextmanager
