@@ -1,6 +1,7 @@
 """Small things that users of Grain rely on: what comes of `None`, of empty parts and of wrong arguments, as the wheel has it."""
 
 import contextlib
+import inspect
 import logging
 import multiprocessing.shared_memory
 import os
@@ -529,6 +530,8 @@ def test_errors_are_of_the_classes_that_programs_expect():
             lib.experimental.get_next_index(iterator)
         with pytest.raises(TypeError):
             lib.python.IndexSampler(4, lib.python.NoSharding(), shuffle=True, num_epochs=1, seed="a")
+        with pytest.raises(TypeError):
+            list(lib.MapDataset.range(4).shuffle(seed="a"))
 
 
 def test_what_cannot_be_pickled_is_a_value_error():
@@ -558,7 +561,8 @@ def test_fewer_elements_ahead_than_threads_are_logged(caplog):
 
 
 def test_every_name_that_dir_lists_resolves():
-    for module in (headrace, headrace.python):
+    modules = [value for value in map(vars(headrace).get, dir(headrace)) if inspect.ismodule(value)]
+    for module in (headrace, headrace.python, headrace.experimental, *modules):
         assert [name for name in dir(module) if not hasattr(module, name)] == []
 
 

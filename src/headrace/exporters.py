@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,8 @@ class Prometheus:
 def annotations(profiler: str) -> Iterator[None]:
     """Within it, operations that this process computes have their names in the traces of a profiler.
 
-    Worker processes are not in such traces: see `MultiprocessingOptions(enable_profiling=True)`. Everywhere else, operations cost nothing more.
+    Worker processes are not in such traces: `MultiprocessingOptions(enable_profiling=True)` lets a profiler look into
+    them. Everywhere else, operations cost nothing more.
 
     >>> with annotations("jax"):
     ...     _ = list(MapDataset.range(4).map(str))

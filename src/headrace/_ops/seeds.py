@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace._ops.base import Op
 from headrace._utils.rng import derive_seed
-from headrace.errors import PipelineError
+from headrace.errors import PipelineError, SeedError
 
 
 def default_seed(parents: tuple[Op, ...]) -> int | None:
@@ -54,7 +54,7 @@ def check_seed(seed: Any, *, op: str, bits: int | None = 32) -> int:
     if isinstance(seed, np.integer):
         seed = int(seed)
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise PipelineError(f"The seed of `{op}` must be an int; got {seed!r}.")
+        raise SeedError(f"The seed of `{op}` must be an int; got {seed!r}.")
     if seed < 0 or (bits and seed >> bits):
         limit = f"between 0 and 2**{bits} - 1" if bits else "0 or more"
         raise PipelineError(f"The seed of `{op}` must be {limit}; got {seed}.")
