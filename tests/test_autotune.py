@@ -126,6 +126,14 @@ def test_threads_that_hold_the_gil_are_not_used_and_the_user_is_told_once(execut
     assert len(advice.records) == 1
 
 
+def test_the_advice_names_what_computes_and_not_what_orders(advice):
+    ds = MapDataset.range(10).map(spin).shuffle(seed=1).slice(slice(8)).seed(2).repeat().to_iter_dataset()
+    headrace._executors._advise(ds._op, "threads do not scale")
+    (record,) = advice.records
+    assert record.getMessage().startswith("map(spin at test_autotune.py:")
+    assert "repeat" not in record.getMessage()
+
+
 @pytest.mark.parametrize(("function", "count"), [(wait, 200), (inflate, 200), (add_one, 20_000)])
 def test_nobody_is_told_where_threads_scale_or_elements_are_cheap(advice, function, count):
     for _ in range(3):

@@ -13,6 +13,7 @@ from headrace._executors.threads import ThreadExecutor, Threads
 from headrace._executors.workers import Workers
 from headrace._ops.base import COMMAND
 from headrace._ops.buffer import ToStream
+from headrace._ops.order import IndexOp
 from headrace._plan.guard import Guard
 from headrace._plan.plan import Plan
 from headrace._plan.recorder import Recorder
@@ -67,7 +68,10 @@ _advised: set[tuple[str, str]] = set()
 
 def _advise(op: ToStream, found: str) -> None:
     """Says once for each line of the user's code that worker processes would help."""
-    line = op.parent.label(), op.site
+    computing = op.parent
+    while computing.is_transparent or isinstance(computing, IndexOp):  # they only say which elements come
+        computing = computing.parents[0]
+    line = computing.label(), op.site
     if line in _advised or op.site == COMMAND:
         return
     _advised.add(line)
@@ -76,8 +80,7 @@ def _advise(op: ToStream, found: str) -> None:
     logging.getLogger("headrace").warning(
         "%s (pipeline at %s): %s. Worker processes use all cores: add `.mp_prefetch()` at the end of the pipeline. "
         "With `to_iter_dataset(ReadOptions(num_threads=...))` nothing is tried.",
-        op.parent.label(),
-        op.site,
+        *line,
         found,
     )
 
