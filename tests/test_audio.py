@@ -201,6 +201,23 @@ def test_random_clips_come_from_the_generator_of_the_element(folder):
     assert len(audio.RandomClip(60.0).random_map(str(folder / "wav" / "0.wav"), np.random.default_rng(0))) == RATE
 
 
+@pytest.mark.parametrize("rate", [None, RATE, RATE // 2, 11_025])
+@pytest.mark.parametrize("mono", [False, True])
+def test_silence_follows_short_audio_with_pad(tmp_path, rate, mono):
+    for name, count in (("a", RATE // 3), ("b", 3 * RATE)):
+        soundfile.write(tmp_path / f"{name}.wav", np.full(count, 0.5), RATE)
+    files = [{"audio": str(tmp_path / "a.wav")}, {"audio": str(tmp_path / "b.wav")}]
+    ds = MapDataset.source(files).random_map(audio.RandomClip(1.25, sampling_rate=rate, mono=mono, pad=True), seed=1)
+    (batch,) = ds.batch(2)
+    assert batch["audio"].shape == (2, round(1.25 * (rate or RATE)), *[1] * (not mono))
+    whole = audio.Decode(rate, mono=mono).map(files[0])["audio"]
+    assert_equal(batch["audio"][0][: len(whole)], whole)
+    assert not batch["audio"][0][len(whole) :].any()
+    assert_equal(audio.Decode(rate, mono=mono, duration=1.25, pad=True).map(files[0])["audio"], batch["audio"][0])
+    with pytest.raises(PipelineError, match="give `duration` too"):
+        audio.Decode(rate, pad=True)
+
+
 def test_elements_may_be_tuples_lists_and_bytes(folder):
     path = str(folder / "wav" / "0.wav")
     samples = audio.Decode().map(path)

@@ -20,10 +20,10 @@ RATE = "sampling_rate"
 class Audio:
     """What operations on audio have in common: how it is decoded, and where in elements it is."""
 
-    def __init__(self, sampling_rate: int | None, mono: bool, key: str):
+    def __init__(self, sampling_rate: int | None, mono: bool, key: str, pad: bool):
         if sampling_rate is not None:
             check_count("sampling_rate", sampling_rate, least=1)
-        self.sampling_rate, self.mono, self.key = sampling_rate, mono, key
+        self.sampling_rate, self.mono, self.key, self.pad = sampling_rate, mono, key, pad
 
     def _decoded(self, element: Any, start: float, duration: float | None) -> Any:
         audio = field_in(element, self.key, "audio")
@@ -33,6 +33,9 @@ class Audio:
         samples, rate = read(given, start, duration, self.sampling_rate)
         if self.mono:
             samples = samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1, dtype=np.float32)
+        if self.pad and duration is not None:
+            missing = max(round(duration * rate) - len(samples), 0)
+            samples = np.pad(samples, [(0, missing), *[(0, 0)] * (samples.ndim - 1)])
         element = with_field(element, self.key, np.ascontiguousarray(samples))
         return {**element, RATE: rate} if isinstance(element, Mapping) else element
 
@@ -42,8 +45,8 @@ class Audio:
         return {**spec, RATE: ShapeDtypeStruct((), np.dtype(np.int64))} if isinstance(spec, Mapping) else spec
 
     def _shown(self, **others: Any) -> str:
-        options = others | {"sampling_rate": self.sampling_rate, "mono": self.mono, "key": self.key}
-        left_out = {"start": 0.0, "duration": None, "sampling_rate": None, "mono": False, "key": KEY}
+        options = others | {"sampling_rate": self.sampling_rate, "mono": self.mono, "key": self.key, "pad": self.pad}
+        left_out = {"start": 0.0, "duration": None, "sampling_rate": None, "mono": False, "key": KEY, "pad": False}
         shown = [f"{name}={value!r}" for name, value in options.items() if value != left_out.get(name)]
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -53,7 +56,8 @@ class Decode(Audio, transforms.Map):
 
     Audio is the path of a file, an address, or the bytes of one; it becomes an array of float32 with the axes time and
     channel. In elements that are dicts, `sampling_rate` is set to its rate. A clip that goes on after the end of the
-    file is shorter. Of WAV and FLAC only the clip is decoded; other formats are decoded from their start.
+    file is shorter, unless `pad=True`. Of WAV and FLAC only the clip is decoded; other formats are decoded from their
+    start.
 
     >>> import soundfile
     >>> soundfile.write(folder / "a.wav", np.zeros(16_000), 8_000)  # two seconds
@@ -69,6 +73,7 @@ class Decode(Audio, transforms.Map):
         start: Where the clip begins, in seconds; or the name of the field of elements that says so.
         duration: How long it is, likewise; by default it goes on to the end.
         key: The audio's name, in elements that are dicts.
+        pad: Whether silence follows a clip that ends before its duration, so that clips have one length.
     """
 
     def __init__(
@@ -79,9 +84,12 @@ class Decode(Audio, transforms.Map):
         start: Seconds = 0.0,
         duration: Seconds | None = None,
         key: str = KEY,
+        pad: bool = False,
     ):
-        super().__init__(sampling_rate, mono, key)
+        super().__init__(sampling_rate, mono, key, pad)
         self.clip = Clip(start, duration).check()
+        if pad and duration is None:
+            raise PipelineError("pad=True fills a clip up to its duration: give `duration` too.")
 
     def map(self, element: Any) -> Any:
         return self._decoded(element, *self.clip.of(element))
@@ -104,10 +112,19 @@ class RandomClip(Audio, transforms.RandomMap):
         sampling_rate: As in `Decode`.
         mono: As there.
         key: As there.
+        pad: Whether silence follows shorter audio, so that all clips have one length and make a batch.
     """
 
-    def __init__(self, duration: float, *, sampling_rate: int | None = None, mono: bool = False, key: str = KEY):
-        super().__init__(sampling_rate, mono, key)
+    def __init__(
+        self,
+        duration: float,
+        *,
+        sampling_rate: int | None = None,
+        mono: bool = False,
+        key: str = KEY,
+        pad: bool = False,
+    ):
+        super().__init__(sampling_rate, mono, key, pad)
         self.duration = Clip(0.0, duration).check().duration
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
