@@ -56,7 +56,7 @@ class Shares:
 
     def num_outputs(self, counts: Sequence[float]) -> float:
         """How many outputs there are before one is due from a part that has no more than so many elements."""
-        counts = [counts[part] for part in self._part_of]
+        counts = [count for count, p in zip(counts, self._proportions, strict=True) if p]
         if min(counts) == inf:
             return inf
         cycles = min(count // own for count, own in zip(counts, self._counts, strict=True) if count < inf)

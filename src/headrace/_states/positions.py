@@ -17,10 +17,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from headrace._executors.inline import InlineExecutor
 from headrace._ops.base import Op
 from headrace._ops.buffer import ToStream
 from headrace._ops.disk_cache import FromDisk
 from headrace._ops.state_fields import PartStates, as_int, ints
+from headrace._plan.streams import Context, open_stream
 from headrace._plan.streams.base import start_of
 from headrace._plan.streams.combine import part_made
 from headrace._states import arrays
@@ -28,7 +30,8 @@ from headrace._states.fingerprint import changed_functions, differences, fingerp
 from headrace.errors import NextIndexError, StateError, StateWarning
 
 Json = dict[str, Any]
-translators: list[Callable[[Op, Json], Json]] = []  # of states that other libraries wrote
+Replay = Callable[[Op, int], Json]  # the state of a stream after so many outputs
+translators: list[Callable[[Op, Json, Replay], Json]] = []  # of states that other libraries wrote
 BESIDE = ("pipeline", "functions", "checksum")
 MOST_SHOWN = 8  # differences in an error
 
@@ -116,6 +119,25 @@ def _warn(text: str) -> None:
     warnings.warn(text, StateWarning, stacklevel=5)
 
 
+def _after(op: Op, count: int) -> Json:
+    """The state of a stream after so many elements, which are read here, without threads."""
+    position, stream = None, open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _NoWatch()))
+    try:
+        while count and (run := stream.pull(count)) is not None:
+            taken = min(count, len(run.block))
+            position, count = run.at(taken), count - taken
+    finally:
+        stream.close()
+    return encode(op, position)
+
+
+class _NoWatch:
+    """Warns of nothing: the filter's elements come again."""
+
+    def saw(self, seen: int, kept: int) -> None:
+        pass
+
+
 # ------------------------------------------------------------------------------------------------- positions
 
 
@@ -179,7 +201,7 @@ def _is_foreign(state: Json) -> bool:
 def _translated(op: Op, state: Json) -> Json:
     """A state of another library as one of ours."""
     for translate in translators:
-        state = translate(op, state)
+        state = translate(op, state, _after)
     return state
 
 

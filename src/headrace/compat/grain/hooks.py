@@ -88,10 +88,10 @@ def read_as_thread(source: Any, nth: int, num_threads: int) -> Any:
         thread.name = name
 
 
-def _translate(op: Any, state: dict[str, Any]) -> dict[str, Any]:
+def _translate(op: Any, state: dict[str, Any], replay: positions.Replay) -> dict[str, Any]:
     from headrace.compat.grain.states import translated  # few programs need it
 
-    return translated(op, state)
+    return translated(op, state, replay)
 
 
 positions.translators.append(_translate)  # also without `as_grain()`: Grain's states are restored by `set_state`

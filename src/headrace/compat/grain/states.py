@@ -22,6 +22,9 @@ from headrace.errors import StateError
 from headrace.packing.operations import ConcatThenSplit, FirstFitPack
 
 Json = dict[str, Any]
+After = Callable[[Op, int], Json]
+"""Our state of a stream after so many elements, which reads them."""
+
 WORKERS = "iterators_in_use_states"
 
 
@@ -69,15 +72,6 @@ def _mixed(op: Mix, state: Json) -> Json:
     return {"count": state["index"] - bool(state["stop"]), "weights": ints(op.proportions)}
 
 
-def _cached(op: Any, state: Json) -> Json:
-    if state["cache_filled"] and not _is_one_to_one(op):
-        raise StateError(
-            "Grain wrote the state while its `CacheIterDataset` read from the cache, and the state does not say where "
-            f"in the data that is. {_INSTEAD}"
-        )
-    return {}
-
-
 def _is_one_to_one(op: Any) -> bool:
     """Whether element `i` of a cache comes from index `i` of the data."""
     below: Any = op.parent
@@ -106,7 +100,7 @@ FORMS: dict[Any, Form] = {
     Limit: _renamed("a LimitIterDataset", taken="count_elements_read"),
     Repeat: _renamed("a RepeatIterDataset", epoch="epoch"),
     Rebatch: _renamed("a RebatchIterDataset", rows_taken="batch_idx"),
-    Cache: Form("a CacheIterDataset", ("parent", "position", "cache_filled"), _cached),
+    Cache: Form("a CacheIterDataset", ("parent", "position", "cache_filled"), lambda op, state: {}),
     Mix: Form("IterDataset.mix", ("parents", "index", "stop"), _mixed),
     Zip: Form("a ZipIterDataset", ("parents",), lambda op, state: {}),
     Interleave: Form(
@@ -128,7 +122,7 @@ _INSTEAD = (
 )
 
 
-def translated(op: Op, state: Any, *, again: bool = False) -> Json:
+def translated(op: Op, state: Any, after: After, *, again: bool = False) -> Json:
     """Grain's state of a pipeline like this one, as one of ours; with `again`, it is in a later epoch."""
     entries: list[tuple[str, Json]] = []
     ahead = False  # whether the state may be inside that of an `mp_prefetch`, which has the form of an interleave's
@@ -141,15 +135,23 @@ def translated(op: Op, state: Any, *, again: bool = False) -> Json:
                 entries.append((op.name, fields))
             assert form is not None
             again = again or (isinstance(op, Repeat) and state["epoch"] > 0)
-            is_read_from_cache = isinstance(op, Cache) and state["cache_filled"]
-            state, ahead = {"next_index": state["position"]} if is_read_from_cache else state[form.parent], False
+            if isinstance(op, Cache) and state["cache_filled"]:  # it says how many elements of the cache were read
+                if not _is_one_to_one(op):
+                    return _joined(after(op.parent, state["position"]), entries)
+                state, ahead = {"next_index": state["position"]}, False
+            else:
+                state, ahead = state[form.parent], False
         ahead = ahead or isinstance(op, MpPrefetch | Prefetch)
         op = op.before
-    begin = _begin(op, state, ahead=ahead, again=again)
-    return begin | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
+    return _joined(_begin(op, state, after, ahead=ahead, again=again), entries)
 
 
-def _begin(op: Op, state: Any, *, ahead: bool, again: bool) -> Json:
+def _joined(begin: Json, entries: list[tuple[str, Json]]) -> Json:
+    """A state, with entries of later operations, the last first."""
+    return begin | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), len(begin))}
+
+
+def _begin(op: Op, state: Any, after: After, *, ahead: bool, again: bool) -> Json:
     inner = state.get(WORKERS) if isinstance(state, dict) else None
     if not isinstance(op, Interleave):
         state = _of_one_worker(state)
@@ -158,7 +160,7 @@ def _begin(op: Op, state: Any, *, ahead: bool, again: bool) -> Json:
     if isinstance(op, UserDataset):
         return {f"0 {op.name}": {"state": state, "replay": 0}}
     if not isinstance(op, ToStream):
-        return {f"0 {op.name}": _own(op, _form(op), state) | _of_parts(op, state, again=again)}
+        return {f"0 {op.name}": _own(op, _form(op), state) | _of_parts(op, state, after, again=again)}
     if not isinstance(state, dict) or state.keys() != {"next_index"}:
         raise _mismatch(op, state)
     return state
@@ -177,20 +179,20 @@ def _own(op: Op, form: Form | None, state: Any) -> Json:
     return {name: ints(getattr(op, name)) for name in op.state_params} | form.own(op, state)
 
 
-def _of_parts(op: Any, state: Json, *, again: bool) -> Json:
+def _of_parts(op: Any, state: Json, after: After, *, again: bool) -> Json:
     """The states of several parts."""
     if isinstance(op, Interleave):
-        return {"open": _opened(op, state, again=again)}
+        return {"open": _opened(op, state, after, again=again)}
     names, parents = getattr(op, "names", None), state["parents"]
     if isinstance(parents, dict) != bool(names) or len(parents) != len(op.parts):
         raise _mismatch(op, state)
     if names:
         pairs = zip(names, op.parts, strict=True)
-        return {"parents": {name: translated(part, parents[name], again=again) for name, part in pairs}}
-    return {"parents": [translated(part, at, again=again) for part, at in zip(op.parts, parents, strict=True)]}
+        return {"parents": {name: translated(part, parents[name], after, again=again) for name, part in pairs}}
+    return {"parents": [translated(part, at, after, again=again) for part, at in zip(op.parts, parents, strict=True)]}
 
 
-def _opened(op: Interleave, state: Json, *, again: bool) -> list[Json]:
+def _opened(op: Interleave, state: Json, after: After, *, again: bool) -> list[Json]:
     waiting, ended = state["next_index_in_datasets"] < op.num_datasets, state["exhausted"]
     if state["future_states"] or (again and waiting and any(ended)):
         what = "a later epoch" if again else "datasets opened before their turn"
@@ -202,7 +204,7 @@ def _opened(op: Interleave, state: Json, *, again: bool) -> list[Json]:
     slots = [
         {"dataset": -1}
         if waiting and over
-        else {"dataset": i, "state": translated(interleaved_part(op, i), at, again=again)}
+        else {"dataset": i, "state": translated(interleaved_part(op, i), at, after, again=again)}
         for i, at, over in zip(state["iterators_in_use_indices"], state[WORKERS], ended, strict=True)
     ]
     return slots + [{"dataset": -1}] * (op.cycle_length - len(slots))
