@@ -346,6 +346,11 @@ class Feed:
                 self._pieces.appendleft((block, at, end))
         return concat(taken) if taken else Rows([], owned=True)
 
+    def row_bytes(self) -> float:
+        """About how much memory one of the elements takes that were pulled last."""
+        block = self._pieces[-1][0]
+        return block.num_bytes() / len(block)
+
     def rows_from(self, start: int) -> list[Any]:
         """The elements that it has, without the first `start`; they stay here."""
         rows: list[Any] = []

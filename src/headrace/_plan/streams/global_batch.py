@@ -1,4 +1,12 @@
-"""The stream of `_ops/global_batch.py`: the next rows of each lane as one batch."""
+"""The stream of `_ops/global_batch.py`: the next rows of each lane as one batch.
+
+A batch may need only a few rows of each lane, and a pull costs about the same for few rows as for many. So lanes are
+read ahead, one now and others at later batches: each batch takes about as long as the others. Positions are those
+after the rows that batches have, so how far a lane was read makes no difference to them.
+"""
+
+import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,15 +18,30 @@ from headrace._plan.streams.combine import NaryStream
 from headrace.errors import PipelineError
 
 
+LANE_S = 0.006  # the work of one pull from a lane: with less, the pull itself costs too much
+AHEAD_BYTES = 16 << 20  # what all lanes together may have read ahead
+AHEAD_BATCHES = 64  # the most of them; after an error, at least so many are made one row at a time
+
+
 class GlobalBatchStream(NaryStream):
     """Global batches; position: (how many have come, the positions of the lanes that this process computes)."""
 
     def __init__(self, op: GlobalBatch, step: int, feeds: list[Feed]):
-        super().__init__((step, tuple(feed.stream.position for feed in feeds)), feeds)
-        self._op = op
+        self._op, self._first, self._step = op, step, step
+        super().__init__((step, tuple(feed.position for feed in feeds)), feeds)
+        self._row_s = self._row_bytes = 0.0  # what a row of a lane costs, once one has been read
+
+    @property
+    def position(self) -> Position:
+        """The position after all batches pulled so far, put together when somebody asks: there may be many lanes."""
+        return self._find_position()
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._find_position: Callable[[], Position] = lambda: position
 
     def pull(self, n: int) -> Run | None:
-        op, step, size = self._op, self.position[0], self._op.rows_per_lane
+        op, step, size = self._op, self._step, self._op.rows_per_lane
         wanted = max(n, 1) if op.num_batches is None else min(max(n, 1), max(op.num_batches - step, 0))
         count = self._available(wanted, single_step=n == 0) if wanted else 0
         if not count:
@@ -26,7 +49,13 @@ class GlobalBatchStream(NaryStream):
         afters = [feed.positions() for feed in self._feeds]
         block, b = self._take(count), len(op.rows)
         batches = [make_batch(op, block.cut(i * b, (i + 1) * b)) for i in range(count)]
-        return self._run(Rows(batches, owned=True), lambda j: (step + j, tuple(after(j * size) for after in afters)))
+
+        def after(j: int) -> Position:
+            return step + j, tuple(lane(j * size) for lane in afters)
+
+        before = self._find_position
+        self._step, self._find_position = step + count, lambda: after(count)
+        return Run(Rows(batches, owned=True), lambda j: after(j) if j else before())
 
     def _take(self, count: int) -> Block:
         """This process's rows of the next batches."""
@@ -40,16 +69,39 @@ class GlobalBatchStream(NaryStream):
     def _available(self, wanted: int, *, single_step: bool) -> int:
         """Fills the lanes; returns how many batches all of them have rows for."""
         size = self._op.rows_per_lane
+        spare = 0 if single_step else wanted * size * len(self._feeds)  # rows to read ahead: as many as are needed
+        ahead = self._worth_reading(wanted)
         for lane, feed in zip(self._op.own_rows, self._feeds, strict=True):
-            feed.fill(wanted * size, single_step=single_step, enough=size)
+            if feed.size < wanted * size:
+                more = min(spare, max(0, ahead - wanted * size))
+                self._fill(feed, wanted * size + more, single_step=single_step)
+                spare -= more
             wanted = min(wanted, feed.size // size)
             if not wanted:
                 self._check_end(lane)
                 return 0
         return wanted
 
+    def _worth_reading(self, wanted: int) -> int:
+        """How many rows of a lane to read at once: enough for the pull not to matter, within limits."""
+        if not self._row_s:
+            return 0
+        op, batches = self._op, min(AHEAD_BATCHES, wanted + self._step - self._first)  # more and more of them
+        if op.num_batches is not None:
+            batches = min(batches, op.num_batches - self._step)
+        most = AHEAD_BYTES / len(self._feeds) / max(self._row_bytes, 1)
+        return min(batches * op.rows_per_lane, int(min(LANE_S / self._row_s, most)))
+
+    def _fill(self, feed: Feed, count: int, *, single_step: bool) -> None:
+        """Fills a lane, and notes what its rows cost."""
+        there, begin = feed.size, time.perf_counter()
+        feed.fill(count, single_step=single_step, enough=self._op.rows_per_lane)
+        if feed.size > there:
+            self._row_s = (time.perf_counter() - begin) / (feed.size - there)
+            self._row_bytes = feed.row_bytes()
+
     def _check_end(self, lane: int) -> None:
-        op, step = self._op, self.position[0]
+        op, step = self._op, self._step
         if op.num_batches is not None and step < op.num_batches:
             raise PipelineError(
                 f"{op.label()} (pipeline at {op.site}): lane {lane} of {op.num_lanes} has no rows left for batch "
