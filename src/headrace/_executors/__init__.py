@@ -9,7 +9,7 @@ from headrace._executors.buffer_limit import BufferLimit
 from headrace._executors.filling import fill_caches
 from headrace._executors.inline import InlineExecutor
 from headrace._executors.prefetch_thread import Aheads
-from headrace._executors.threads import ThreadExecutor, Threads
+from headrace._executors.threads import Shared, ThreadExecutor, Threads
 from headrace._executors.workers import Workers
 from headrace._ops.base import COMMAND
 from headrace._ops.buffer import ToStream
@@ -57,10 +57,11 @@ def _executor(threads: Threads, op: ToStream) -> Executor:
     number, given = op.num_threads, op.read_options or _DEFAULTS
     if number == 0:
         return InlineExecutor()
+    shared = threads.shared(op.lane_of)
     if number is AUTOTUNE:
-        make = lambda number: thread_executor(threads, number or _DEFAULTS.num_threads, given)  # noqa: E731
+        make = lambda number: thread_executor(threads, number or _DEFAULTS.num_threads, given, shared)  # noqa: E731
         return AutotunedExecutor(threads, make, partial(_advise, op))
-    return thread_executor(threads, number, given)
+    return thread_executor(threads, number, given, shared)
 
 
 _advised: set[tuple[str, str]] = set()
@@ -85,10 +86,12 @@ def _advise(op: ToStream, found: str) -> None:
     )
 
 
-def thread_executor(threads: Threads, num_threads: Any, options: ReadOptions) -> ThreadExecutor:
+def thread_executor(
+    threads: Threads, num_threads: Any, options: ReadOptions, shared: Shared | None = None
+) -> ThreadExecutor:
     """An executor on `num_threads` threads, with the buffer sizes from the options."""
     size: Any = options.prefetch_buffer_size
     if size is AUTOTUNE:
         limit = BufferLimit(cast(int, _DEFAULTS.prefetch_buffer_size))
-        return ThreadExecutor(threads, num_threads, limit.number, options.prefetch_buffer_bytes, limit)
-    return ThreadExecutor(threads, num_threads, size, options.prefetch_buffer_bytes)
+        return ThreadExecutor(threads, num_threads, limit.number, options.prefetch_buffer_bytes, limit, shared)
+    return ThreadExecutor(threads, num_threads, size, options.prefetch_buffer_bytes, shared=shared)

@@ -2,7 +2,7 @@
 
 Two limits bound what is ready or under way: `buffer_size` in elements, and `buffer_bytes` in bytes, estimated from
 the results so far (before the first, one task per thread). One task is always allowed. The parts of a pipeline share
-threads and the limit on bytes.
+threads and the limit on bytes. The lanes of a stream share `buffer_size` too, and what is known of chunks.
 """
 
 import time
@@ -29,12 +29,28 @@ class _Done:
     took_s: float
 
 
+class Shared:
+    """What the executors of one stream's lanes share: its buffer, and how long chunks are by now.
+
+    There may be very many lanes, and each computes only a few elements: too few to find a good length by itself.
+    """
+
+    def __init__(self):
+        self.num_users = 0
+        self.chunk, self.growth = 1, Growth()
+
+
 class Threads:
     """The thread pools of one iterator, by number of threads; started when first needed."""
 
     def __init__(self):
         self._pools: dict[Any, ThreadPool] = {}
+        self._shared: dict[object, Shared] = {}
         self.num_users = 0
+
+    def shared(self, stream: object) -> Shared:
+        """What the executors of a stream's lanes share; `None` is a stream without lanes."""
+        return Shared() if stream is None else self._shared.setdefault(stream, Shared())
 
     def pool(self, num_threads: int, owner: object = None) -> ThreadPool:
         """The pool with `num_threads` threads; that of an owner, who may resize it, is not shared."""
@@ -64,33 +80,49 @@ class ThreadExecutor:
     inline = False
 
     def __init__(
-        self, threads: Threads, num_threads: int, buffer_size: int, buffer_bytes: int, limit: BufferLimit | None = None
+        self,
+        threads: Threads,
+        num_threads: int,
+        buffer_size: int,
+        buffer_bytes: int,
+        limit: BufferLimit | None = None,
+        shared: Shared | None = None,
     ):
         self._threads, self._num_threads = threads, num_threads
         self._buffer_size, self._buffer_bytes = max(buffer_size, 1), buffer_bytes
         self._limit = limit  # what changes the buffer's size
         self._pending: deque[tuple[Future[_Done], int]] = deque()
         self._elements = 0
-        self._chunk, self._growth = 1, Growth()
+        self._shared = shared or Shared()
         self._element_bytes: float | None = None  # known once a result has been seen
         self._closed = False
         self._owner: object = None  # of threads that only this executor uses
         self.worked_s = 0.0
         threads.num_users += 1
+        self._shared.num_users += 1
 
     def wants(self, n: int) -> int:
+        chunk = self._shared.chunk
         if not self._pending:
-            return max(1, min(self._chunk, self._buffer_size))
+            return max(1, min(chunk, self._buffer_size))
         if self._limit is not None and self._are_done():
             self._limit.full()
-        size = min(self._chunk, self._buffer_size - self._elements)
+        size = min(chunk, self._room() - self._elements)
         # A full chunk or nothing: small chunks that fill up the buffer would cost more than they gain.
-        if size < min(self._chunk, max(1, self._buffer_size // self._num_threads)):
+        if size < min(chunk, max(1, self._buffer_size // self._num_threads)):
             return 0
         if self._element_bytes is None:
             return size if len(self._pending) < self._num_threads else 0
         share = self._buffer_bytes / self._threads.num_users
         return size if (self._elements + size) * self._element_bytes <= share else 0
+
+    def _room(self) -> int:
+        """This executor's share of the buffer, which has at least two chunks: one to use, and one under way."""
+        share = max(self._buffer_size // self._shared.num_users, 2 * self._longest_chunk())
+        return min(share, self._buffer_size)
+
+    def _longest_chunk(self) -> int:
+        return max(1, self._buffer_size // (2 * self._num_threads))
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
         self._pending.append((self._threads.pool(self._num_threads, self._owner).submit(_timed, task), size))
@@ -137,13 +169,13 @@ class ThreadExecutor:
 
     def _adapt(self, took_s: float, size: int) -> None:
         """Chunks grow while they are cheap, up to each thread's share of the buffer."""
-        largest = max(1, self._buffer_size // (2 * self._num_threads))
-        if took_s < CHUNK_S and size >= self._chunk:
-            if self._growth.may_double():
-                self._chunk = min(self._chunk * 2, largest)
+        shared = self._shared
+        if took_s < CHUNK_S and size >= shared.chunk:
+            if shared.growth.may_double():
+                shared.chunk = min(shared.chunk * 2, self._longest_chunk())
         elif took_s > 4 * CHUNK_S:
-            self._chunk = max(1, self._chunk // 2)
-            self._growth.restart()
+            shared.chunk = max(1, shared.chunk // 2)
+            shared.growth.restart()
 
     def close(self, *, wait: bool = True) -> None:
         """Cancels tasks that have not begun; the threads belong to the iterator and end with it."""
@@ -153,6 +185,7 @@ class ThreadExecutor:
         if not self._closed:
             self._closed = True
             self._threads.num_users -= 1
+            self._shared.num_users -= 1
 
 
 def _timed(task: Callable[[], Any]) -> _Done:

@@ -30,6 +30,7 @@ class ToStream(Unary):
     read_options: ReadOptions | None = None
     allow_nones: bool = field(default=False, kw_only=True)
     num_lanes: int = field(default=1, kw_only=True)
+    lane_of: "ToStream | None" = field(default=None, kw_only=True)  # the stream that this is a lane of
 
     def __post_init__(self):
         check_counts(self, "num_lanes", least=1)
@@ -44,7 +45,7 @@ class ToStream(Unary):
 
     def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
         every = Slice(self.parent, lane.index, lane.count, lane.below(self.parent.length()), site=self.site)
-        return replace(self, parent=every, num_lanes=1)
+        return replace(self, parent=every, num_lanes=1, lane_of=self)
 
     def identity(self) -> dict[str, Any]:
         cut = {"num_lanes": self.num_lanes} if self.num_lanes > 1 else {}
