@@ -5,6 +5,7 @@ a group is a set of bins, and its number counts the rows before it. When concate
 sequences set aside in it, and its number says how much of the first sequence earlier rows have.
 """
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from headrace.packing.layout import Leaf
 from headrace.packing.operations import ConcatThenSplit, FirstFitPack, Packer
 from headrace.packing.rows import Column, Written, write, write_end_to_end
 
+SURELY = 4  # the lengths of a few sequences say little: at most this many times as many are expected in all
 BLOCK_CELLS = 1 << 19  # rows are written together up to about this many tokens
 
 
@@ -35,16 +37,22 @@ class Group(NamedTuple):
     stop: int
 
 
+class SequencesPerRow(dict[str, float]):
+    """About how many sequences a row has, by the line of the user's code that packs: its lanes have about as many."""
+
+
 class PackStream(UnaryStream):
     """Makes rows, several groups at a time."""
 
-    def __init__(self, op: Packer, record: StageRecord, number: Any, taken: int, parent: Stream):
+    def __init__(
+        self, op: Packer, record: StageRecord, known: SequencesPerRow, number: Any, taken: int, parent: Stream
+    ):
         super().__init__((number, taken, parent.position), parent)
         self._packer, self._layout, self._record = op, op.layout(), record
         self._intake = Intake(op, self._layout, parent, record)
         self._number: Any = number
         self._taken = taken
-        self._per_row = 1.0  # about how many sequences a row has
+        self._known = known
         self._block: Block | None = None
         self._ends: Sequence[int] = []  # of groups, as rows of the block
         self._head: Callable[[int], tuple[Any, Position]] = lambda group: (number, parent.position)
@@ -95,7 +103,7 @@ class PackStream(UnaryStream):
             starts.append(first)
         if not groups:
             return False
-        self._per_row = first / num_rows
+        self._known[self._packer.site] = first / num_rows
         self._set(self._written(groups), ends, numbers, starts)
         return True
 
@@ -116,12 +124,21 @@ class PackStream(UnaryStream):
         while True:
             placed = stop - first
             # If the guess was too low, read a little more each time.
-            count = max(int(self._per_row * num_rows) - placed, placed // 8, 1)
+            count = max(self._expected(first, stop, num_rows) - placed, placed // 8, 1)
             if stop == len(intake) and not intake.read(count, single_step=single_step):
                 return stop
             stop = put(stop)
             if stop < len(intake):
                 return stop
+
+    def _expected(self, first: int, stop: int, num_rows: int) -> int:
+        """About how many sequences rows have: as many as other rows, or as the lengths of the first ones suggest."""
+        known, placed = self._known.get(self._packer.site), stop - first
+        if known is not None or not placed:
+            return int((known or 1.0) * num_rows)
+        sizes = zip(self._layout.leaves, self._intake.sizes, strict=True)
+        filled = max(sum(found[first:stop]) / leaf.length for leaf, found in sizes)  # in rows
+        return int(min(placed / filled * num_rows if filled else math.inf, SURELY * placed))
 
     def _written(self, groups: list[Group]) -> Block:
         with errors_named(self._packer):
@@ -203,8 +220,8 @@ class SplitStream(PackStream):
 
     _packer: ConcatThenSplit
 
-    def __init__(self, op: ConcatThenSplit, record: StageRecord, *at: Any):
-        super().__init__(op, record, *at)
+    def __init__(self, op: ConcatThenSplit, record: StageRecord, known: SequencesPerRow, *at: Any):
+        super().__init__(op, record, known, *at)
         self._buffer = op.token_buffer()
         leaves = self._layout.leaves
         one_length = len({leaf.length for leaf in leaves}) == 1 and not any(leaf.is_meta for leaf in leaves)
@@ -332,4 +349,5 @@ def open_packer(op: Packer, position: Position, context: Context) -> Stream:
     number, taken, inner = start_at(op, position)
     kind: Any = SplitStream if isinstance(op, ConcatThenSplit) else BinsStream
     record = context.record(op, "consumer")
-    return kind(op, record, number, taken, open_stream(op.parent, inner, context))
+    known = context.kept.of(SequencesPerRow)
+    return kind(op, record, known, number, taken, open_stream(op.parent, inner, context))
