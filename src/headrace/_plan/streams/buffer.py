@@ -36,6 +36,10 @@ FIRST_PIECE = 4
 LOOK_EVERY = 16  # chunks, to see how full the buffer is
 
 
+class ElementCosts(dict[ToStream, float]):
+    """How many seconds an element takes, by the stream whose lanes have such elements."""
+
+
 class IndexStream(Stream):
     """The elements of a random-access chain in order; its position is the next index."""
 
@@ -43,7 +47,9 @@ class IndexStream(Stream):
         super().__init__(position or 0)
         if op.has_disk_cache:
             context.fill(op)
-        self._op, self._is_late, self._element_s = op, False, 0.0
+        self._op, self._is_late = op, False
+        self._costs = context.kept.of(ElementCosts)
+        self._element_s = 0.0 if op.lane_of is None else self._costs.get(op.lane_of, 0.0)
         self._guard = context.guard
         fetch = context.fetch(op.parent, context.guard)
         self._fetch = fetch if context.guard is None else partial(self._fetch_guarded, fetch, context.guard)
@@ -138,6 +144,8 @@ class IndexStream(Stream):
             now = time.perf_counter()
             self._element_s, last = (now - last) / size, now
         self._is_late = end < len(wanted)
+        if self._op.lane_of is not None:
+            self._costs[self._op.lane_of] = self._element_s
         return concat(blocks) if len(blocks) > 1 else blocks[0]
 
     def _piece(self) -> int:

@@ -119,9 +119,7 @@ class Chain(NamedTuple):
 
 
 class Step:
-    """An operation on blocks; `position` is the one before its next output, `fan_out` the outputs per input."""
-
-    fan_out = 1
+    """An operation on blocks; `position` is the one before its next output."""
 
     def __init__(self, op: Any, position: Position, chain: Chain, *, placed: bool):
         self.op, self.position, self._chain, self._placed = op, position, chain, placed
@@ -201,12 +199,18 @@ class FilterStep(Step):
     def __init__(self, op: Filter, position: Position, chain: Chain, *, placed: bool):
         super().__init__(op, position, chain, placed=placed)
         self._fn, self._watch = op.fn, chain.context.watch(op)
+        self._seen = self._kept = 0
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         mask = self._mask(block, trace)
         kept = self._keep(block, mask, trace)
+        self._seen, self._kept = self._seen + len(block), self._kept + len(kept)
         self._watch.saw(len(block), len(kept))
         return kept
+
+    def inputs(self, n: int) -> int:
+        """About how many inputs `n` outputs come from, but at most twice as many: the next may be kept more often."""
+        return min(n * self._seen // max(self._kept, 1), 2 * n) if n > 1 and self._kept else n
 
     def _mask(self, block: Block, trace: Trace) -> list[bool]:
         fn = self._fn
@@ -221,7 +225,12 @@ class FilterStep(Step):
 
 
 class FlatMapStep(Step):
-    """The children of each element in turn; position: (children taken, the one below before the element)."""
+    """The children of each element in turn; position: (children taken, the one below before the element).
+
+    `fan_out` is about how many children an element has.
+    """
+
+    fan_out = 1
 
     def __init__(self, op: FlatMap, position: Position, chain: Chain, *, placed: bool):
         super().__init__(op, position, chain, placed=placed)
@@ -254,6 +263,10 @@ class FlatMapStep(Step):
             self.position = end
         return Rows(children, owned=False)
 
+    def inputs(self, n: int) -> int:
+        """About how many inputs `n` outputs come from."""
+        return max(1, n // self.fan_out)
+
     def _families(self, block: Block, trace: Trace) -> list[list[Any]]:
         children = self.op.children
         if self._guard is not None:
@@ -274,14 +287,14 @@ class ChainStream(UnaryStream):
     def __init__(self, steps: list[Step], position: Position, parent: Stream):
         super().__init__(position, parent)
         self._steps = steps
-        self._flat_maps = [step for step in reversed(steps) if isinstance(step, FlatMapStep)]
+        self._not_one_to_one = [step for step in reversed(steps) if isinstance(step, FlatMapStep | FilterStep)]
         self._waiting: list[tuple[int, Run, int]] = []  # the next step of a run, the run, and how much of it is used
 
     def pull(self, n: int) -> Run | None:
         if n == 0 or self._waiting:
             return self._pull_one()
-        for step in self._flat_maps:
-            n = max(1, n // step.fan_out)
+        for step in self._not_one_to_one:
+            n = step.inputs(n)
         run = self.parent.pull(n)
         if run is None:
             return None
