@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, checkpoint
+from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, checkpoint
+from headrace._executors import walk
 from headrace._ops.ending import ends_together
+from headrace._plan.streams import global_batch as lanes_joined
+from headrace._plan.streams.buffer import IndexStream
 from headrace.errors import MissingLanesError, PipelineError, StateError
 from headrace.sharding import ShardOptions
 from headrace.testing import assert_equal, assert_resumable
@@ -357,3 +360,82 @@ def test_a_mix_ends_together_only_if_all_its_parts_do():
     assert not ends_together(finite_shard._op)
     for parts in ([endless, finite_shard], [finite_shard, endless]):
         assert not ends_together(IterDataset.mix(parts)._op)
+
+
+# ---- what lanes cost, counted rather than timed
+
+
+@pytest.fixture
+def read_far_ahead(monkeypatch):
+    """Rows are so cheap that lanes are read as far ahead as is ever allowed, however busy the machine is."""
+    monkeypatch.setattr(lanes_joined, "LANE_S", 1e9)
+
+
+def packed_mix(cut):
+    """Packed rows of a mix of four filtered streams, each made by `cut` from a random-access chain."""
+    parts = [cut(MapDataset.range(10_000).seed(j).shuffle().repeat()) for j in range(4)]
+    sequences = [part.filter(lambda x: x % 3).map(lambda x: {"t": np.full(x % 20 + 1, x)}) for part in parts]
+    return IterDataset.mix(sequences, [1.0] * 4).pack({"t": 64}, num_packing_bins=8)
+
+
+def in_lanes(count, options=None):
+    return packed_mix(lambda ds: ds.to_iter_dataset(options, num_lanes=count))
+
+
+def pulls(monkeypatch, ds, warm_up, batches):
+    """How often random-access chains are read for some batches."""
+    counted, pull = itertools.count(), IndexStream.pull
+    with monkeypatch.context() as patched, iter(ds) as iterator:
+        for _ in range(warm_up):
+            next(iterator)
+        patched.setattr(IndexStream, "pull", lambda self, n: (next(counted), pull(self, n))[1])
+        for _ in range(batches):
+            next(iterator)
+    return next(counted)
+
+
+def test_a_few_rows_of_each_lane_take_few_pulls(monkeypatch, read_far_ahead):
+    monkeypatch.setattr(walk, "RUN_S", 0.0)  # one batch at a time, however fast the machine is
+    lanes = in_lanes(64, ReadOptions(num_threads=0)).global_batch(256, ShardOptions(0, 8))  # 4 rows of each of 8 lanes
+    assert pulls(monkeypatch, lanes, 32, 64) <= 64 * 8 * 4 / 2  # half as many as batches with 4 parts of 8 lanes
+
+
+def test_the_first_batch_of_many_lanes_takes_few_pulls_of_each(monkeypatch):
+    lanes = in_lanes(512, ReadOptions(num_threads=0)).global_batch(512, ShardOptions(0, 8))
+    assert pulls(monkeypatch, lanes, 0, 1) <= 6 * 4 * 64  # of 4 parts in 64 lanes
+
+
+def test_lanes_share_the_buffer_of_threads():
+    read = itertools.count()
+
+    def counted(x):
+        next(read)
+        return x
+
+    ds = MapDataset.range(10**6).map(counted).repeat().to_iter_dataset(ReadOptions(), num_lanes=64)
+    with iter(ds.filter(lambda x: True).global_batch(64)) as batches:
+        next(batches)
+    assert next(read) < 64 * 50  # each lane has used one chunk of 15 and has two ahead, not a whole buffer of 500
+
+
+@pytest.mark.parametrize("options", [ReadOptions(num_threads=0), ReadOptions(), None])
+def test_states_do_not_depend_on_how_far_lanes_were_read(monkeypatch, options):
+    def walked(lane_s):
+        monkeypatch.setattr(lanes_joined, "LANE_S", lane_s)
+        with iter(in_lanes(16, options).global_batch(32, ShardOptions(1, 2))) as batches:
+            return [(next(batches)["t"].tolist(), json.dumps(batches.get_state())) for _ in range(24)]
+
+    assert walked(1e9) == walked(0.0)
+
+
+def test_an_error_in_rows_that_were_read_ahead_comes_with_their_batch(read_far_ahead):
+    def fail(x):
+        if x == 8 * 40 + 5:  # row 40 of lane 5
+            raise ValueError("bad")
+        return x
+
+    ds = MapDataset.range(10**6).repeat().to_iter_dataset(num_lanes=8).map(fail).global_batch(8)
+    with iter(ds) as batches:
+        assert [next(batches).tolist() for _ in range(40)] == np.arange(320).reshape(40, 8).tolist()
+        with pytest.raises(ValueError, match="bad"):
+            next(batches)
