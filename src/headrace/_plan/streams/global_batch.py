@@ -17,7 +17,6 @@ from headrace._plan.streams.base import Context, Feed, Position, Run, Stream, op
 from headrace._plan.streams.combine import NaryStream
 from headrace.errors import PipelineError
 
-
 LANE_S = 0.006  # the work of one pull from a lane: with less, the pull itself costs too much
 AHEAD_BYTES = 16 << 20  # what all lanes together may have read ahead
 AHEAD_BATCHES = 64  # the most of them; after an error, at least so many are made one row at a time
