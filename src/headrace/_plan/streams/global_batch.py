@@ -18,6 +18,8 @@ from headrace._plan.streams.combine import NaryStream
 from headrace.errors import PipelineError
 
 LANE_S = 0.006  # the work of one pull from a lane: with less, the pull itself costs too much
+CROWDED = 16  # on a busy machine, the same work takes up to so many times as long
+LANE_ROWS = 192  # the most rows of one pull: more of them would make it hardly cheaper
 AHEAD_BYTES = 16 << 20  # what all lanes together may have read ahead
 AHEAD_BATCHES = 64  # the most of them; after an error, at least so many are made one row at a time
 
@@ -89,14 +91,15 @@ class GlobalBatchStream(NaryStream):
         if op.num_batches is not None:
             batches = min(batches, op.num_batches - self._step)
         most = AHEAD_BYTES / len(self._feeds) / max(self._row_bytes, 1)
-        return min(batches * op.rows_per_lane, int(min(LANE_S / self._row_s, most)))
+        return min(batches * op.rows_per_lane, int(min(LANE_S / self._row_s, LANE_ROWS, most)))
 
     def _fill(self, feed: Feed, count: int, *, single_step: bool) -> None:
         """Fills a lane, and notes what its rows cost."""
-        there, begin = feed.size, time.perf_counter()
+        there, begin, cpu_begin = feed.size, time.perf_counter(), time.thread_time()
         feed.fill(count, single_step=single_step, enough=self._op.rows_per_lane)
         if feed.size > there:
-            row_s = (time.perf_counter() - begin) / (feed.size - there)
+            took_s = max(time.thread_time() - cpu_begin, (time.perf_counter() - begin) / CROWDED)
+            row_s = took_s / (feed.size - there)
             self._row_s = min(row_s, 1.25 * (self._row_s or row_s))  # others may have had the core for once
             self._row_bytes = feed.row_bytes()
 
