@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import headrace._executors
-from headrace import AUTOTUNE, MapDataset, MultiprocessingOptions, ReadOptions
+from headrace import AUTOTUNE, DatasetOptions, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.__main__ import main
 from headrace._executors import autotune, process_trial
 from headrace._executors.autotune import AutotunedExecutor
@@ -24,7 +24,7 @@ from headrace._executors.inline import InlineExecutor
 from headrace._executors.pool import ProcessPool
 from headrace._executors.process_trial import Choice, TrialStream
 from headrace._executors.threads import ThreadExecutor, Threads
-from headrace._plan.streams import Context, open_stream
+from headrace._plan.streams import Context, FilterWatch, open_stream
 from headrace._utils.threads import has_gil
 from headrace.errors import WorkerError
 from headrace.performance import num_cores
@@ -148,6 +148,21 @@ def test_threads_are_used_for_functions_that_wait(executors):
         if executors[-1].threads_pay:
             break
     assert executors[-1].threads_pay
+
+
+@pytest.mark.parametrize("with_workers", [False, True])
+def test_threads_read_at_full_speed_right_after_the_first_slow_reads(with_workers):
+    ds = MapDataset.range(10_000).map(lambda x: (time.sleep(0.05), x)[1]).batch(2).to_iter_dataset()
+    for tries_left in range(3)[::-1]:  # others may have had the cores
+        with iter(ds.mp_prefetch() if with_workers else ds) as iterator:
+            begin = time.monotonic()
+            for _ in range(80):  # 8 s one after the other, and half a second in 16 threads
+                next(iterator)
+            took_s = time.monotonic() - begin
+            assert {stage.where for stage in iterator.stats().stages} == {"threads"}
+        if took_s < 1.0:
+            break
+        assert tries_left, took_s
 
 
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
@@ -288,6 +303,11 @@ def test_the_user_is_told_who_has_turned_the_gil_on(monkeypatch, built_without):
 # ---- worker processes
 
 
+@pytest.fixture(autouse=True)
+def short_runs_get_workers(monkeypatch):
+    monkeypatch.setattr(process_trial, "LONG_S", 0.0)
+
+
 @functools.cache
 def expected_of_costly():
     """The outputs and states of 600 elements: so many that workers start meanwhile."""
@@ -383,6 +403,42 @@ def test_workers_that_still_become_faster_are_not_judged(monkeypatch, least_s, s
     while now_s < 10:
         trial.pull(1)
     assert choice.workers is stays
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
+@pytest.mark.parametrize(
+    ("count", "length_is_known", "epochs", "started_s"),
+    [
+        (1500, True, 1, None),  # over before workers are ready
+        (1500, True, 2, 3.25),  # but it comes again
+        (2500, True, 1, 0.25),
+        (1400, False, 1, None),
+        (2500, False, 1, 3.0),  # long already, so perhaps it goes on
+    ],
+)
+def test_short_runs_get_no_workers(monkeypatch, count, length_is_known, epochs, started_s):
+    """An output takes 2 ms."""
+    now_s, started = 0.0, []
+
+    def spend(x):
+        nonlocal now_s
+        now_s += 0.002
+        return x
+
+    def start():
+        started.append(now_s)
+        return lambda: False
+
+    monkeypatch.setattr(process_trial, "LONG_S", 3.0)
+    monkeypatch.setattr(process_trial, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    ds = MapDataset.range(count).map(spend).to_iter_dataset(ReadOptions(num_threads=0))
+    ds = (ds if length_is_known else ds.filter(lambda x: True)).mp_prefetch(AUTOTUNE)
+    choice, context = Choice(), Context(lambda _: InlineExecutor(), lambda op: FilterWatch(op, DatasetOptions()))
+    for _ in range(epochs):
+        trial = TrialStream(ds._op, None, context, choice, start, lambda position: None, lambda: None)
+        while trial.pull(1) is not None:
+            pass
+    assert started[:1] == ([] if started_s is None else [pytest.approx(started_s, abs=0.3)])
 
 
 def test_cheap_outputs_get_no_workers(monkeypatch):

@@ -4,6 +4,9 @@ Cheap chains stay inline and pay nothing. If elements cost enough, the trial com
 if those were faster, some inline again, since the first elements often cost more. The first results of threads do not
 count: they were computed while nobody waited for them. The choice changes only how long things take.
 
+Elements that wait, such as for storage, take long, so nothing is computed for the trial alone: all threads read from
+then on, unless they turn out to be no faster. Such threads cost little if they do not help.
+
 Speed alone does not tell whether threads scale: on a busy machine, several of them get more of the cores. So the trial
 also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads pay only
 while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` gets a text that
@@ -131,6 +134,7 @@ class AutotunedExecutor:
         self._tasks: deque[tuple[Executor, int]] = deque()
         self._left: list[Executor] = []
         self._unmeasured = 0  # results to come that do not count
+        self._waits = False  # whether elements wait for something else than a core
         self._tuner: Tuner | None = None  # of threads that wait for data
         self._pays: bool | None = None
         self._pause_s = AGAIN_S
@@ -157,8 +161,8 @@ class AutotunedExecutor:
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether threads pay because they wait for something else than cores."""
-        return self._tuner is not None
+        """Whether threads are tried, or pay, because they wait for something else than cores."""
+        return self._waits and self._current is not self._inline
 
     @property
     def num_threads(self) -> int:
@@ -202,18 +206,21 @@ class AutotunedExecutor:
         first, phase = self._phases[0], self._phases[-1]
         if phase.waited_s < TRIAL_S and (phase is first or phase.elements < 8 * first.elements):
             return
-        if len(self._phases) == 2 and phase.elements < 2 * self._num_threads:
+        if len(self._phases) == 2 and phase.elements < 2 * self._current.num_threads:
             return  # results of threads that wait for data come in bursts
         phase.end()
         if phase is first:
             is_short = first.waited_s < LATER_S and first.waited_s < LONG_S * first.elements
             if first.waited_s < TRIED_S * first.elements:
                 self._end_trial(pays=False, costly=False)
-            elif first.waits or not is_short:
-                self._unmeasured = 2 * self._num_threads
+            elif first.waits:
+                self._waits = True
+                self._go_on_with(self._make_threads(None))
+            elif not is_short:
+                self._waits, self._unmeasured = False, 2 * self._num_threads
                 self._go_on_with(self._trial_threads())
             return
-        waits, elsewhere = first.waits, first.waited_s < (1 - ELSEWHERE) * first.took_s
+        waits, elsewhere = self._waits, first.waited_s < (1 - ELSEWHERE) * first.took_s
         # A consumer that does nothing else may be kept from asking for the next result, so all of its time counts.
         inline, threads, *again = (
             each.elements / (each.waited_s if elsewhere else each.took_s) for each in self._phases
@@ -221,13 +228,14 @@ class AutotunedExecutor:
         inline = max([inline, *again])
         gain = threads / inline
         pays = gain >= GAIN and (waits or self._phases[1].ran >= SCALES or elsewhere or not has_gil())
-        if pays and len(self._phases) == 2:
+        if pays and not waits and len(self._phases) == 2:
             self._go_on_with(self._inline)
             return
         self._end_trial(pays=pays)
-        self._change(self._make_threads(None if waits else self._num_threads) if pays else self._inline)
         if pays and waits:
             self._tuner = Tuner(ThreadsAsWorkers(self._current), most=MOST_WAITING_THREADS)  # type: ignore[arg-type]
+        else:
+            self._change(self._make_threads(self._num_threads) if pays else self._inline)
         if not waits:
             self._judge(inline, gain)
 

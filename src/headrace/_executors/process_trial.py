@@ -1,10 +1,11 @@
 """Decides by a trial whether worker processes pay, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
 
 Outputs are computed in this process first, in threads if those pay. If the consumer waits for them, workers are
-started: soon if outputs are costly and threads do not help, otherwise only after a while, since a short run is over
-before they are ready. Then they go on from the position after the last output, and stay if they are faster. If not,
-they are tried again after a while, since other programs may have had the cores. Positions say nothing of who computes,
-so nothing but speed depends on the choice. It is kept with the operation, for the next iterator.
+started: soon if outputs are costly and threads do not help, otherwise only after a while. A short run is over before
+they are ready, so it gets none; one of unknown length counts as long once it has taken long. Then they go on from the
+position after the last output, and stay if they are faster. If not, they are tried again after a while, since other
+programs may have had the cores. Positions say nothing of who computes, so nothing but speed depends on the choice. It
+is kept with the operation, for the next iterator.
 """
 
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from headrace._executors.autotune import ELEMENT_S, AutotunedExecutor
 from headrace._ops.buffer import MpPrefetch, ToStream
+from headrace._ops.ending import num_outputs
 from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
 from headrace._utils.signals import let_through
 from headrace._utils.threads import has_gil, num_cores
@@ -26,6 +28,7 @@ WORKERS_S = 0.2  # and for those of workers,
 RAMP_S = 0.3  # once their chunks have grown
 WAITS, MOSTLY = 0.1, 0.5  # the share of time that a consumer waits for costly outputs, and for others, to want workers
 LOOKS = 4  # how many times in a row, for others
+LONG_S = 3.0  # how long the rest of a run takes here, at least, if workers are to pay for their start
 AGAIN_S = 20.0  # how long to do without workers that were not faster; each time twice as long
 AT_ONCE_S = 0.1  # how long outputs may take that are computed here at once, after workers were not faster
 STILL_FASTER = 1.05  # workers that become so much faster from look to look may win yet: at first their memory is new
@@ -33,9 +36,15 @@ GAIN = 1.1  # workers must be this much faster: then what is chosen has nine ten
 
 
 class Choice:
-    """What trials of one `mp_prefetch` have found; `workers` is `None` as long as that is nothing."""
+    """What trials of one `mp_prefetch` have found; `workers` is `None` as long as that is nothing.
+
+    Attributes:
+        workers: Whether workers are faster.
+        epochs_s: How long the epochs so far took, which may come again.
+    """
 
     workers: bool | None = None
+    epochs_s = 0.0
 
 
 class TrialStream(UnaryStream):
@@ -72,7 +81,8 @@ class TrialStream(UnaryStream):
         self._with_workers = False
         self._rate_here = self._rate_before = 0.0
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 0
-        self._since_s = time.perf_counter()
+        self._since_s = self._begin_s = time.perf_counter()
+        self._made, self._is_whole = 0, position is None
         self._late_looks, self._ramp_end_s = 0, 0.0
         self._again_s, self._pause_s = 0.0, AGAIN_S
         self._most = sys.maxsize  # outputs at a time
@@ -97,8 +107,10 @@ class TrialStream(UnaryStream):
             self._since_s = begin
         run = self.parent.pull(n if self._with_workers else min(n, self._most))
         if run is None:
+            self._choice.epochs_s += time.perf_counter() - self._begin_s
             return None
         run = self._run(*run)
+        self._made += len(run.block)
         if not self._ends:
             self._count(len(run.block), time.perf_counter() - begin)
         return run
@@ -125,6 +137,8 @@ class TrialStream(UnaryStream):
         """Starts workers if the consumer waits too long for what is computed here."""
         elapsed_s = time.perf_counter() - self._since_s
         self._rate_here = self._outputs / self._waited_s
+        if any(executor.waits_for_data and executor.threads_pay is None for executor in self._executors):
+            return  # threads are on trial
         threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
         waits_for_data = any(executor.waits_for_data for executor in self._executors)
         if threads_pay and (waits_for_data or not has_gil()):  # workers would do no better
@@ -133,9 +147,15 @@ class TrialStream(UnaryStream):
         is_costly = self._waited_s >= ELEMENT_S * self._outputs and not threads_pay
         is_late = self._waited_s > (WAITS if is_costly else MOSTLY) * elapsed_s
         self._late_looks = self._late_looks + 1 if is_late else 0
-        if self._late_looks >= (1 if is_costly else LOOKS):
+        if self._late_looks >= (1 if is_costly else LOOKS) and self._rest_s() >= LONG_S:
             self._try(self._start)
         self._outputs, self._waited_s = 0, 0.0
+
+    def _rest_s(self) -> float:
+        """How long the rest takes, if it goes on like this: as long again, if nobody knows, and all epochs so far."""
+        took_s = time.perf_counter() - self._begin_s
+        count = num_outputs(self._op.parent) if self._is_whole else None
+        return self._choice.epochs_s + (took_s if count is None else took_s * (count / self._made - 1))
 
     def _judge_workers(self) -> None:
         """Keeps the workers if they are faster."""
