@@ -14,6 +14,7 @@ from headrace._plan.profile import Profile
 MEASURED_RUN_S, CALL_S = 50e-6, 2e-6  # what measuring costs: for a run, and for each call of an operation in it
 MOST_COST = 0.005  # of all time, for measuring
 FIRST_PHASE_S = 1e-3  # how long measuring may take at first, and before it pauses
+MOST_DEBT_S = 5e-3  # how much longer, for runs unlike all that were measured
 SNAPSHOT_S = 1.0
 MOST_SNAPSHOTS = 6
 
@@ -178,7 +179,7 @@ class _Measured(NamedTuple):
 
 
 class _Kind:
-    """Runs that took about as long: the last that was measured, and the work and the outputs of those since."""
+    """Runs whose outputs took about as long: the last that was measured, and the work and outputs of those since."""
 
     __slots__ = ("elements", "like", "phase", "work_s")
 
@@ -198,8 +199,9 @@ class _Sampling:
     """Which runs are measured by operation, and which others count like them.
 
     Runs differ: one fills a window, and the next ones only hand over what is in it. So a run counts like a measured one
-    that took about as long. Which kind comes next is not known, so many runs in a row are measured until the time for
-    that is spent. If that was too short to meet the kind that takes most of the time, the next phase is twice as long.
+    whose outputs took about as long each. Which kind comes next is not known, so many runs in a row are measured until
+    the time for that is spent. If that was too short to meet the kind that takes most of the time, the next phase is
+    twice as long.
     """
 
     __slots__ = ("_credit_s", "_kinds", "_needed_s", "_phase", "is_due")
@@ -212,7 +214,7 @@ class _Sampling:
 
     def count(self, work_s: float, elements: int, run: _Measured | None, calls: int) -> _Kind:
         """Counts a run; `run` is what was measured of it, with so many calls of operations."""
-        number = math.frexp(max(work_s, 1e-9))[1] // 2
+        number = math.frexp(max(work_s / max(elements, 1), 1e-9))[1] // 2
         kind = self._kinds.get(number) or self._kinds.setdefault(number, _Kind())
         kind.work_s += work_s
         kind.elements += elements
@@ -225,9 +227,14 @@ class _Sampling:
             longest = max(self._kinds.values(), key=lambda kind: kind.work_s)
             self._needed_s *= 1 if longest.phase == self._phase else 2
             self.is_due = False
-        elif not self.is_due and self._credit_s >= self._needed_s:
+        elif not self.is_due and (self._credit_s >= self._needed_s or self._is_strange(kind)):
             self.is_due, self._phase = True, self._phase + 1
         return kind
+
+    def _is_strange(self, kind: _Kind) -> bool:
+        """Whether runs of a kind take most of the time, and none was measured: after a long first run, most are so."""
+        is_cheap = self._credit_s > -MOST_DEBT_S and kind.work_s > MOST_DEBT_S
+        return kind.like is None and is_cheap and kind.work_s >= max(each.work_s for each in self._kinds.values())
 
     def known(self) -> list[tuple[_Measured, _Kind]]:
         """The kinds with work that was not measured, each with a run that is like it."""
