@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from headrace import IterDataset, MapDataset, ReadOptions, diagnose
+from headrace.performance import num_cores
+from headrace.stats import OperationStats, StageStats, Stats
 
 SECONDS = 0.1, 0.5, 2.0  # of a run: on a busy machine, even the start of threads takes long
 
@@ -119,3 +121,32 @@ def test_a_slow_operation_that_is_diagnosed(monkeypatch):
     names, place = random_chain(3)
     found = diagnose(chain(names, place), seconds=0.5)
     assert found.verdict.startswith("map(slow "), f"{names}, {place}: {found}"
+
+
+def random_stats(chance):
+    """A run of some seconds with workers, in which any part of the time may go anywhere."""
+    workers, wall_s = chance.choice([1, 2, 8]), chance.uniform(1, 10)
+    next_s = wall_s * chance.random()
+    busy_s = workers * wall_s * chance.random()
+    cpu_s = busy_s * chance.random()
+    return Stats(
+        elements=chance.randint(8, 10_000),
+        bytes=chance.randint(8, 10_000_000),
+        next_s=next_s,
+        waited_s=next_s * chance.random(),
+        consumer_s=wall_s - next_s,
+        cpu_s=cpu_s + wall_s * chance.random() * chance.choice([0, 1]),
+        stages=(StageStats("map(slow)", "workers", workers, 10, 10, 0, busy_s, cpu_s, 0.0, 0.0, None),),
+        operations=(OperationStats("map(slow)", "workers", 10, busy_s),),
+    )
+
+
+def test_verdicts_do_not_contradict_themselves():
+    chance, said = random.Random(1), set()
+    for _ in range(3000):
+        stats = random_stats(chance)
+        cores = stats.cpu_s / stats.wall_s
+        said.add(stats.verdict.rpartition(": ")[2])
+        if "needed already" in stats.verdict or "core is in use" in stats.verdict:
+            assert cores >= num_cores() / 2, stats.verdict
+    assert len(said) > 3

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 FEWEST = 8  # with fewer outputs, nothing is known
 SMALL = 0.1  # a smaller share of the time does not matter
 PLENTY = 2.0  # times what the loop takes is more than enough
+IN_USE = 0.5  # of the cores: with less, they are not what is short
 WORTH = 1.2  # a smaller gain is not worth a change
 OF = {"workers": "the workers' time", "threads": "the threads' time", "thread": "the prefetch thread's time"}
 
@@ -65,7 +66,7 @@ def _advice(stats: "Stats", bounds: Bounds) -> str:
     rate = bounds.with_workers(best)
     taken = rate if not bounds.loop_s else min(rate, 1 / bounds.loop_s)
     if best <= workers or taken < WORTH * stats.rate:
-        return f"More workers would not help: {_limit(bounds, max(best, workers))}."
+        return f"More workers would not help: {_limit(stats, bounds, max(best, workers))}."
     return f"`.mp_prefetch({best})` would give about {significant(taken)} elements/s."
 
 
@@ -92,15 +93,17 @@ def significant(number: float) -> str:
     return f"{number:.0f}" if number >= 10 else f"{number:.1f}"
 
 
-def _limit(bounds: Bounds, number: int) -> str:
+def _limit(stats: "Stats", bounds: Bounds, number: int) -> str:
     """What keeps more workers from helping."""
-    cpu_s = bounds.cpu_s
-    if bounds.loop_s and bounds.with_workers(max(number, 1)) >= 1 / bounds.loop_s:
+    cpu_s, rate = bounds.cpu_s, bounds.with_workers(max(number, 1))
+    if bounds.loop_s and rate >= 1 / bounds.loop_s:
         return "the loop itself could not take more"
-    if cpu_s / bounds.cores >= bounds.own_s and cpu_s >= WAITING * bounds.work_s:
-        return f"all {bounds.cores} cores are needed already" if bounds.cores > 1 else "the one core is in use"
     if cpu_s < WAITING * bounds.work_s:
         return (
             "they wait, which threads do as well: put what waits before `to_iter_dataset(ReadOptions(num_threads=64))`"
         )
-    return "taking their results costs the consumer as much"
+    if cpu_s / bounds.cores < bounds.own_s:
+        return "taking their results costs the consumer as much"
+    if stats.cpu_s < IN_USE * bounds.cores * stats.wall_s:
+        return f"{number} could give {significant(rate)} elements/s, but may still be starting or wait for each other"
+    return f"all {bounds.cores} cores are needed already" if bounds.cores > 1 else "the one core is in use"
