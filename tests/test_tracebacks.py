@@ -1,16 +1,20 @@
 """Errors show the user's own lines, wherever they were raised."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import traceback
 from pathlib import Path
 
 import pytest
 
 from headrace import MapDataset, MultiprocessingOptions, ReadOptions
-from headrace.errors import WorkerError
+from headrace.errors import DataError, WorkerError
+from headrace.sources import JsonLinesDataSource
 from tests.proc import LIMIT_S, nothing_left
 
 HERE = str(Path(__file__))
@@ -254,3 +258,55 @@ def test_errors_of_the_package_show_its_frames_only_if_asked(monkeypatch, settin
     monkeypatch.setenv("HEADRACE_TRACEBACK", setting)
     error = first_error(MapDataset.range(1, 10).map(lambda n: {"x": [0] * n}).to_iter_dataset().batch(3))
     assert (len(traceback.extract_tb(error.__traceback__)) > 5) == all_frames
+
+
+def shown_of_package(error):
+    return [each for each in traceback.extract_tb(error.__traceback__) if "/headrace/" in each.filename]
+
+
+def waits(x):
+    time.sleep(0.1)
+    return x
+
+
+CTRL_C = {
+    "inline": lambda: MapDataset.range(1000).map(waits).batch(50).to_iter_dataset().window_shuffle(9, seed=1).batch(2),
+    "one by one": lambda: MapDataset.range(1000).map(waits),
+    "threads": lambda: MapDataset.range(1000).map(waits).to_iter_dataset(ReadOptions(num_threads=2)).batch(900),
+    "workers": lambda: MapDataset.range(1000).map(waits).batch(500).mp_prefetch(MultiprocessingOptions(num_workers=1)),
+}
+
+
+@pytest.mark.parametrize("name", CTRL_C)
+@pytest.mark.parametrize(("setting", "all_frames"), [("", False), ("full", True)])
+def test_ctrl_c_shows_frames_of_the_package_only_if_asked(monkeypatch, name, setting, all_frames):
+    monkeypatch.setenv("HEADRACE_TRACEBACK", setting)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    with iter(CTRL_C[name]()) as iterator:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt) as info:
+            list(iterator)
+    assert (len(shown_of_package(info.value)) > 3) == all_frames
+    assert len("".join(traceback.format_exception(info.value)).splitlines()) < 35 or all_frames
+
+
+def test_ctrl_c_while_one_element_is_asked_for_shows_few_frames():
+    ds = MapDataset.range(9).map(waits).shuffle(seed=1).batch(9)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt) as info:
+        ds[0]
+    assert len(shown_of_package(info.value)) <= 3
+
+
+def test_an_error_of_one_element_shows_the_users_frames():
+    with pytest.raises(ZeroDivisionError) as info:
+        MapDataset.range(9).map(lambda x: 1 // x).shuffle(seed=1).batch(9)[0]
+    assert len(shown_of_package(info.value)) <= 2
+
+
+def test_causes_show_no_frames_of_the_package(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{bad\n')
+    with pytest.raises(DataError) as info:
+        list(MapDataset.source(JsonLinesDataSource(tmp_path / "a.jsonl")).to_iter_dataset())
+    assert info.value.__cause__ is not None
+    assert shown_of_package(info.value.__cause__) == []

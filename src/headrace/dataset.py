@@ -30,8 +30,8 @@ from headrace._ops.split import split_of
 from headrace._ops.weighed_mix import mixed
 from headrace._plan.blocks import Block, Indices
 from headrace._plan.kernels import fetcher
-from headrace._utils.signals import in_pipeline
-from headrace.errors import PipelineError
+from headrace._utils.signals import in_pipeline, may_be_from_outside
+from headrace.errors import PipelineError, interrupted_frames, show_users_frames
 from headrace.iterator import StreamIterator
 from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
 from headrace.packing.operations import PackOptions, packer
@@ -223,7 +223,14 @@ class MapDataset(MapTypes[T]):
         if isinstance(index, Sequence) and not isinstance(index, str | bytes):
             return self._pick(index)
         place = self._place(index)
-        (element,) = in_pipeline(self._fetch, range(place, place + 1)).own_rows()
+        try:
+            (element,) = in_pipeline(self._fetch, range(place, place + 1)).own_rows()
+        except BaseException as e:
+            if may_be_from_outside(e):
+                e.__traceback__ = interrupted_frames(e)
+            else:
+                show_users_frames(e)
+            raise
         return element
 
     def _place(self, index: Any) -> int:

@@ -445,13 +445,39 @@ def users_frames(error: BaseException) -> TracebackType | None:
     An error of this package says in its message what is wrong and where, so it needs none of them. All frames stay
     where the environment has `HEADRACE_TRACEBACK=full`, and in errors that this package did not expect.
     """
-    traceback = error.__traceback__
-    if os.environ.get("HEADRACE_TRACEBACK") == "full":
-        return traceback
-    while traceback is not None and _is_ours(traceback.tb_frame):
-        traceback = traceback.tb_next
+    traceback, last = _users_part(error)
+    if isinstance(error, KeyboardInterrupt):
+        return traceback or last
     return traceback if traceback is not None or isinstance(error, HeadraceError) else error.__traceback__
 
 
+def interrupted_frames(error: BaseException) -> TracebackType | None:
+    """The traceback of an exception from outside, such as Ctrl-C: of this package, the frame that it came to at most.
+
+    That frame tells a pipeline around this one that the exception came from outside.
+    """
+    traceback, last = _users_part(error)
+    return traceback if isinstance(error, KeyboardInterrupt) and traceback is not None else last or traceback
+
+
+def show_users_frames(error: BaseException) -> None:
+    """Leaves out the frames of this package in the traceback of an error that goes to the user, and of its causes."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        each.__traceback__ = users_frames(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _users_part(error: BaseException) -> tuple[TracebackType | None, TracebackType | None]:
+    """The traceback from the first frame that is not of this package on, and the last one of the package before it."""
+    traceback, last = error.__traceback__, None
+    if os.environ.get("HEADRACE_TRACEBACK") != "full":
+        while traceback is not None and _is_ours(traceback.tb_frame):
+            traceback, last = traceback.tb_next, traceback
+    return traceback, last
+
+
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_PACKAGE) and FROM_WORKER not in frame.f_globals
+    return frame.f_code.co_filename.startswith(_PACKAGE + os.sep) and FROM_WORKER not in frame.f_globals

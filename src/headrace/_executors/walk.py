@@ -28,7 +28,14 @@ from headrace._plan.streams import At, Context, Run, Stream, open_stream
 from headrace._plan.streams.base import start_of
 from headrace._utils import progress
 from headrace._utils.signals import from_outside, in_pipeline, may_be_from_outside
-from headrace.errors import ClosedError, FilterError, HeadraceError, PipelineError, users_frames
+from headrace.errors import (
+    ClosedError,
+    FilterError,
+    HeadraceError,
+    PipelineError,
+    interrupted_frames,
+    show_users_frames,
+)
 from headrace.options import DatasetOptions, ExecutionTrackingMode, config
 
 LONGEST_RUN = 1 << 13
@@ -146,7 +153,7 @@ class Walk:
                 except BaseException as e:
                     e = self._handle(e)
                     if e is not None:
-                        raise e
+                        raise e.with_traceback(interrupted_frames(e))  # noqa: B904  (it is the error, or what it came of)
                 self._raise_if_over()
 
     def _first_run(self, wait: FirstWait) -> Iterator[Any] | None:
@@ -203,7 +210,7 @@ class Walk:
             except Exception as e:
                 if from_outside(e):
                     raise
-                self._error = _no_stop(e), users_frames(e)
+                self._error = _for_user(e)
         return self._error is None
 
     def _agrees(self) -> bool:
@@ -213,7 +220,7 @@ class Walk:
             try:
                 compare_rows(self.op)
             except PipelineError as e:
-                self._error = e, users_frames(e)
+                self._error = _for_user(e)
         return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:
@@ -283,7 +290,7 @@ class Walk:
             # The error's traceback keeps this iterator alive; do not let it keep the workers too.
             self._workers.close(wait=False)
             self._first_error = None
-            self._error = _no_stop(error), users_frames(error)
+            self._error = _for_user(error)
         else:
             self._go_in_single_steps(error)
         return None
@@ -391,6 +398,12 @@ def _is_of_a_call(error: BaseException) -> bool:
     while traceback is not None and traceback.tb_frame.f_code not in calls:
         traceback = traceback.tb_next
     return traceback is not None or isinstance(error, HeadraceError)
+
+
+def _for_user(error: BaseException) -> tuple[BaseException, Any]:
+    """An error that every call raises from now on, and its traceback."""
+    show_users_frames(error)
+    return _no_stop(error), error.__traceback__
 
 
 def _no_stop(error: BaseException) -> BaseException:
