@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from headrace import IterDataset, MapDataset, MultiprocessingOptions, transforms
+from headrace import DataLoader, IndexSampler, IterDataset, MapDataset, MultiprocessingOptions, transforms
 from headrace.errors import StateError, StateWarning
 from headrace.sources import JsonLinesDataSource, TextLinesDataSource, TextLinesIterDataset
 
@@ -287,6 +287,40 @@ def test_states_do_not_depend_on_workers():
     ds = MapDataset.range(100).to_iter_dataset().filter(Local(3)).window_shuffle(9, seed=1)
     workers = ds.mp_prefetch(MultiprocessingOptions(num_workers=1))
     assert state_after(ds, 5) == state_after(workers, 5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loaders_compare_their_sources_and_operations_too(tmp_path, num_workers):
+    def make(source, *operations):
+        return DataLoader(
+            data_source=source,
+            sampler=IndexSampler(20, num_epochs=1, shuffle=True, seed=1),
+            operations=operations,
+            worker_count=num_workers,
+        )
+
+    def state_of(loader):
+        with iter(loader) as iterator:
+            next(iterator)
+            return iterator.get_state()
+
+    def restore(loader, state, **options):
+        with iter(loader) as iterator:
+            iterator.set_state(state, **options)
+
+    state = state_of(make(range(20), Scale(1), Keep(3)))
+    with pytest.warns(StateWarning, match=r"Scale \(by\), Keep \(k\)"):
+        restore(make(range(20), Scale(2), Keep(4)), state)
+    with pytest.warns(StateWarning, match="elements"):
+        restore(make(list(range(20, 40))), state_of(make(list(range(20)))))
+    lines(tmp_path, ["a", "b"])
+    state = state_of(make(TextLinesDataSource(tmp_path / "a")))
+    (tmp_path / "a").write_text((tmp_path / "a").read_text().replace("a 3", "b 3"))
+    with pytest.raises(StateError, match="with other bytes"):
+        restore(make(TextLinesDataSource(tmp_path / "a")), state)
+    restore(make(TextLinesDataSource(tmp_path / "a")), state, strict=False)
+    without = {k: v for k, v in json.loads(state).items() if k not in ("pipeline", "functions", "checksum")}
+    restore(make(TextLinesDataSource(tmp_path / "a")), json.dumps(without).encode())  # as older states
 
 
 def test_states_stay_small():

@@ -219,9 +219,10 @@ class DataLoaderIterator(PipelineIterator[T]):
         >>> import json
         >>> batches = iter(load(range(6), batch_size=2))
         >>> sorted(json.loads(batches.get_state()))
-        ['checksum', 'data_source', 'format', 'operations', 'position', 'sampler', 'shard_options']
+        ['checksum', 'data_source', 'format', 'functions', 'operations', 'pipeline', 'position', 'sampler', 'shard_options']
         """
-        return states.encode(self._loader.identity, self._position_state())
+        position = self._position_state()
+        return states.encode(self._loader.identity, position, self._identity.added_to({}))
 
     def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
         """Goes to where `get_state` or `state_as_array` was called, with `strict=False` on any loader.

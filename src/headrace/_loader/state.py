@@ -26,6 +26,7 @@ from headrace.sources.indices import BlockSource
 
 FORMAT = "headrace.DataLoader/1"
 LONGEST = 200
+PIPELINE = ("pipeline", "functions")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _IN_MEMORY = (list, tuple, dict, set, frozenset, str, bytes, Dataset, SharedMemoryDataSource)
 
@@ -89,9 +90,9 @@ def _simple_fields(thing: Any) -> str | None:
     return ", ".join(f"{k}={v!r}" for k, v in values.items() if isinstance(v, str | int | float | os.PathLike))
 
 
-def encode(identity: Identity, position: dict[str, Any]) -> bytes:
-    """A state as bytes."""
-    fields = {"format": FORMAT, **vars(identity), "position": position}
+def encode(identity: Identity, position: dict[str, Any], pipeline: dict[str, Any]) -> bytes:
+    """A state as bytes, with what the states of datasets have besides the position."""
+    fields = {"format": FORMAT, **vars(identity), "position": position, **pipeline}
     return json.dumps(fields | {"checksum": _checksum(fields)}, indent=4).encode()
 
 
@@ -110,9 +111,11 @@ def decode(state: Any, loader: Loader, *, validate: bool = True) -> dict[str, An
                     "The state was changed since `get_state()` returned it: its checksum differs. To go to another "
                     "position on purpose, remove its field 'checksum'."
                 )
-            if validate:
-                _check(fields, loader.identity)
-            return fields["position"]
+            if not validate:
+                return fields["position"]
+            _check(fields, loader.identity)
+            pipeline = {name: fields[name] for name in PIPELINE if name in fields}  # older states have none
+            return fields["position"] | pipeline
         if fields.get("version") == 2:
             return _from_grain(fields, loader, validate=validate)
         if "next_index_in_buffer" in fields or "iterators_in_use_states" in fields:
