@@ -107,6 +107,12 @@ LOADER = headrace.load(range(3))
     ("call", "instead"),
     [
         (lambda: DS.batch(2, drop_last=True), "`drop_remainder=`"),
+        (lambda: DS.shuffle(buffer_size=9), r"`ds.shuffle\(n, seed=0\)` for a buffer of a stream"),
+        (lambda: DS.repeat(count=2), r"`ds.repeat\(n\)`"),
+        (lambda: DS.cache(filename="x"), r"`ds.cache\(path\)`"),
+        (lambda: headrace.load(DS, collate_fn=list), r"`transformations=\[Batch\(n, batch_fn=function\)\]`"),
+        (lambda: headrace.load(dataset=DS), "`source=`"),
+        (lambda: headrace.load(DS, persistent_workers=True), "write nothing"),
         (lambda: STREAM.batch(2, collate_fn=list), "batch_fn=function"),
         (lambda: DS.map(str, batch_size=2), r"`ds.batch\(n\)`"),
         (lambda: STREAM.map(str, num_parallel_calls=2), "mp_prefetch"),

@@ -218,8 +218,8 @@ class DataLoaderIterator(PipelineIterator[T]):
 
         >>> import json
         >>> batches = iter(load(range(6), batch_size=2))
-        >>> sorted(json.loads(batches.get_state()))
-        ['checksum', 'data_source', 'format', 'functions', 'operations', 'pipeline', 'position', 'sampler', 'shard_options']
+        >>> list(json.loads(batches.get_state()))[5:]
+        ['position', 'pipeline', 'functions', 'checksum']
         """
         position = self._position_state()
         return states.encode(self._loader.identity, position, self._identity.added_to({}))

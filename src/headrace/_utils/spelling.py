@@ -21,20 +21,28 @@ _TO_DEVICE = (
     "`prefetch_to_device(ds, device)` of `headrace.device.torch`, or `headrace.device_put(ds, device)` for JAX",
     "`prefetch_to_device(loader.dataset, device)` of `headrace.device.torch`, or `headrace.device_put` for JAX",
 )
+_KEPT = "nothing: the workers of an iterator stay until it is closed, and the next ones start fast"
 _FUNCTION = "the function as first argument", "`operations=[function]`"
+_TENSORS = (
+    "nothing: elements are NumPy arrays, and `TorchDataset(ds)` of `headrace.device.torch` has tensors",
+    "nothing: elements are NumPy arrays, and `TorchDataset(loader)` of `headrace.device.torch` has tensors",
+)
 # What other libraries call it: what to write in the call of a dataset's method, and in that of a loader.
 _KEYWORDS = {
     "batch_size": _BATCHES,
     "buffer_size": (
-        "`ds.shuffle(seed=0)` for all of a MapDataset, or `ds.prefetch(n)` for a buffer of a stream",
+        "`ds.shuffle(seed=0)` for all of a MapDataset, `ds.shuffle(n, seed=0)` for a buffer of a stream, or "
+        "`ds.prefetch(n)` to read ahead",
         "`worker_buffer_size=n`",
     ),
     "collate_fn": ("`ds.batch(n, batch_fn=function)`", "`operations=[Batch(n, batch_fn=function)]`"),
+    "count": ("the number as first argument, `ds.repeat(n)`", "`sampler=IndexSampler(..., num_epochs=n)`"),
     "dataset": ("the dataset itself, which can be iterated: `for batch in ds.batch(n)`", "`data_source=`"),
     "drop_last": (
         "`drop_remainder=` of `batch`",
         "`operations=[Batch(n, drop_remainder=True)]`, or `load(source, batch_size=n, drop_remainder=True)`",
     ),
+    "filename": ("the path as first argument, `ds.cache(path)`", "`data_source=MapDataset.source(source).cache(path)`"),
     "function": _FUNCTION,
     "generator": ("`seed=`, an int", _SHUFFLED),
     "input_columns": _CHOSEN,
@@ -42,6 +50,7 @@ _KEYWORDS = {
     "num_parallel_calls": _WORKERS,
     "num_proc": _WORKERS,
     "num_workers": _WORKERS,
+    "persistent_workers": (_KEPT, _KEPT),
     "pin_memory": _TO_DEVICE,
     "predicate": _FUNCTION,
     "prefetch_factor": (
@@ -66,10 +75,8 @@ _ATTRIBUTES = {
     "to": _TO_DEVICE,
     "train_test_split": ('`ds.split("[:80%]")`', "a loader for each part"),
     "unbatch": ("`ds.flat_map(list)`, or `ds.rebatch(n)` for batches of another size", "`loader.dataset.rebatch(n)`"),
-    "with_format": (
-        "nothing: elements are NumPy arrays, and `TorchDataset(ds)` of `headrace.device.torch` has tensors",
-        "nothing: elements are NumPy arrays, and `TorchDataset(loader)` of `headrace.device.torch` has tensors",
-    ),
+    "set_format": _TENSORS,
+    "with_format": _TENSORS,
 }
 
 
@@ -120,10 +127,13 @@ def _wrong_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     of_class = function.__name__ == "__init__"
     on_loader = of_class or function.__name__ == "load"
     name = function.__qualname__.split(".")[0] if of_class else function.__name__
+    renamed = {"`operations=": "`transformations=", "`data_source=": "`source="} if name == "load" else {}
     said = []
     for wrong in (key for key in kwargs if key not in parameters):
         found, meant = _KEYWORDS.get(wrong), closest(wrong, parameters)
         hint = f" Here, write {found[on_loader]}." if found else f" Did you mean `{meant}`?" if meant else ""
+        for argument, here in renamed.items():
+            hint = hint.replace(argument, here)
         said.append(f"{name}() has no argument `{wrong}`.{hint}")
     if of_class and len(args) > 1:
         said.append(
