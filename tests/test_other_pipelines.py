@@ -1,8 +1,12 @@
 """States in another pipeline than their own: what decides which elements come is refused, what changes values warned of."""
 
+import argparse
+import collections
+import datetime
 import functools
 import json
 import shutil
+import types
 import warnings
 
 import numpy as np
@@ -101,6 +105,20 @@ def test_files_of_a_users_source_count_too(tmp_path):
     make = lambda name: MapDataset.source(Lines(tmp_path / name)).to_iter_dataset()  # noqa: E731
     refuses(make("a"), make("b"), "other files")
 
+    class OfTwo(Lines):
+        def __init__(self, files):
+            self.files = files
+
+        def __getitem__(self, i):
+            return self.files[0].read_text().splitlines()[i]
+
+    for folder, name in (("one", "a"), ("two", "b")):
+        (tmp_path / folder).mkdir()
+        shutil.copy(tmp_path / name, tmp_path / folder / "x")
+    first, second = ([tmp_path / folder / "x"] for folder in ("one", "two"))
+    make = lambda files: MapDataset.source(OfTwo(files)).to_iter_dataset()  # noqa: E731
+    refuses(make(first), make(second), "with other bytes")
+
 
 # ------------------------------------------------------------------------------------------------ parts and arguments
 
@@ -176,7 +194,32 @@ class Keep(transforms.Filter):
         return x % self.k != 0
 
 
+def using(name, k, code):
+    """A function of a module of its own, in which a name stands for `k`."""
+    scope = {name: k}
+    exec(code, scope)
+    return scope["keep"]
+
+
 FILTERS = {
+    "a constant of the module": lambda k: using("K", k, "def keep(x): return x % K != 0"),
+    "a constant in an inner function": lambda k: using("K", k, "def keep(x): return any(x % K for _ in range(1))"),
+    "a function of the module": lambda k: using(
+        "_", 0, f"def rest(x): return x % {k}\ndef keep(x): return rest(x) != 0"
+    ),
+    "a function of a function of the module": lambda k: using(
+        "K", k, "def rest(x): return x % K\ndef rests(x): return rest(x)\ndef keep(x): return rests(x) != 0"
+    ),
+    "an array of the module": lambda k: using(
+        "LEFT_OUT", np.arange(0, 100, k), "def keep(x): return x not in LEFT_OUT"
+    ),
+    "a cached function": lambda k: functools.lru_cache(lambda x: x % k != 0),
+    "a vectorized function": lambda k: np.vectorize(lambda x: x % k != 0),
+    "a namespace": lambda k: (lambda given: lambda x: x % given.k != 0)(types.SimpleNamespace(k=k)),
+    "arguments of the command": lambda k: (lambda given: lambda x: x % given.k != 0)(argparse.Namespace(k=k)),
+    "a mapping": lambda k: (lambda given: lambda x: x % given["k"] != 0)(types.MappingProxyType({"k": k})),
+    "a deque": lambda k: (lambda left_out: lambda x: x not in left_out)(collections.deque(range(0, 100, k))),
+    "a date": lambda k: (lambda day: lambda x: x % day.day != 0)(datetime.date(2026, 1, k)),
     "an attribute": Keep,
     "a closure": lambda k: lambda x: x % k != 0,
     "a default": lambda k: eval(f"lambda x, k={k}: x % k != 0"),
@@ -229,6 +272,23 @@ def test_what_a_map_depends_on_is_warned_of_by_name():
     warns(make(Scale(np.arange(3))), make(Scale(np.arange(3) + 1)), "Scale (by)")
     warns(make(functools.partial(scaled, by=1)), make(functools.partial(scaled, by=2)), "scaled (by)")
     restores_quietly(make(Scale(np.arange(3))), make(Scale(np.arange(3))))
+
+
+def test_a_variable_of_the_module_is_warned_of():
+    def make(k):
+        keep = using("k", k, "def keep(x): return x % k != 0")
+        return MapDataset.range(100).to_iter_dataset().filter(keep).window_shuffle(9, seed=1)
+
+    warns(make(3), make(4), "keep (global k)")
+    restores_quietly(make(3), make(3))
+
+
+def test_a_function_in_place_of_another_is_warned_of():
+    ds = MapDataset.range(20).to_iter_dataset()
+    warns(ds.map(abs), ds.map(str), "str (it was abs)")
+    warns(ds.batch(2, batch_fn=total), ds.batch(2, batch_fn=largest), "largest (it was total)")
+    warns(ds.batch(2, batch_fn=sum), ds.batch(2, batch_fn=max), "max (it was sum)")
+    restores_quietly(ds.map(abs), ds.map(abs).filter(lambda x: True))
 
 
 def test_functions_of_parts_are_warned_of():

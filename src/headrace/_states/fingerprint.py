@@ -90,6 +90,7 @@ def _further_numbers(op: Op) -> dict[str, int]:
         if name != "<lambda>":
             found[f"{argument} name"] = number_of(name)
         found[f"{argument} code"] = 0 if code is None else values.instructions_of(code)
+        given = {name: value for name, value in given.items() if not name.startswith(values.GLOBAL)}
         each = {"const": values.constants_of(function) or None, **given}
         numbers = {key: values.number(value, counts_code=False) for key, value in each.items() if value is not None}
         numbers = numbers if len(numbers) <= MOST_SHOWN else {"values": number_of(sorted(numbers.items()))}
@@ -442,21 +443,36 @@ def _functions(op: Op) -> dict[str, int]:
     return found
 
 
-def changed_functions(op: Op, saved: Any) -> list[str]:
+def changed_functions(op: Op, saved: Any, *, form: Any = None) -> list[str]:
     """The functions of a pipeline that have changed since a state was saved, each with what has changed."""
     if not isinstance(saved, dict):
         return []
     own = functions(op)
-    if not any(VALUE in name for name in saved) and _codes(own) != _codes(saved):
+    if form != FORM and not any(VALUE in name for name in saved) and _codes(own) != _codes(saved):
         own = _functions_before(op)
-    if _codes(own) != _codes(saved) or saved.get("python") != own["python"]:
-        return []  # operations were added or removed, which the user knows
+    if saved.get("python") != own["python"]:
+        return []
+    if _codes(own) != _codes(saved):
+        return _replaced(_codes(own) - _codes(saved), _codes(saved) - _codes(own)) if form == FORM else []
     changed: dict[str, list[str]] = {}
     for key in own:
         if key in saved and own[key] != saved[key]:
             name, _, value = key.partition(VALUE)
             changed.setdefault(name, []).append(value or "its code")
     return [f"{_without_number(name)} ({', '.join(what)})" for name, what in changed.items()]
+
+
+def _replaced(own: set[str], saved: set[str]) -> list[str]:
+    """The functions that stand in place of others; none if operations were added or removed, which the user knows."""
+    here, there = ({_place_in_pipeline(name): name for name in names} for names in (own, saved))
+    if here.keys() != there.keys() or len(here) < max(len(own), len(saved)):
+        return []
+    return [f"{_without_number(name)} (it was {_without_number(there[place])})" for place, name in here.items()]
+
+
+def _place_in_pipeline(name: str) -> str:
+    parts, _, last = name.rpartition("/")
+    return f"{parts}/{last.partition(' ')[0]}"
 
 
 def _codes(numbers: dict[str, int]) -> set[str]:

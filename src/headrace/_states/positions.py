@@ -103,7 +103,9 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
         _refuse(f"{text}{'; '.join(found[:MOST_SHOWN])}{more} (saved → here)", strict=strict)
         return position
-    changed = changed_functions(op, state.get("functions"))
+    pipeline = state.get("pipeline")
+    form = pipeline.get("form") if isinstance(pipeline, dict) else None
+    changed = changed_functions(op, state.get("functions"), form=form)
     if changed:
         _warn(f"Functions have changed since the state was saved: {', '.join(changed)}.")
     return position

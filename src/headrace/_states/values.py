@@ -5,8 +5,12 @@ some elements count. Paths count by their last name, so that data may be moved. 
 models, objects of other packages) counts as `None`: a number never changes without a change of the user's.
 """
 
+import argparse
 import contextlib
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import os
 import re
@@ -14,8 +18,11 @@ import stat
 import sys
 import sysconfig
 import types
+import uuid
 import zlib
-from collections.abc import Iterable, Sequence
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +38,15 @@ MOST_SAMPLED = 64  # elements of a sequence, and files whose bytes are read
 MOST_SIZES = 4096  # files whose size is asked for
 MOST_VISITED = 4096  # values inside one value
 MOST_DEPTH = 6
+GLOBAL = "global "  # before the name of a variable of a module
 LONGEST = 1 << 16  # characters or bytes that all count
 SAMPLE_BYTES = 4096  # at both ends of a file
 
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset)
 _CONTAINERS = (list, dict, set, bytearray)
+_WITH_REPR = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID)
 _METHODS = ("map", "filter", "random_map", "map_with_index", "flat_map", "__call__", "__getitem__")
-_PATHS = ("paths", "_paths", "path", "_path")
+_PATHS = tuple(f"{sign}{name}" for name in ("paths", "path", "files", "file", "filenames") for sign in ("", "_"))
 
 
 # ---------------------------------------------------------------------------------------------- functions
@@ -45,15 +54,35 @@ _PATHS = ("paths", "_paths", "path", "_path")
 
 def name_of(function: Any) -> str:
     """The name of a function, or of the class of an object that acts as one."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _innermost(function)
     return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _innermost(function: Any) -> Any:
+    """The function that partials and wrappers written in C, such as caches and compiled functions, call."""
+    for _ in range(MOST_DEPTH):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif (wrapped := _wrapped(function)) is not None:
+            function = wrapped
+    return function
+
+
+def _wrapped(function: Any) -> Any:
+    """The function that an object wraps which is no function of Python itself."""
+    if isinstance(function, np.vectorize):
+        return function.pyfunc
+    if isinstance(function, types.FunctionType | types.MethodType | type) or not is_installed(
+        type(function).__module__
+    ):
+        return None
+    wrapped = getattr(function, "__wrapped__", None)
+    return wrapped if callable(wrapped) else None
 
 
 def code_of(function: Any) -> types.CodeType | None:
     """The code that a call of a function runs, where it is known."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _innermost(function)
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     if code is not None or isinstance(function, type):
@@ -94,6 +123,8 @@ def values_of(function: Any) -> dict[str, Any]:
     if isinstance(function, functools.partial):
         given = {f"argument {i}": value for i, value in enumerate(function.args)}
         return values_of(function.func) | given | function.keywords
+    if (wrapped := _wrapped(function)) is not None:
+        return values_of(wrapped)
     if isinstance(function, types.MethodType):
         return values_of(function.__func__) | attributes_of(function.__self__)
     if isinstance(function, types.FunctionType):
@@ -102,8 +133,7 @@ def values_of(function: Any) -> dict[str, Any]:
 
 
 def _values_of_function(function: types.FunctionType) -> dict[str, Any]:
-    code, scope = function.__code__, function.__globals__
-    found = {name: scope[name] for name in code.co_names if name.isupper() and isinstance(scope.get(name), _FIXED)}
+    code, found = function.__code__, _globals_of(function)
     names = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
     found |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | (function.__kwdefaults__ or {})
@@ -111,6 +141,36 @@ def _values_of_function(function: types.FunctionType) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # not assigned yet
             found[name] = cell.cell_contents
     return found
+
+
+def _globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """The constants of a function's module and the user's functions that it uses.
+
+    Names in lower case may be variables, which change while the program runs: these count as what only warns.
+    """
+    found: dict[str, Any] = {}
+    for name in _names_of_globals(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, _FIXED):
+            found[name if name.isupper() else f"{GLOBAL}{name}"] = value
+        elif (isinstance(value, np.ndarray) and name.isupper()) or (
+            _is_users_function(value) and value is not function
+        ):
+            found[name] = value
+    return found
+
+
+def _is_users_function(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and not is_installed(value.__module__)
+
+
+@functools.cache
+def _names_of_globals(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that some code and the functions inside it read."""
+    import dis  # hardly ever needed
+
+    own = [each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    return tuple(dict.fromkeys([*own, *(name for inner in _codes_in(code) for name in _names_of_globals(inner))]))
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
@@ -206,8 +266,14 @@ class _Form:
             return repr(value)
         if isinstance(value, list | tuple):
             return f"{type(value).__name__}{len(value)}{self.each(sampled(value), depth)}"
-        if isinstance(value, dict | set | frozenset):
+        if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+            value = vars(value)
+        if isinstance(value, Mapping | set | frozenset):
             return self._unordered(value, depth)
+        if isinstance(value, deque | array):
+            return f"{type(value).__name__}{self.each(sampled(value), depth)}"
+        if isinstance(value, _WITH_REPR):
+            return repr(value)
         if isinstance(value, re.Pattern):
             return f"{value.pattern!r} {value.flags}"
         return self._thing(value, depth)
@@ -226,13 +292,15 @@ class _Form:
     def _unordered(self, value: Any, depth: int) -> str:
         if len(value) > MOST_VISITED:
             return f"{type(value).__name__}{len(value)}"
-        items = value.items() if isinstance(value, dict) else value
+        items = value.items() if isinstance(value, Mapping) else value
         return f"{type(value).__name__}[{','.join(sorted(self.of(item, depth + 1) for item in items))}]"
 
     def _thing(self, value: Any, depth: int) -> str:
         if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | np.ufunc):
             return value.__name__
-        is_function = isinstance(value, types.FunctionType | types.MethodType | functools.partial)
+        is_function = (
+            isinstance(value, types.FunctionType | types.MethodType | functools.partial) or _wrapped(value) is not None
+        )
         if isinstance(value, Op) or isinstance(getattr(value, "_op", None), Op):
             return "None"
         if not is_function and not _has_known_form(type(value)):
