@@ -683,13 +683,20 @@ import resource, sys
 import numpy as np
 from headrace import MapDataset
 from headrace.errors import DiskFullError
-from headrace.sources import write_tfrecord
+from headrace.sources import write_array_record, write_parquet, write_tar, write_tfrecord
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # as on a disk that has no more room
 ds = MapDataset.range(1000).map(lambda i: np.full(1000, i))
+noise = ds.map(lambda x: np.random.default_rng(x[0]).bytes(1000))
 kept = (ds.cache(sys.argv[1] + "/cache"), ds.to_iter_dataset().cache(sys.argv[1] + "/cache"))
 writes = [lambda ds=ds: next(iter(ds)) for ds in kept]
-for write in [*writes, lambda: write_tfrecord(ds.map(bytes), sys.argv[1] + "/a.tfrecord")]:
+writes += [
+    lambda: write_tfrecord(ds.map(bytes), sys.argv[1] + "/a.tfrecord"),
+    lambda: write_array_record(noise, sys.argv[1] + "/a.array_record"),
+    lambda: write_parquet(noise.map(lambda x: {"x": x}), sys.argv[1] + "/a.parquet"),
+    lambda: write_tar(ds.map(lambda x: {"__key__": str(x[0]), "x.bin": bytes(x)}), sys.argv[1] + "/a.tar"),
+]
+for write in writes:
     try:
         write()
     except DiskFullError as e:
@@ -701,8 +708,11 @@ def test_a_full_disk_is_told_with_the_path_and_what_to_do(tmp_path):
     program = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     said = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S)
     assert not said.stderr
-    cache, stream, file = said.stdout.splitlines()
+    cache, stream, *files = said.stdout.splitlines()
     for line in (cache, stream):
         assert line.startswith(f"True {tmp_path}/cache/")
         assert line.endswith("File too large. Make room, or keep the elements elsewhere: `cache(another_path)`.")
-    assert file == f"True {tmp_path}/a.tfrecord could not be written: File too large. Make room, and call it again."
+    assert len(files) == 4
+    for name, line in zip(("tfrecord", "array_record", "parquet", "tar"), files, strict=True):
+        assert line.startswith(f"True {tmp_path}/a.{name} could not be written: ")
+        assert line.endswith("File too large. Make room, and call it again.")

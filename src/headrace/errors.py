@@ -162,10 +162,18 @@ def full_disk_named(path: str, todo: str) -> Iterator[None]:
     """Turns the error of a full disk into one that names what was written, and says what to do."""
     try:
         yield
-    except OSError as e:
-        if e.errno not in _FULL or isinstance(e, HeadraceError):
+    except (OSError, RuntimeError) as e:
+        why = None if isinstance(e, HeadraceError) else _why_full(e)
+        if why is None:
             raise
-        raise DiskFullError(f"{path} could not be written: {e.strerror}. {todo}") from e
+        raise DiskFullError(f"{path} could not be written: {why}. {todo}") from e
+
+
+def _why_full(error: OSError | RuntimeError) -> str | None:
+    """Why nothing more can be written; `None` if an error is another. ArrayRecord's has no number, only a text."""
+    if isinstance(error, OSError):
+        return error.strerror if error.errno in _FULL else None
+    return next((text for text in map(os.strerror, _FULL) if text in str(error)), None)
 
 
 class RemoteError(HeadraceError, OSError):
