@@ -1,5 +1,6 @@
 """Ctrl-C and other signals at any moment: nothing is lost, nothing is repeated, and no exception is swallowed."""
 
+import _thread
 import contextlib
 import gc
 import itertools
@@ -9,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from headrace import AUTOTUNE, IterDataset, MapDataset, MultiprocessingOptions, 
 from headrace._executors import process_trial
 from headrace._executors.pool import ProcessPool
 from headrace._executors.shared_plan import SharedPlan
+from headrace._utils import threads
 from headrace._utils.one_line import short_repr
 from headrace.errors import ClosedError, WorkerError
 from tests import signals
@@ -364,3 +367,24 @@ def test_start_prefetch_loses_no_element(options):
     with contextlib.closing(iter(ds.batch(3))) as iterator:
         iterator.start_prefetch()
         assert [x.tolist() for x in iterator] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_a_thread_that_is_ended_before_it_starts_another_is_replaced(monkeypatch):
+    """Python may hand it what `PyThreadState_SetAsyncExc` sets for the thread that makes it."""
+    real, calls, started = _thread.start_new_thread, [], threading.Event()
+
+    def ended(*_):
+        raise SystemExit
+
+    def start_new_thread(function, args):
+        calls.append(function)
+        return real(ended if len(calls) == 1 else function, args)
+
+    monkeypatch.setattr(threads._thread, "start_new_thread", start_new_thread)
+    starter = threading.Thread(target=threads._start_from_another_thread, args=(threading.Thread(target=started.set),))
+    starter.daemon = True
+    starter.start()
+    assert started.wait(20)
+    starter.join(20)
+    assert not starter.is_alive()
+    assert len(calls) == 2

@@ -93,23 +93,36 @@ def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Calla
 
 
 def _start_from_another_thread(thread: threading.Thread) -> None:
-    """Starts a thread where no signal handler runs: one that raises in `Thread.start` leaves locks of Python held."""
-    errors: list[BaseException] = []
-    done = _thread.allocate_lock()
+    """Starts a thread where no signal handler runs: one that raises in `Thread.start` leaves locks of Python held.
 
-    def start() -> None:
+    What another thread sets for this one (`PyThreadState_SetAsyncExc`) may end the thread between before it does
+    anything, since Python takes a new thread for the one that makes it: then there is another one.
+    """
+    errors: list[BaseException] = []
+
+    def start(_: _Releases) -> None:
         try:
             thread.start()
         except BaseException as e:
             errors.append(e)
-        finally:
-            done.release()
 
-    done.acquire()
-    _thread.start_new_thread(start, ())
-    done.acquire()
+    while thread.ident is None and not errors:
+        done = _thread.allocate_lock()
+        done.acquire()
+        _thread.start_new_thread(start, (_Releases(done),))
+        done.acquire()
     if errors:
         raise errors[0]
+
+
+class _Releases:
+    """Releases a lock when the thread ends that has it, however that is."""
+
+    def __init__(self, lock: Any):
+        self._lock = lock
+
+    def __del__(self) -> None:
+        self._lock.release()
 
 
 def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) -> None:
