@@ -388,3 +388,13 @@ def test_a_thread_that_is_ended_before_it_starts_another_is_replaced(monkeypatch
     starter.join(20)
     assert not starter.is_alive()
     assert len(calls) == 2
+
+
+def test_what_waits_to_be_told_is_raised_before_a_state_is_restored():
+    iterator = iter(MapDataset.range(9))
+    state = iterator.get_state()
+    next(iterator)
+    iterator._walk._go_in_single_steps(SystemExit())  # it may come again, or was from outside
+    with pytest.raises(SystemExit):
+        iterator.set_state(state)
+    assert list(iterator) == list(range(9))

@@ -127,14 +127,16 @@ class Walk:
         return self._bad_records
 
     def go_to(self, position: Any) -> None:
-        """Continues from a position."""
+        """Continues from a position; raises what may have come from outside and was not raised yet."""
         self._discard_stream()
         self.recorder.pause()
         self._n, self._single_steps_left, self._caution = 1, 0, 0
-        self._first_error = self._error = None
+        unsettled, self._first_error, self._error = self._first_error, None, None
         self._ended = False
         self._kept = Kept()
         self._drop_run(position)
+        if unsettled is not None and may_be_from_outside(unsettled):
+            raise unsettled.with_traceback(interrupted_frames(unsettled))
 
     def _drop_run(self, position: Any) -> None:
         """Drops what is made and not handed over; the position is `position` from now on."""
@@ -279,6 +281,7 @@ class Walk:
         others = self._not_the_pipelines(error)
         if others:
             profile.forget()
+        if others or may_be_from_outside(error):
             self._workers.close(wait=False)  # a message may have been half read
         self._stay_here(wait=not others)
         if others:
@@ -365,11 +368,15 @@ class Walk:
         context = self._context
         if context is None:
             return
-        self._workers.interrupt()
-        context.interrupt(wait=wait)
-        if stream is not None:
-            stream.close(wait=wait)
-        context.close(wait=wait)
+        try:
+            self._workers.interrupt()
+            context.interrupt(wait=wait)
+            if stream is not None:
+                stream.close(wait=wait)
+            context.close(wait=wait)
+        except BaseException:
+            self._workers.close(wait=False)  # a message may have been half read
+            raise
         self._context = None  # last: after an interrupt above, the next call closes it
 
     # ---- the end

@@ -118,11 +118,14 @@ def _start_from_another_thread(thread: threading.Thread) -> None:
 class _Releases:
     """Releases a lock when the thread ends that has it, however that is."""
 
+    _lock: Any = None  # until it is known: an interrupt may come first
+
     def __init__(self, lock: Any):
         self._lock = lock
 
     def __del__(self) -> None:
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) -> None:
