@@ -291,7 +291,7 @@ def test_ctrl_c_shows_frames_of_the_package_only_if_asked(monkeypatch, name, set
 
 
 def test_ctrl_c_while_one_element_is_asked_for_shows_few_frames():
-    ds = MapDataset.range(9).map(waits).shuffle(seed=1).batch(9)
+    ds = MapDataset.range(99).map(waits).shuffle(seed=1).batch(99)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt) as info:
         ds[0]
