@@ -273,7 +273,6 @@ def resnet50() -> None:
 
     import headrace as hr
     from benchmarks.images import PillowImages, photograph
-    from headrace.device.images import DrawCrop, decode, stack_encoded
     from headrace.device.torch import prefetch_to_device
     from headrace.images import Compose, RandomHorizontalFlip, RandomResizedCrop
 
@@ -298,17 +297,12 @@ def resnet50() -> None:
 
     crops = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
     ds = hr.MapDataset.source([{"image": file} for file in files]).repeat().seed(1).shuffle()
-    by_cpu = ds.random_map(crops).batch(size).to_iter_dataset()
-    by_gpu = ds.random_map(DrawCrop(crops)).batch(size, batch_fn=stack_encoded).to_iter_dataset()
+    batches = ds.random_map(crops).batch(size).to_iter_dataset()
     one = torch.randint(255, (size, 224, 224, 3), dtype=torch.uint8, device="cuda")
     at_rest = timed(iter(lambda: one, None))
     results = {"resident": f"{1e3 * at_rest:.1f} ms, {size / at_rest:,.0f} images/s"}
-    for name, feeding in {
-        "the GPU decodes, 3 workers": decode(by_gpu.mp_prefetch(3), "cuda"),
-        f"the CPU decodes, {cores - 1} workers": prefetch_to_device(by_cpu.mp_prefetch(cores - 1), "cuda"),
-    }.items():
-        with iter(feeding) as feed:
-            results[name] = fed(timed(batch["image"] for batch in feed), at_rest)
+    with iter(prefetch_to_device(batches.mp_prefetch(cores - 1), "cuda")) as feed:
+        results[f"{cores - 1} workers"] = fed(timed(batch["image"] for batch in feed), at_rest)
     loader = torch.utils.data.DataLoader(PillowImages(files), size, num_workers=cores - 1, pin_memory=True)
     feed = iter(loader)
     results[f"PyTorch, {cores - 1} workers, pinned"] = fed(

@@ -12,7 +12,7 @@ import numpy as np
 import headrace as hr
 from benchmarks.measure import Row, faster_than, seconds_per_element, side_by_side
 from headrace import experimental
-from headrace.sources.tables import ParquetDataSource, TableBatches, shuffled_groups
+from headrace.sources import ParquetDataSource, TableBatches, shuffled_groups
 
 NUM_ROWS = 10**6
 BATCH = 1024

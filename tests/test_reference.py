@@ -22,7 +22,6 @@ PAGES = Path(__file__).parent.parent / "docs" / "reference"
 # Public modules that are not in NAMES. Names that a module defines are public, but for those listed as its own.
 OWN = {
     "data": "",
-    "device.images": "DecodeImages",
     "device.torch": "CudaDevice OtherDevice ToTorchDevice",
     "diagnosis": "",
     "errors": "Quoted available full_disk_named in_words install_command interrupted_frames optional put_together show_users_frames users_frames without_memory_addresses without_secrets",

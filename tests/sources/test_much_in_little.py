@@ -30,7 +30,7 @@ def read_in_little_memory(code, *, most_bytes=700 * MEBIBYTE):
         from headrace.errors import DataError
         from headrace.sources.array_files import IdxDataSource
         from headrace.sources.json_lines import JsonLinesIterDataset, TextLinesIterDataset
-        from headrace.sources.tables import CsvDataSource
+        from headrace.sources import CsvDataSource
         from headrace.sources.tfrecord import TFRecordIterDataset
         try:
             import zstandard, pyarrow.csv

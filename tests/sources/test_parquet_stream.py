@@ -15,7 +15,7 @@ from headrace._plan.streams.source import UserStream
 from headrace.errors import DataError, MissingDependency, PipelineError, StateError
 from headrace.sources.parquet import ParquetIterDataset
 from headrace.sources.remote import Address
-from headrace.sources.tables import ParquetDataSource
+from headrace.sources import ParquetDataSource
 from headrace.testing import assert_resumable
 from headrace.transforms import Map
 from tests.sources.test_array_record import (

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from headrace.sources.tables import ArrowDataSource, ParquetDataSource
+from headrace.sources import ArrowDataSource, ParquetDataSource
 from headrace.sources.tables.lru_cache import Recent
 
 pa = pytest.importorskip("pyarrow")

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.dataset import MapDataset
 from headrace.errors import DataError, PipelineError
-from headrace.sources.tables import ParquetDataSource
+from headrace.sources import ParquetDataSource
 from headrace.testing import assert_block_law, assert_equal
 from tests.sources.tables.formats import (
     WRITERS,

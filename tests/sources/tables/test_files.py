@@ -7,7 +7,7 @@ import pytest
 from headrace.dataset import MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources.parquet import TableBatches
-from headrace.sources.tables import ArrowDataSource, ParquetDataSource
+from headrace.sources import ArrowDataSource, ParquetDataSource
 from headrace.testing import assert_block_law, assert_resumable
 from tests.sources.tables.formats import (
     WRITERS,

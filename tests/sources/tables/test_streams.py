@@ -13,7 +13,7 @@ from headrace.dataset import MapDataset
 from headrace.errors import ClosedError, PipelineError, StateError
 from headrace.options import ReadOptions
 from headrace.sources.parquet import TableBatches, shuffled_groups
-from headrace.sources.tables import CsvDataSource
+from headrace.sources import CsvDataSource
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from tests.sources.tables.formats import (
     WRITERS,
