@@ -10,7 +10,7 @@ import numpy as np
 import headrace as hr
 from benchmarks import mnist
 from benchmarks.measure import Row, faster_than, in_fresh_process, in_time, seconds_per_element, side_by_side
-from headrace._utils.rng import shuffled_indices
+from headrace.rng import shuffled_indices
 
 BATCH = 128
 

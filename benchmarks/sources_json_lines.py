@@ -11,7 +11,7 @@ from typing import Any
 import headrace as hr
 from benchmarks.measure import Row, faster_than, seconds_per_element, side_by_side
 from headrace.sources import JsonLinesDataSource
-from headrace.sources.json_lines.lines import JSON, json_value
+from headrace.sources.json_lines import JSON, json_value
 
 NUM_LINES = 10**6
 NUM_TIMED = 100_000

@@ -14,7 +14,7 @@ import headrace as hr
 from benchmarks import mnist
 from benchmarks.core import BATCH, Floats, Images, mnist_pipeline
 from benchmarks.measure import Row, in_time
-from headrace._plan.recorder import Recorder, StageRecord
+from headrace.ops.recorder import Recorder, StageRecord
 
 MOST_COST = 1.02
 PAIRS = 9
@@ -50,7 +50,7 @@ class _NoRecorder(Recorder):
 
 
 def _without_statistics(ds: Iterable[Any]) -> Iterator[Any]:
-    with mock.patch("headrace._executors.walk.Recorder", _NoRecorder):
+    with mock.patch("headrace.engine.iteration.Recorder", _NoRecorder):
         return iter(ds)
 
 

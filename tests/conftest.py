@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, settings
 
 import tests
 from headrace import MapDataset
-from headrace._executors.messages import CLONE
-from headrace._executors.template import STARTS, templates
-from headrace._executors.walk import Walk
-from headrace._plan.streams import MissingElement
+from headrace.engine.iteration import Walk
+from headrace.engine.workers.messages import CLONE
+from headrace.engine.workers.template import STARTS, templates
 from headrace.errors import HeadraceError
+from headrace.ops.streams import MissingElement
 from tests.proc import collect, end_earlier_workers, until
 from tests.sampling import SAMPLED
 

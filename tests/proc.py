@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace._executors.messages import TEMPLATE, WORKER
-from headrace._executors.template import templates
+from headrace.engine.workers.messages import TEMPLATE, WORKER
+from headrace.engine.workers.template import templates
 
 WAIT_S = 60.0  # only what hangs takes so long, however busy the machine is
 LIMIT_S = 600.0  # the same of a program

@@ -1,7 +1,7 @@
 """What each operation means, said once more and as plainly as possible: one element at a time, no blocks.
 
 The tests compare the library with this, so that meaning and cost cannot drift apart unseen. Nothing here is
-shared with `headrace._plan`; only the ciphers and the schedules of `_utils.rng` and `_ops` are.
+shared with `headrace.engine`; only the ciphers and the schedules of `_utils.rng` and `_ops` are.
 """
 
 import random
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops import (
+from headrace import rng, trees
+from headrace.ops import (
     buffer,
     by_size,
     combine,
@@ -29,10 +30,9 @@ from headrace._ops import (
     split,
     weighed_mix,
 )
-from headrace._ops.base import Op
-from headrace._ops.lanes import WHOLE, Lane
-from headrace._utils import rng, trees
-from headrace.packing import operations as pack
+from headrace.ops.base import Op
+from headrace.ops.lanes import WHOLE, Lane
+from headrace.ops.packing import operations as pack
 
 index_shuffle = lru_cache(1 << 16)(rng.index_shuffle)  # a small range takes thousands of steps
 

@@ -12,8 +12,8 @@ import threading
 import time
 
 from headrace import MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._utils import signals
-from headrace._utils.threads import start_thread
+from headrace.errors import signals
+from headrace.threads import start_thread
 from tests.pipelines import slowly
 from tests.proc import children_of, descriptors, until, workers_of
 

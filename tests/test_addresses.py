@@ -5,8 +5,8 @@ import traceback
 
 import pytest
 
-from headrace._utils.addresses import digest, identity, redacted, secrets_in, told_apart, without_login
 from headrace.errors import DataError, HeadraceError, MissingDependency, Quoted, RemoteError, without_secrets
+from headrace.errors.addresses import digest, identity, redacted, secrets_in, told_apart, without_login
 from headrace.sources import Address
 
 SECRET = "s3cr3tValue"

@@ -138,7 +138,7 @@ def test_only_the_clip_is_read(tmp_path, monkeypatch):
     path.write_bytes(encoded(noise(100.0)))
     read = []
     monkeypatch.setattr(
-        "headrace.sources.files.LocalFile.read",
+        "headrace.storage.files.LocalFile.read",
         lambda self, offset, length, read_all=sources.files.LocalFile.read: (
             read.append(length) or read_all(self, offset, length)
         ),

@@ -15,21 +15,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import headrace._executors
+import headrace.engine.runtime
 from headrace import AUTOTUNE, DatasetOptions, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.__main__ import main
-from headrace._executors import autotune, process_trial
-from headrace._executors.autotune import AutotunedExecutor
-from headrace._executors.inline import InlineExecutor
-from headrace._executors.pool import ProcessPool
-from headrace._executors.process_trial import Choice, TrialStream
-from headrace._executors.threads import ThreadExecutor, Threads
-from headrace._plan.streams import Context, FilterWatch, open_stream
-from headrace._utils.threads import has_gil
+from headrace.engine import tuning
+from headrace.engine.threads import ThreadExecutor, Threads
+from headrace.engine.tuning import AutotunedExecutor, Choice, TrialStream
+from headrace.engine.workers.pool import ProcessPool
 from headrace.errors import WorkerError
+from headrace.ops.inline import InlineExecutor
+from headrace.ops.streams import Context, FilterWatch, open_stream
 from headrace.performance import num_cores
 from headrace.sources import write_tfrecord
 from headrace.testing import assert_resumable
+from headrace.threads import has_gil
 from tests.proc import LIMIT_S, nothing_left
 
 TRIES = 12
@@ -73,7 +72,7 @@ def executors(monkeypatch):
 @pytest.fixture
 def advice(monkeypatch, caplog):
     """The warnings; lines that have had one may have it again."""
-    monkeypatch.setattr(headrace._executors, "_advised", set())
+    monkeypatch.setattr(headrace.engine.runtime, "_advised", set())
     caplog.set_level(logging.WARNING, "headrace")
     return caplog
 
@@ -128,7 +127,7 @@ def test_threads_that_hold_the_gil_are_not_used_and_the_user_is_told_once(execut
 
 def test_the_advice_names_what_computes_and_not_what_orders(advice):
     ds = MapDataset.range(10).map(spin).shuffle(seed=1).slice(slice(8)).seed(2).repeat().to_iter_dataset()
-    headrace._executors._advise(ds._op, "threads do not scale")
+    headrace.engine.runtime._advise(ds._op, "threads do not scale")
     (record,) = advice.records
     assert record.getMessage().startswith("map(spin at test_autotune.py:")
     assert "repeat" not in record.getMessage()
@@ -198,10 +197,10 @@ class Clock:
 
     def __init__(self, monkeypatch, ran, queued, gain):
         self.now, self.ran, self.queued, self.gain, self.wanted = 0.0, ran, queued, gain, 0.0
-        monkeypatch.setattr(autotune.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(autotune, "thread_wanted_s", lambda: self.wanted)
+        monkeypatch.setattr(tuning.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(tuning, "thread_wanted_s", lambda: self.wanted)
         monkeypatch.setattr(
-            autotune, "on_cores_s", lambda threads: (self.now * self.ran, self.now * self.queued) if threads else (0, 0)
+            tuning, "on_cores_s", lambda threads: (self.now * self.ran, self.now * self.queued) if threads else (0, 0)
         )
 
 
@@ -218,7 +217,7 @@ def trial(monkeypatch, clock, on_stuck=lambda text: None):
         def num_bytes(self):
             return 8
 
-    monkeypatch.setattr(autotune, "ThreadExecutor", Paced)
+    monkeypatch.setattr(tuning, "ThreadExecutor", Paced)
     threads = Threads()
     executor = AutotunedExecutor(threads, lambda number: ThreadExecutor(threads, number or 16, 64, 1 << 20), on_stuck)
 
@@ -259,7 +258,7 @@ def trial(monkeypatch, clock, on_stuck=lambda text: None):
 )
 def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhere_s, gil, pays, told):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
-    monkeypatch.setattr(autotune, "num_cores", lambda: cores)
+    monkeypatch.setattr(tuning, "num_cores", lambda: cores)
     clock, said = Clock(monkeypatch, ran, queued, gain), []
     with trial(monkeypatch, clock, said.append) as (executor, step):
         for _ in range(400):
@@ -275,10 +274,10 @@ def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhe
 def test_threads_that_did_not_pay_are_tried_again(monkeypatch):
     """As on a machine whose cores others had at first."""
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
-    monkeypatch.setattr(autotune, "num_cores", lambda: 2)
+    monkeypatch.setattr(tuning, "num_cores", lambda: 2)
     clock = Clock(monkeypatch, ran=1.0, queued=2.9, gain=1.5)
     with trial(monkeypatch, clock) as (executor, step):
-        for pause_s in (autotune.AGAIN_S, 2 * autotune.AGAIN_S):
+        for pause_s in (tuning.RETRY_THREADS_S, 2 * tuning.RETRY_THREADS_S):
             while executor.threads_pay is None or not executor.inline:
                 step()
             assert executor.threads_pay is False
@@ -297,7 +296,7 @@ def test_threads_that_did_not_pay_are_tried_again(monkeypatch):
 def test_the_user_is_told_who_has_turned_the_gil_on(monkeypatch, built_without):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
     monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": built_without}.get)
-    assert ("PYTHON_GIL=0" in autotune._why()) is bool(built_without)
+    assert ("PYTHON_GIL=0" in tuning._why()) is bool(built_without)
 
 
 # ---- worker processes
@@ -305,7 +304,7 @@ def test_the_user_is_told_who_has_turned_the_gil_on(monkeypatch, built_without):
 
 @pytest.fixture(autouse=True)
 def short_runs_get_workers(monkeypatch):
-    monkeypatch.setattr(process_trial, "LONG_S", 0.0)
+    monkeypatch.setattr(tuning, "LONG_S", 0.0)
 
 
 @functools.cache
@@ -340,11 +339,11 @@ def costly(n):
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 @pytest.mark.parametrize("stays", [True, False])
 def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stays):
-    monkeypatch.setattr(process_trial, "GAIN", 0.0 if stays else 1e9)
-    monkeypatch.setattr(process_trial, "HERE_S", 0.05)
-    monkeypatch.setattr(process_trial, "WORKERS_S", 0.02)
-    monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
-    monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
+    monkeypatch.setattr(tuning, "GAIN", 0.0 if stays else 1e9)
+    monkeypatch.setattr(tuning, "HERE_S", 0.05)
+    monkeypatch.setattr(tuning, "WORKERS_S", 0.02)
+    monkeypatch.setattr(tuning, "ELEMENT_S", 0)  # elements are costly,
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
     expected = expected_of_costly()
     ds = costly(600).mp_prefetch(AUTOTUNE)
     with nothing_left():
@@ -363,8 +362,8 @@ def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stay
 def test_workers_that_were_no_faster_are_tried_again(monkeypatch):
     """As on a machine whose cores others had at first."""
     for name, value in (("HERE_S", 0.05), ("WORKERS_S", 0.02), ("ELEMENT_S", 0), ("AGAIN_S", 0.1), ("GAIN", 1e9)):
-        monkeypatch.setattr(process_trial, name, value)
-    monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)
+        monkeypatch.setattr(tuning, name, value)
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)
     ds = MapDataset.range(10**6).map(spin).to_iter_dataset().mp_prefetch(AUTOTUNE)
     choice, got, end = ds._op.kept.of(Choice), [], time.monotonic() + LIMIT_S
     with nothing_left(), iter(ds) as iterator:
@@ -372,7 +371,7 @@ def test_workers_that_were_no_faster_are_tried_again(monkeypatch):
             got.append(next(iterator))
         assert choice.workers is False
         num_before = len(got)
-        monkeypatch.setattr(process_trial, "GAIN", 0.0)
+        monkeypatch.setattr(tuning, "GAIN", 0.0)
         while not choice.workers and time.monotonic() < end:
             got.append(next(iterator))
         assert len(got) - num_before < 4000  # and not as many at once as workers would have given
@@ -395,7 +394,7 @@ def test_workers_that_still_become_faster_are_not_judged(monkeypatch, least_s, s
             worker_s = max(0.99 * worker_s, least_s)
         return x
 
-    monkeypatch.setattr(process_trial, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: now_s))
     ds = MapDataset.range(10**6).map(spend).to_iter_dataset().mp_prefetch(AUTOTUNE)
     choice, context = Choice(), Context(lambda _: InlineExecutor(), lambda _: None)
     opened = lambda position: open_stream(ds._op.parent, position, context)  # noqa: E731
@@ -429,8 +428,8 @@ def test_short_runs_get_no_workers(monkeypatch, count, length_is_known, epochs, 
         started.append(now_s)
         return lambda: False
 
-    monkeypatch.setattr(process_trial, "LONG_S", 3.0)
-    monkeypatch.setattr(process_trial, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(tuning, "LONG_S", 3.0)
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: now_s))
     ds = MapDataset.range(count).map(spend).to_iter_dataset(ReadOptions(num_threads=0))
     ds = (ds if length_is_known else ds.filter(lambda x: True)).mp_prefetch(AUTOTUNE)
     choice, context = Choice(), Context(lambda _: InlineExecutor(), lambda op: FilterWatch(op, DatasetOptions()))
@@ -443,7 +442,7 @@ def test_short_runs_get_no_workers(monkeypatch, count, length_is_known, epochs, 
 
 def test_cheap_outputs_get_no_workers(monkeypatch):
     on_cores = SimpleNamespace(perf_counter=time.thread_time)  # whatever else runs on this machine
-    monkeypatch.setattr(process_trial, "time", on_cores)
+    monkeypatch.setattr(tuning, "time", on_cores)
     ds = MapDataset.range(3000).map(add_one).mp_prefetch(AUTOTUNE)
     with nothing_left():
         outputs, _, where = outputs_and_states(ds)
@@ -461,11 +460,11 @@ def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
         stream._ends = True
 
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
-    monkeypatch.setattr(process_trial, "HERE_S", 0.01)  # ends before any trial of threads
-    monkeypatch.setattr(process_trial, "THREADS_S", 1e9)
-    monkeypatch.setattr(autotune, "GAIN", 0.0)  # in which threads always pay
+    monkeypatch.setattr(tuning, "HERE_S", 0.01)  # ends before any trial of threads
+    monkeypatch.setattr(tuning, "THREADS_S", 1e9)
+    monkeypatch.setattr(tuning, "GAIN", 0.0)  # in which threads always pay
     monkeypatch.setattr(AutotunedExecutor, "_judge", lambda *found: None)
-    monkeypatch.setattr(process_trial.TrialStream, "_start", start)
+    monkeypatch.setattr(tuning.TrialStream, "_start", start)
     assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == spun(400)
     assert bool(started) is gil
 
@@ -481,7 +480,7 @@ def test_functions_that_wait_get_threads_and_no_workers():
 
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 def test_functions_that_workers_cannot_have_stay_with_the_consumer(monkeypatch, caplog):
-    monkeypatch.setattr(process_trial, "HERE_S", 0.02)
+    monkeypatch.setattr(tuning, "HERE_S", 0.02)
     lock = threading.Lock()
 
     def locked(x):
@@ -495,8 +494,8 @@ def test_functions_that_workers_cannot_have_stay_with_the_consumer(monkeypatch, 
 
 
 def test_errors_come_after_all_elements_before_them(monkeypatch):
-    monkeypatch.setattr(process_trial, "HERE_S", 0.02)
-    monkeypatch.setattr(process_trial, "GAIN", 0.0)
+    monkeypatch.setattr(tuning, "HERE_S", 0.02)
+    monkeypatch.setattr(tuning, "GAIN", 0.0)
 
     def fails(x):
         return spin(x) if x < 150 else 1 // 0
@@ -511,10 +510,10 @@ def test_errors_come_after_all_elements_before_them(monkeypatch):
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
     monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)  # they go on at once
-    monkeypatch.setattr(process_trial, "HERE_S", 0.02)
-    monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
-    monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
-    monkeypatch.setattr(process_trial, "GAIN", 0.0)  # workers stay
+    monkeypatch.setattr(tuning, "HERE_S", 0.02)
+    monkeypatch.setattr(tuning, "ELEMENT_S", 0)  # elements are costly,
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
+    monkeypatch.setattr(tuning, "GAIN", 0.0)  # workers stay
     consumer = os.getpid()
 
     def ends(x):
@@ -538,8 +537,8 @@ def test_a_worker_init_fn_has_workers_from_the_start():
 
 def test_every_output_is_a_checkpoint(monkeypatch):
     monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)
-    monkeypatch.setattr(process_trial, "HERE_S", 0.01)
-    monkeypatch.setattr(process_trial, "GAIN", 0.0)
+    monkeypatch.setattr(tuning, "HERE_S", 0.01)
+    monkeypatch.setattr(tuning, "GAIN", 0.0)
     assert_resumable(costly(20).mp_prefetch(AUTOTUNE))
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace import MapDataset
-from headrace._utils import trees
-from headrace._utils.batch_rows import new_row
+from headrace import MapDataset, trees
+from headrace.trees import new_row
 
 SIZE = 40
 

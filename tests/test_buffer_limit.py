@@ -5,8 +5,8 @@ import time
 import pytest
 
 from headrace import AUTOTUNE, MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._executors import buffer_limit, prefetch_thread
-from headrace._executors.buffer_limit import LOOK_S, BufferLimit
+from headrace.engine import prefetch_thread, sizing
+from headrace.engine.sizing import LOOK_S, BufferLimit
 
 
 class Machine:
@@ -36,7 +36,7 @@ def test_a_buffer_that_was_full_and_then_empty_may_hold_twice_as_many():
     for _ in range(40):
         limit.full()
         limit.empty()
-    assert limit.number == buffer_limit.MOST
+    assert limit.number == sizing.MOST
 
 
 def test_room_that_is_not_needed_is_given_up_step_by_step():
@@ -89,7 +89,7 @@ def test_a_stream_that_comes_in_bursts_gets_more_room(way, monkeypatch):
             limits.append(self)
 
     for module in ("prefetch_thread", "stage_streams", ""):
-        monkeypatch.setattr(f"headrace._executors.{module}.BufferLimit".replace("..", "."), Watched)
+        monkeypatch.setattr(f"headrace.engine.runtime.{module}.BufferLimit".replace("..", "."), Watched)
     found = []
     with iter(WAYS[way](MapDataset.range(300).map(in_bursts))) as iterator:
         for element in iterator:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._ops.order import IndexOp, by_epoch
 from headrace.errors import ClosedError, StateError
+from headrace.ops.order import IndexOp, by_epoch
 from headrace.testing import assert_block_law, assert_resumable
 from tests.sources import test_contract as contract
 from tests.sources.intact import Form

@@ -17,7 +17,7 @@ LOCKED = __file__  # not the program: other suites on this machine may have the 
 
 @pytest.fixture(autouse=True)
 def few_workers(monkeypatch):
-    monkeypatch.setattr("headrace._measuring.bounds.ALWAYS_TRIED", 4)
+    monkeypatch.setattr("headrace.stats.bounds.ALWAYS_TRIED", 4)
 
 
 def sleepy(x):

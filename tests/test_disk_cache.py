@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from headrace import IterDataset, MapDataset
-from headrace._states.content_key import content_key
 from headrace.errors import DataError, PipelineError, StateError
 from headrace.sources import ArrayDataSource, write_tfrecord
 from headrace.sources.tfrecord import TFRecordIterDataset
+from headrace.state.content_key import content_key
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from tests.proc import LIMIT_S, until
 from tests.sources.intact import FORMS, MORE_FORMS

@@ -8,11 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from headrace import MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._executors.block_codec import decode, encode
-from headrace._executors.slots import Slot, Writer, anonymous_file, read
-from headrace._plan.blocks import Columns, Rows, concat
-from headrace._utils import trees
+from headrace import MapDataset, MultiprocessingOptions, ReadOptions, trees
+from headrace.engine.workers.slots import Slot, Writer, anonymous_file, read
+from headrace.engine.workers.tasks import decode, encode
+from headrace.ops.blocks import Columns, Rows, concat
 from headrace.packing import FirstFitPackIterDataset
 
 GAPS = {"names": ["a", "b"], "formats": ["<i2", ">f8"], "offsets": [2, 8], "itemsize": 24}

@@ -199,7 +199,7 @@ class Source:
 
 
 def test_a_batch_of_encoded_images_says_to_decode_them(tmp_path):
-    from headrace.sources.images.file import ImageFile
+    from headrace.sources.image_folder import ImageFile
 
     ds = MapDataset.range(4).map(lambda i: {"image": ImageFile(b"\xff\xd8", "a.jpg")}).batch(2)
     with pytest.raises(StructureError, match=r"made of ImageFile at leaf \['image'\].*headrace.images.Decode"):

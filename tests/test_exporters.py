@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import DatasetOptions, MapDataset, MultiprocessingOptions, ReadOptions, config, exporters
-from headrace._executors.profiled import Profiled
+from headrace.engine.workers import Profiled
 from headrace.errors import PipelineError
 from headrace.experimental import ExecutionTrackingMode
 
@@ -144,7 +144,7 @@ def test_other_profilers():
 
 
 def test_stage_timing_measures_everything(monkeypatch):
-    monkeypatch.setattr("headrace._plan.recorder.MOST_COST", 1e-9)  # measured only once otherwise
+    monkeypatch.setattr("headrace.ops.recorder.MOST_COST", 1e-9)  # measured only once otherwise
     options = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
     times = []
     for ds in (small(), small().with_options(options)):

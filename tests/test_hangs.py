@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from headrace._utils.threads import ThreadPool, map_in_threads
 from headrace.errors import ClosedError
+from headrace.threads import ThreadPool, map_in_threads
 from tests.proc import LIMIT_S, WAIT_S
 
 HUNG = """
     import threading, time, sys
     from headrace import IterDataset, MapDataset, ReadOptions
-    from headrace._utils.threads import join_threads
+    from headrace.threads import join_threads
     join_threads.__defaults__ = ({close_s},)
     stuck = threading.Event()
     def hangs(x):

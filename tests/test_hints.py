@@ -16,7 +16,7 @@ import pytest
 
 from headrace import MapDataset, errors
 from headrace.errors import MissingDependency, SpecError, available, install_command, optional
-from headrace.sources.remote.addresses import DRIVERS
+from headrace.storage.remote import DRIVERS
 from tests.proc import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace import AUTOTUNE, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._executors import process_trial
-from headrace._executors.pool import ProcessPool
-from headrace._executors.shared_plan import SharedPlan
-from headrace._utils import threads
-from headrace._utils.one_line import short_repr
+from headrace import AUTOTUNE, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, threads
+from headrace.engine import tuning
+from headrace.engine.workers.plan_file import SharedPlan
+from headrace.engine.workers.pool import ProcessPool
 from headrace.errors import ClosedError, WorkerError
+from headrace.errors.one_line import short_repr
 from tests import signals
 from tests.pipelines import slowly
 from tests.proc import LIMIT_S, descriptors, nothing_left, workers_of
@@ -200,7 +199,7 @@ def test_a_pool_that_does_not_start_leaves_nothing(error, copied, request, monke
     if copied:
         request.getfixturevalue("template")
     else:
-        monkeypatch.setattr("headrace._executors.template.CLONE", None)
+        monkeypatch.setattr("headrace.engine.workers.template.CLONE", None)
     with nothing_left():
         before = len(descriptors())
         for k in range(1, 10_000):
@@ -271,9 +270,9 @@ def test_a_signal_while_datasets_are_opened_ahead_is_not_lost(notice):
 
 
 def test_a_signal_while_workers_are_started_for_a_trial_is_not_lost(notice, monkeypatch):
-    monkeypatch.setattr(process_trial, "HERE_S", 0.0)
-    monkeypatch.setattr(process_trial, "ELEMENT_S", 0)  # elements are costly,
-    monkeypatch.setattr(process_trial.AutotunedExecutor, "threads_pay", False)  # and threads do not help
+    monkeypatch.setattr(tuning, "HERE_S", 0.0)
+    monkeypatch.setattr(tuning, "ELEMENT_S", 0)  # elements are costly,
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
     given = []
 
     class Negate:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, checkpoint
-from headrace._executors import walk
-from headrace._ops.ending import ends_together
-from headrace._plan.streams import global_batch as lanes_joined
-from headrace._plan.streams.buffer import IndexStream
+from headrace.engine import iteration
 from headrace.errors import MissingLanesError, PipelineError, StateError
+from headrace.ops.ending import ends_together
+from headrace.ops.streams import global_batch as lanes_joined
+from headrace.ops.streams.buffer import IndexStream
 from headrace.sharding import ShardOptions
 from headrace.testing import assert_equal, assert_resumable
 from tests import reference
@@ -395,7 +395,7 @@ def pulls(monkeypatch, ds, warm_up, batches):
 
 
 def test_a_few_rows_of_each_lane_take_few_pulls(monkeypatch, read_far_ahead):
-    monkeypatch.setattr(walk, "RUN_S", 0.0)  # one batch at a time, however fast the machine is
+    monkeypatch.setattr(iteration, "RUN_S", 0.0)  # one batch at a time, however fast the machine is
     lanes = in_lanes(64, ReadOptions(num_threads=0)).global_batch(256, ShardOptions(0, 8))  # 4 rows of each of 8 lanes
     assert pulls(monkeypatch, lanes, 32, 64) <= 64 * 8 * 4 / 2  # half as many as batches with 4 parts of 8 lanes
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import headrace._executors.walk
+import headrace.engine.iteration
 from headrace import MapDataset, ReadOptions
-from headrace._executors import context
-from headrace._executors.workers import Workers
-from headrace._plan.plan import Plan
-from headrace._plan.recorder import Recorder
-from headrace._plan.streams import open_stream
+from headrace.engine.plan import Plan
+from headrace.engine.runtime import context
+from headrace.engine.workers import Workers
+from headrace.ops.recorder import Recorder
+from headrace.ops.streams import open_stream
 from headrace.testing import FakeSource, assert_block_law, assert_equal, assert_resumable
 from headrace.transforms import SeedGlobals
 from tests import reference
@@ -175,7 +175,7 @@ def test_the_limits_of_runs_change_neither_values_nor_states(limits, monkeypatch
     )
     expected = outputs(ds)
     for name, value in zip(("LONGEST_RUN", "RUN_S", "RUN_BYTES"), limits, strict=True):
-        monkeypatch.setattr(headrace._executors.walk, name, value)
+        monkeypatch.setattr(headrace.engine.iteration, name, value)
     elements, states = outputs(ds)
     assert_same(elements, expected[0])
     assert states == expected[1]
@@ -250,7 +250,7 @@ def test_what_came_before_an_error_does_not_depend_on_runs(name, monkeypatch):
     assert_same(elements, whole[: len(elements)])
     if name not in GROUPS:  # a group needs all its elements, and a combination reads its parts ahead of their turn
         assert_same(elements, until_it_fails(reference.stream(failing._op)))
-    monkeypatch.setattr(headrace._executors.walk, "LONGEST_RUN", 1)
+    monkeypatch.setattr(headrace.engine.iteration, "LONGEST_RUN", 1)
     with iter(failing) as iterator:
         assert_same(until_it_fails(iterator), elements)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace import IterDataset, MapDataset
-from headrace._ops.proportions import BLOCK, Shares
+from headrace.ops.proportions import BLOCK, Shares
 from tests.proc import WAIT_S
 
 NUM_PARTS = 20_000

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from headrace import MapDataset, ReadOptions
-from headrace._utils import trees
-from headrace._utils.spec import ShapeDtypeStruct
+from headrace import MapDataset, ReadOptions, trees
 from headrace.errors import PipelineError, StructureError
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from headrace.transforms import Map
+from headrace.trees import ShapeDtypeStruct
 
 
 class Example(dict):
@@ -206,7 +205,7 @@ def test_trees_know_leaves_after_jax_is_imported():
     """A type that is a leaf before JAX is imported may be a node of JAX later."""
     program = """
 import sys
-from headrace._utils import trees
+from headrace import trees
 class Point:
     def __init__(self, x): self.x = x
 assert len(trees.leaves([Point(1), 2])) == 2 and "jax" not in sys.modules
@@ -266,7 +265,7 @@ def test_memory_is_counted():
 
 def test_elements_that_hold_each_others_arrays():
     """Arrays that a worker's functions write right into their batch are copied if a mapping still holds them."""
-    from headrace._utils.batch_rows import new_row
+    from headrace.trees import new_row
 
     kept = []
 

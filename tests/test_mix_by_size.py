@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, WeightSchedule
-from headrace._ops.ending import must_come_before_rows
-from headrace._ops.weighed_mix import UNIT
 from headrace.errors import PipelineError, StateError, StateWarning
+from headrace.ops.ending import must_come_before_rows
+from headrace.ops.weighed_mix import UNIT
 from headrace.sharding import ShardOptions
 from headrace.testing import assert_equal, assert_resumable
 from tests import reference

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace._ops.base import Unary
-from headrace._plan.blocks import Block, Rows
-from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
-from headrace._plan.streams.base import GroupStream, start_at
+from headrace.ops.base import Unary
+from headrace.ops.blocks import Block, Rows
+from headrace.ops.streams import Context, Position, Run, Stream, UnaryStream, open_stream
+from headrace.ops.streams.base import GroupStream, start_at
 from headrace.testing import assert_equal, assert_resumable
 
 

@@ -78,7 +78,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     licenses = {f"{info}/licenses/LICENSE", f"{info}/licenses/src/headrace/data/LICENSE-digits.txt"}
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")}
     assert package | licenses | about == set(wheel.namelist())
-    for name in ("py.typed", "_dataset/types.pyi", "_report/templates/view.html", "data/digits.npz"):
+    for name in ("py.typed", "dataset/types.pyi", "insight/templates/view.html", "data/digits.npz"):
         assert f"headrace/{name}" in package
 
 

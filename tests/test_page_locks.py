@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from headrace import MapDataset
-from headrace._executors import page_locks
-from headrace._executors.cuda_driver import CudaDriver
-from headrace._executors.page_locks import PageLocks
-from headrace._executors.slots import Slot, Slots, anonymous_file, mapping_of
 from headrace.device import device_put, locked_memory
 from headrace.device import jax as device_jax
 from headrace.device.locked_memory import NUM_STAGED, LockedMemory
+from headrace.engine import page_locks
+from headrace.engine.page_locks import CudaDriver, PageLocks
+from headrace.engine.workers.slots import Slot, Slots, anonymous_file, mapping_of
 from tests.fake_cuda import FakeCuda
 from tests.proc import nothing_left, until, workers_of
 

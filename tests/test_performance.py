@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, performance
-from headrace._utils.threads import has_gil
 from headrace.errors import PipelineError
 from headrace.performance import PerformanceConfig, num_cores, pick_performance_config
+from headrace.threads import has_gil
 from tests.proc import nothing_left
 
 TRIES = 30

@@ -24,9 +24,9 @@ from headrace import (
     MultiprocessingOptions,
     ReadOptions,
 )
-from headrace._executors.slots import Slot, Writer, anonymous_file
-from headrace._executors.tasks import IndexTask, TaskRunner
-from headrace._plan.stages import BlockStage, IndexStage, Stages, StreamStage, ready_for_workers
+from headrace.engine.plan import BlockStage, IndexStage, Stages, StreamStage, ready_for_workers
+from headrace.engine.workers.slots import Slot, Writer, anonymous_file
+from headrace.engine.workers.tasks import IndexTask, TaskRunner
 from headrace.errors import (
     FilterError,
     PipelineError,

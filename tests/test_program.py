@@ -3,7 +3,7 @@
 import numpy as np
 
 from headrace import MapDataset
-from headrace._plan.program import Program, split_index_program
+from headrace.ops.program import Program, split_index_program
 
 
 class Contended(Program):

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import MapDataset
-from headrace._utils import progress
-from headrace._utils.progress import Bar
+from headrace import MapDataset, progress
+from headrace.progress import Bar
 from headrace.sources import TFRecordDataSource, write_tfrecord
 from tests.proc import until
 
@@ -23,7 +22,7 @@ LIMIT_S = 100
 
 def in_terminal(program: str, folder: Path, *, delay_s: float = 0.0) -> str:
     """What a program in a folder writes to standard error, if that is a terminal."""
-    program = f"from headrace._utils import progress\nprogress.DELAY_S = {delay_s}\n{program}"
+    program = f"from headrace import progress\nprogress.DELAY_S = {delay_s}\n{program}"
     terminal, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     shown = b""
@@ -148,7 +147,7 @@ def test_a_bar_that_is_closed_stays_closed(seen, capfd):
 
 
 def test_the_thread_that_looks_at_first_waits_ends(seen, monkeypatch):
-    from headrace._executors import first_wait
+    from headrace.engine import first_wait
 
     monkeypatch.setattr(first_wait, "STAY_S", 0.0)
     assert list(MapDataset.range(3)) == [0, 1, 2]

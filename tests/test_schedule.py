@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, WeightSchedule
-from headrace._ops.schedule import BLOCK, ScheduledMix
 from headrace.errors import PipelineError, StateError
+from headrace.ops.schedule import BLOCK, ScheduledMix
 from headrace.testing import assert_resumable
 
 FAR = 10**9

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace._executors.slots import Slot, Slots, Writer, anonymous_file, read
+from headrace.engine.workers.slots import Slot, Slots, Writer, anonymous_file, read
 from headrace.testing import assert_equal
 from tests.proc import held_bytes, nothing_left
 

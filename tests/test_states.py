@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._ops.base import Op
-from headrace._plan.stages import all_operations
+from headrace.engine.plan import all_operations
 from headrace.errors import HeadraceError, StateError, StateWarning
+from headrace.ops.base import Op
 from tests.fixtures.make_states import FOLDER, RELEASE, digest, makers, streams
 from tests.proc import WAIT_S, workers_of
 

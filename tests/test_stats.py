@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace import DataLoader, IterDataset, MapDataset, ReadOptions, samplers
-from headrace._plan.recorder import StageRecord
+from headrace.ops.recorder import StageRecord
 
 
 def slow(x):
@@ -213,7 +213,7 @@ def test_the_times_of_operations_add_up():
 
 
 def test_the_last_seconds_count_by_themselves(monkeypatch):
-    monkeypatch.setattr("headrace._plan.recorder.SNAPSHOT_S", 0.05)
+    monkeypatch.setattr("headrace.ops.recorder.SNAPSHOT_S", 0.05)
     monkeypatch.setattr("headrace.stats.RECENT_S", 0.5)
     with iter(NUMBERS.map(slow).to_iter_dataset(INLINE)) as iterator:
         begin = time.monotonic()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace._executors.messages import CLONE
-from headrace._executors.template import STARTS, Template, templates
+from headrace.engine.workers.messages import CLONE
+from headrace.engine.workers.template import STARTS, Template, templates
 from headrace.errors import WorkerError
 from tests.proc import LIMIT_S, nothing_left, until, workers_of
 
@@ -117,7 +117,7 @@ def test_a_template_that_is_stopped_is_not_waited_for(template):
 
 def test_the_first_starts_make_no_template_and_one_that_cannot_start_is_not_tried_again(monkeypatch):
     templates.close()
-    monkeypatch.setattr("headrace._executors.template.TEMPLATE", "no such argument")
+    monkeypatch.setattr("headrace.engine.workers.template.TEMPLATE", "no such argument")
     for _ in range(STARTS):
         run_one()
         assert templates.current is None
@@ -210,7 +210,7 @@ def test_a_copy_that_dies_is_replaced_and_says_how_it_died(template, tmp_path):
 PROGRAM = """
     import ctypes, os, sys, time
     from headrace import MapDataset, MultiprocessingOptions
-    from headrace._executors.template import STARTS, Template, templates
+    from headrace.engine.workers.template import STARTS, Template, templates
     def hold(i):
         if i == 5:
             ctypes.PyDLL(None).sleep(600)  # with Python's lock

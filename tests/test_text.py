@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, MissingDependency, PipelineError, install_command
 from headrace.packing import FirstFitPackIterDataset
 from headrace.sources import JsonLinesIterDataset
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from headrace.text import Tokenize
+from headrace.trees import ShapeDtypeStruct
 from tests.proc import LIMIT_S
 
 sentencepiece = pytest.importorskip("sentencepiece")

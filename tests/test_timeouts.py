@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from headrace import DatasetOptions, MapDataset, MultiprocessingOptions, ReadOptions
-from headrace._executors import pool, walk
+from headrace.engine import iteration
+from headrace.engine.workers import pool
 from headrace.errors import ElementTimeout, WorkerError
 from headrace.transforms import Map
 from tests.proc import end_earlier_workers, nothing_left, until, workers_of
@@ -75,7 +76,7 @@ def test_a_warning_names_the_worker_the_elements_and_the_stack(caplog, tmp_path)
 
 @pytest.mark.parametrize("kind", ["threads", "prefetch", "inline", "filter", "source"])
 def test_a_warning_names_the_element_and_the_stack_of_a_thread(kind, caplog, tmp_path, monkeypatch):
-    monkeypatch.setattr(walk, "WATCHED_S", 0.1)
+    monkeypatch.setattr(iteration, "WATCHED_S", 0.1)
     flag = tmp_path / "flag"
 
     class Source:

@@ -12,11 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headrace import MapDataset  # noqa: E402
-from headrace._executors import page_locks  # noqa: E402
-from headrace._executors.cuda_driver import CudaDriver  # noqa: E402
-from headrace._executors.page_locks import PageLocks  # noqa: E402
 from headrace.device import torch as device_torch  # noqa: E402
 from headrace.device.torch import TorchDataset, prefetch_to_device  # noqa: E402
+from headrace.engine import page_locks  # noqa: E402
+from headrace.engine.page_locks import CudaDriver, PageLocks  # noqa: E402
 from headrace.errors import PipelineError, WorkerError  # noqa: E402
 from headrace.testing import assert_resumable  # noqa: E402
 from tests.fake_cuda import FakeCuda  # noqa: E402

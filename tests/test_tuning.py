@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import AUTOTUNE, IterDataset, MapDataset, ReadOptions
-from headrace._executors.closing import open_pools
-from headrace._executors.pool import ProcessPool
-from headrace._executors.tuning import IDLE_WINDOWS, LITTLE_BYTES, Climber, Window
-from headrace._utils.threads import ThreadPool
+from headrace.engine.tuning import IDLE_WINDOWS, LITTLE_BYTES, Climber, Window
+from headrace.engine.workers.pool import ProcessPool, open_pools
 from headrace.errors import WorkerError
 from headrace.testing import assert_equal
+from headrace.threads import ThreadPool
 from tests.chains import stream_datasets
 from tests.proc import LIMIT_S, nothing_left, until, workers_of
 
@@ -155,7 +154,7 @@ def test_a_stream_goes_on_if_no_more_processes_can_be_started(monkeypatch):
             raise WorkerError("Resource temporarily unavailable")
 
         with monkeypatch.context() as patch:
-            patch.setattr("headrace._executors.pool.Process", refused)
+            patch.setattr("headrace.engine.workers.pool.Process", refused)
             pool_of_this_process().resize(3)
         assert pool_of_this_process().num_workers == 1
         assert list(iterator) == list(range(1, 100))

@@ -117,7 +117,7 @@ def test_a_slow_operation_in_each_executor(executor, seed):
 
 
 def test_a_slow_operation_that_is_diagnosed(monkeypatch):
-    monkeypatch.setattr("headrace._measuring.bounds.ALWAYS_TRIED", 2)
+    monkeypatch.setattr("headrace.stats.bounds.ALWAYS_TRIED", 2)
     names, place = random_chain(3)
     found = diagnose(chain(names, place), seconds=0.5)
     assert found.verdict.startswith("map(slow "), f"{names}, {place}: {found}"

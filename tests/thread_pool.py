@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import cloudpickle
 
 from headrace import MultiprocessingOptions
-from headrace._executors.block_codec import Heap
-from headrace._executors.tasks import BlockTask, TaskRunner
-from headrace._executors.tracebacks import packed_error, unpacked_error
+from headrace.engine.workers.tasks import BlockTask, Heap, TaskRunner
+from headrace.engine.workers.tracebacks import packed_error, unpacked_error
 from headrace.errors import ClosedError, WorkerError
 from headrace.protocols import ChunkLimits, PoolLoad
 

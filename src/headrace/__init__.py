@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from headrace import checkpoint as checkpoint
+from headrace import cluster as cluster
 from headrace import constants as constants
 from headrace import device as device
 from headrace import experimental as experimental
 from headrace import exporters as exporters
+from headrace import insight as insight
 from headrace import multiprocessing as multiprocessing
 from headrace import operations as operations
 from headrace import python as python
@@ -17,18 +19,18 @@ from headrace import samplers as samplers
 from headrace import sharding as sharding
 from headrace import sources as sources
 from headrace import transforms as transforms
-from headrace._ops.schedule import WeightSchedule as WeightSchedule
-from headrace._utils.lazy_imports import later as _later
 from headrace.compat.grain import monitoring as monitoring
 from headrace.compat.grain import proto as _proto
 from headrace.compat.grain.as_grain import as_grain as as_grain
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
 from headrace.errors import BadRecord as BadRecord
+from headrace.errors.lazy_imports import later as _later
 from headrace.iterator import DatasetIterator as DatasetIterator
 from headrace.loader import DataLoader as DataLoader
 from headrace.loader import DataLoaderIterator as DataLoaderIterator
 from headrace.loader import load as load
+from headrace.ops.schedule import WeightSchedule as WeightSchedule
 from headrace.options import AUTOTUNE as AUTOTUNE
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ErrorPolicy as ErrorPolicy
@@ -44,9 +46,9 @@ if _TYPE_CHECKING:
     from headrace.device.ending import in_step as in_step
     from headrace.device.jax import device_put as device_put
     from headrace.diagnosis import diagnose as diagnose
+    from headrace.insight.verify import verify as verify
     from headrace.performance import pick_performance_config as pick_performance_config
     from headrace.sources.opening import open as open
-    from headrace.sources.verification import verify as verify
 
 __version__ = "0.1.0"
 _MODULES = ("audio", "images", "packing", "proto", "text", "video")
@@ -59,7 +61,7 @@ _getattr, _dir, _ = _later(
         "diagnosis": ("diagnose",),
         "performance": ("pick_performance_config",),
         "sources.opening": ("open",),
-        "sources.verification": ("verify",),
+        "insight.verify": ("verify",),
     },
 )
 _sys.modules |= {  # `import headrace.monitoring`

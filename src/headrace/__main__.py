@@ -2,7 +2,7 @@
 
 import sys
 
-from headrace._cli import main as main
+from headrace.cli import main as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,20 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace._dataset.base import Dataset
-from headrace._executors.walk import Walk
-from headrace._measuring import tables
-from headrace._measuring.bounds import Bounds
-from headrace._measuring.scaling import Scaling
-from headrace._measuring.verdicts import culprit, significant, with_threads
-from headrace._ops.base import Kept, Op
-from headrace._ops.buffer import MpPrefetch, Prefetch, ToStream
-from headrace._plan.recorder import Totals
-from headrace._utils.threads import num_cores
+from headrace.dataset.base import Dataset
+from headrace.engine.iteration import Walk
 from headrace.errors import PipelineError
 from headrace.loader import DataLoader
+from headrace.ops.base import Kept, Op
+from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
+from headrace.ops.recorder import Totals
 from headrace.options import MultiprocessingOptions, ReadOptions
-from headrace.stats import OperationStats, Stats
+from headrace.stats import OperationStats, Stats, tables
+from headrace.stats.bounds import Bounds, Scaling
+from headrace.stats.verdicts import culprit, significant, with_threads
+from headrace.threads import num_cores
 
 WORTH = 1.1  # a smaller gain is not worth worker processes
 SHARES = 0.3, 0.3, 0.4  # of the time: without workers, with one, with the best number of them

@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace._plan import profile
 from headrace.errors import PipelineError, in_words, optional
+from headrace.ops import profile
 from headrace.options import config
 from headrace.stats import Stats
 
 if TYPE_CHECKING:
-    from headrace._executors.walk import Walk
+    from headrace.engine.iteration import Walk
 
 PREFIX = "headrace/"
 DEBUG_EVERY_S = 60.0

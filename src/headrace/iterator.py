@@ -17,14 +17,15 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from headrace._executors.walk import Walk
-from headrace._ops.base import Op
-from headrace._ops.global_batch import has_global_state
-from headrace._plan.next_index import index_at, position_at
-from headrace._states import arrays, files, positions
+from headrace.engine.iteration import Walk
 from headrace.errors import ClosedError, StateError
 from headrace.exporters import DEBUG_EVERY_S, Export, Exporter, debug_report, export_of
+from headrace.ops.base import Op
+from headrace.ops.global_batch import has_global_state
+from headrace.ops.next_index import index_at, position_at
 from headrace.options import config
+from headrace.state import merging, positions
+from headrace.state import positions as arrays
 from headrace.stats import Stats
 
 T = TypeVar("T")
@@ -87,10 +88,10 @@ class _Checkpointable(Generic[T]):
         >>> iterator = iter(MapDataset.range(4))
         >>> orbax.save_checkpointables(folder / "step_0", {"data": iterator})
         """
-        text = files.dump(self.get_state())
+        text = merging.dump(self.get_state())
 
         async def write() -> None:
-            files.write(await directory.await_creation(), text)
+            merging.write(await directory.await_creation(), text)
 
         return write()
 
@@ -108,7 +109,7 @@ class _Checkpointable(Generic[T]):
         """
 
         async def read() -> None:
-            files.restore(self, directory)
+            merging.restore(self, directory)
 
         return read()
 

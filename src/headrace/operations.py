@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import transforms
-from headrace._utils import trees
+from headrace import transforms, trees
 from headrace.errors import PipelineError
 from headrace.options import check_counts
 from headrace.records import Record

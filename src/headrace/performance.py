@@ -11,23 +11,23 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from headrace._dataset.base import Dataset
-from headrace._executors.autotune import ELEMENT_S, GAIN
-from headrace._executors.inline import InlineExecutor
-from headrace._executors.memory import available_bytes
-from headrace._ops.base import Op
-from headrace._ops.buffer import ToStream
-from headrace._ops.order import gather_options
-from headrace._ops.source import UserDataset
-from headrace._plan.blocks import Block
-from headrace._plan.guard import Guard
-from headrace._plan.kernels import fetcher
-from headrace._plan.stages import all_operations
-from headrace._plan.streams import Context, FilterWatch, Position, Run, Stream, UnaryStream, open_stream, stream_of
-from headrace._utils.threads import has_gil, map_in_threads, thread_wanted_s
-from headrace._utils.threads import num_cores as num_cores
+from headrace.dataset.base import Dataset
+from headrace.engine.memory import available_bytes
+from headrace.engine.plan import all_operations
+from headrace.engine.tuning import ELEMENT_S, THREADS_GAIN
 from headrace.errors import PipelineError
+from headrace.ops.base import Op
+from headrace.ops.blocks import Block
+from headrace.ops.buffer import ToStream
+from headrace.ops.guard import Guard
+from headrace.ops.inline import InlineExecutor
+from headrace.ops.kernels import fetcher
+from headrace.ops.order import gather_options
+from headrace.ops.source import UserDataset
+from headrace.ops.streams import Context, FilterWatch, Position, Run, Stream, UnaryStream, open_stream, stream_of
 from headrace.options import DatasetOptions, MultiprocessingOptions, ReadOptions, check_count
+from headrace.threads import has_gil, map_in_threads, thread_wanted_s
+from headrace.threads import num_cores as num_cores
 
 SAMPLING_S = 0.4  # the sample starts no element after this
 TRIAL_S = 0.9  # nor do threads after this
@@ -296,7 +296,7 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
     if not alone:  # too slow for a trial
         pays = busy_share < WAITS or not has_gil()
     elif busy_share < WAITS:
-        pays = max(each.rate for each in together) >= GAIN * max(each.rate for each in alone)
+        pays = max(each.rate for each in together) >= THREADS_GAIN * max(each.rate for each in alone)
     else:  # Speed depends on who else uses the cores. But while one thread holds the GIL, the other wants none.
         wanted = [each.cores for each in together]
         # On a busy machine, one may start when the other ends. Without a GIL, one round tells that they need not wait.

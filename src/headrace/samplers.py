@@ -10,10 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from headrace._utils.rng import KeyedRng, shuffled_indices
 from headrace.errors import PipelineError, SeedError
 from headrace.options import check_count
 from headrace.records import RecordMetadata
+from headrace.rng import KeyedRng, shuffled_indices
 from headrace.sharding import NoSharding, ShardOptions
 
 At = Callable[[int], RecordMetadata]

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace._dataset.base import Dataset
-from headrace._ops.base import parents_first
-from headrace._ops.source import Source
-from headrace._utils import trees
+from headrace import trees
 from headrace.dataset import MapDataset
+from headrace.dataset.base import Dataset
 from headrace.iterator import DatasetIterator
 from headrace.loader import DataLoader
+from headrace.ops.base import parents_first
+from headrace.ops.source import Source
 from headrace.transforms import Map
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from headrace._utils.global_rngs import seeded_globals
-from headrace._utils.notebooks import place
+from headrace.errors.notebooks import place
+from headrace.rng import seeded_globals
 
 _F = TypeVar("_F")
 

@@ -8,8 +8,8 @@ from typing import Any
 import grain.experimental
 
 import headrace.experimental
-from headrace._states.positions import BESIDE
 from headrace.errors import HeadraceError
+from headrace.state.positions import BESIDE
 from headrace.testing import assert_equal
 from tests.against_grain.functions import GRAINS, OURS, Boom, build
 

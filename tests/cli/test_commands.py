@@ -13,8 +13,8 @@ import pytest
 import headrace
 from headrace import MapDataset
 from headrace.__main__ import main
-from headrace._cli import COMMANDS, machine
-from headrace._cli.values import as_json
+from headrace.cli import COMMANDS, machine
+from headrace.cli.output import as_json
 from headrace.errors import install_command
 from headrace.sources import write_array_record, write_tfrecord
 

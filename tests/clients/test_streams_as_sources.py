@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace._loader import in_order
-from headrace._loader.in_order import reads_in_order
 from headrace.errors import ClosedError, PipelineError, StateError
+from headrace.loader import in_order
+from headrace.loader.in_order import reads_in_order
 
 
 @pytest.fixture(autouse=True)

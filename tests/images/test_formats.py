@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace._utils.image_headers import read_header
 from headrace.errors import DataError, install_command
 from headrace.images import CenterCrop, Compose, Decode, RandomResizedCrop, Resize, decoding, geometry, sampling
+from headrace.images.headers import read_header
 from headrace.images.operation import Operation
 from headrace.sources import ImageFolderDataSource
-from headrace.sources.images import decoding as whole_images
+from headrace.sources import image_decoding as whole_images
 from headrace.testing import assert_equal
 from tests.images.photos import difference, encoded, photo
 from tests.proc import LIMIT_S

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import DataLoader, MapDataset, MultiprocessingOptions, transforms
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError, SpecError
 from headrace.images import (
     CenterCrop,
@@ -29,8 +28,9 @@ from headrace.images import (
 from headrace.images.operation import Operation
 from headrace.samplers import IndexSampler
 from headrace.sources import ImageFolderDataSource
-from headrace.sources.images.file import ImageFile
+from headrace.sources.image_folder import ImageFile
 from headrace.testing import assert_block_law, assert_equal
+from headrace.trees import ShapeDtypeStruct
 from tests.images.photos import difference, encoded, photo
 
 pytest.importorskip("PIL.Image")

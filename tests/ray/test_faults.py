@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from headrace import AUTOTUNE, MapDataset, RayOptions
-from headrace._executors.ray.pool import RayPool
+from headrace.cluster.ray import RayPool
 from headrace.errors import WorkerError
 from tests.proc import WAIT_S, until
 from tests.ray.test_laws import kinds, on_ray

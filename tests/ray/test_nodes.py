@@ -33,9 +33,8 @@ def test_autotune_uses_what_is_free():
 
 
 def test_without_room_a_warning_says_what_is_needed(caplog, monkeypatch):
-    from headrace._executors.ray import pool
 
-    monkeypatch.setattr(pool, "NO_ROOM_S", 1.0)
+    monkeypatch.setattr("headrace.cluster.ray.NO_ROOM_S", 1.0)
     ds = MapDataset.range(3).to_iter_dataset().map(str)
     iterator = iter(ds.mp_prefetch(RayOptions(num_workers=1, resources={"unicorn": 1})).prefetch(1))
     iterator.start_prefetch()

@@ -13,7 +13,7 @@ import pytest
 
 import headrace
 from headrace import DataLoader, IterDataset, MapDataset, SequentialSampler, load
-from headrace._show import preview
+from headrace.insight.show import preview
 from tests.proc import until, workers_of
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 import headrace
 from headrace import text
-from headrace._show import element_html, element_text
+from headrace.insight.show import element_html, element_text
 
 RNG = np.random.default_rng(0)
 

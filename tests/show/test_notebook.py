@@ -14,7 +14,7 @@ CELLS = [
     "print(ds)",
     "ds.show(2)",
     'def fail(element):\n    raise ValueError("in a worker")\nnext(iter(ds.map(fail).mp_prefetch(1)))',
-    "import tempfile\nfrom headrace._utils import progress\nprogress.DELAY_S = 0\n"
+    "import tempfile\nfrom headrace import progress\nprogress.DELAY_S = 0\n"
     "headrace.sources.write_tfrecord([b'x'] * 600, tempfile.mkdtemp() + '/bytes.tfrecord');",
 ]
 

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 import headrace
-from headrace._ops.base import describe
+from headrace.ops.base import describe
 
 
 class Lines:

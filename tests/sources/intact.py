@@ -102,14 +102,14 @@ def _bagz(path: Path) -> None:
 
 
 def _tfrecord(path: Path) -> None:
-    from headrace.sources.tfrecord.framing import framed
+    from headrace.sources.tfrecord import framed
 
     path.write_bytes(b"".join(map(framed, _records())))
 
 
 def _examples(path: Path) -> None:
     from headrace.sources.tf_example import encode_example
-    from headrace.sources.tfrecord.framing import framed
+    from headrace.sources.tfrecord import framed
 
     path.write_bytes(b"".join(framed(encode_example(one)) for one in _dicts()))
 

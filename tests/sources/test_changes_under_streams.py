@@ -7,8 +7,7 @@ import pytest
 
 from headrace.errors import DataError
 from headrace.sources.json_lines import TextLinesIterDataset
-from headrace.sources.tfrecord import TFRecordIterDataset
-from headrace.sources.tfrecord.framing import framed
+from headrace.sources.tfrecord import TFRecordIterDataset, framed
 
 
 def overwrite(path):

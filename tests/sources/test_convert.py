@@ -15,7 +15,7 @@ import pytest
 from headrace import MapDataset
 from headrace.__main__ import main
 from headrace.sources.opening import open
-from headrace.sources.tfrecord.framing import framed
+from headrace.sources.tfrecord import framed
 from headrace.sources.writers import records, shard_names, write_array_record, write_tfrecord
 from tests.proc import LIMIT_S, WAIT_S, until
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.sources.crc32c import crc32c, masked, masked_crc_of_length, masked_crcs_of_lengths
+from headrace.sources.tfrecord import crc32c, masked, masked_crc_of_length, masked_crcs_of_lengths
 
 
 @pytest.mark.parametrize("length", [*range(6), 64, 65, 511, 512, 513, 1024, 1027, 33_300])

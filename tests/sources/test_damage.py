@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.sources.verification import check
+from headrace.insight import verify
 from tests.proc import LIMIT_S
 from tests.sources.damage import mutate
 from tests.sources.intact import FORMS
@@ -86,7 +86,7 @@ def test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it(name, tm
 
 
 def test_verify_names_the_hdf5_files_that_make_the_library_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr(check, "MOST_HANGS", 1)  # in a file, which is given up then
+    monkeypatch.setattr(verify, "MOST_HANGS", 1)  # in a file, which is given up then
     h5py = pytest.importorskip("h5py")
     hanging = [12, 184, 355]  # with HDF5 1.14; another version may say that they are damaged
     for seed in sorted({*range(MUTATIONS // 25), *hanging}):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DataError
-from headrace.sources import files
+from headrace.storage import files
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8).tobytes()
 

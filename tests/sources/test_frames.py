@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from headrace import DataLoader, MapDataset
-from headrace._ops.adapters import as_source
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError, StructureError
+from headrace.ops.adapters import as_source
 from headrace.samplers import IndexSampler
 from headrace.sources import ParquetDataSource
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
+from headrace.trees import ShapeDtypeStruct
 
 pa = pytest.importorskip("pyarrow")
 pd = pytest.importorskip("pandas")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from headrace import MapDataset
 from headrace.errors import DataError, PipelineError
-from headrace.sources import files
-from headrace.sources.images import ImageFolderDataSource, decode_image, decoding
+from headrace.sources import image_decoding
+from headrace.sources.image_folder import ImageFolderDataSource, decode_image
+from headrace.storage import files
 from headrace.testing import assert_equal
 
 pillow = pytest.importorskip("PIL.Image")
@@ -167,8 +168,8 @@ def test_it_travels_without_images_and_is_told_by_its_repr(classes):
 # ----------------------------------------------------------------------------------------------- decoding
 
 DECODERS = {
-    "OpenCV": lambda *args: decoding._with_opencv(cv2, *args),
-    "Pillow": lambda *args: decoding._with_pillow(pillow, *args),
+    "OpenCV": lambda *args: image_decoding._with_opencv(cv2, *args),
+    "Pillow": lambda *args: image_decoding._with_pillow(pillow, *args),
 }
 
 
@@ -294,7 +295,7 @@ def test_a_jpeg_that_is_damaged_in_the_middle_gives_no_pixels(channels):
         try:
             simplejpeg.decode_jpeg(bytes(damaged))
         except ValueError as e:
-            if any(text in str(e) for text in decoding.HARMLESS):
+            if any(text in str(e) for text in image_decoding.HARMLESS):
                 continue
             refused += 1
             with pytest.raises(DataError, match="here does not decode as an image"):

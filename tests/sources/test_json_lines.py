@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.sources import json_lines
 from headrace.sources.json_lines import (
     JsonLinesDataSource,
     JsonLinesIterDataset,
     TextLinesDataSource,
     TextLinesIterDataset,
-    index,
-    lines,
 )
 from headrace.testing import assert_equal, assert_resumable
 
@@ -77,7 +76,7 @@ def test_json_values_are_those_that_were_written(written, bom, scan_bytes):
     expected = [value for value, _, _ in written]
     for whole in (content, content.rstrip()):
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(index, "SCAN_BYTES", scan_bytes)
+            patch.setattr(json_lines, "SCAN_BYTES", scan_bytes)
             path = write(Path(folder) / "x", BOM * bom + whole)
             for found in (JsonLinesDataSource(path), JsonLinesDataSource(path), iter(JsonLinesIterDataset(path))):
                 assert_equal(list(found), expected)
@@ -149,8 +148,8 @@ def test_values_are_those_of_json_whatever_parses_them(tmp_path, text):
 
 def test_orjson_gives_the_values_of_json():
     pytest.importorskip("orjson")
-    parse = lines.json_parser()
-    assert parse is not lines.json_value
+    parse = json_lines.json_parser()
+    assert parse is not json_lines.json_value
     rng = np.random.default_rng(0)
     numbers = [int(n) * int(m) for n, m in rng.integers(-(2**62), 2**62, (200, 2))] + rng.normal(size=200).tolist()
     for value in [*numbers, *EXPECTED, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, float("nan"), [[[]]]]:
@@ -163,7 +162,7 @@ def test_orjson_gives_the_values_of_json():
 
 @pytest.mark.parametrize("gap_bytes", [-1, 0, 100, 1 << 20])
 def test_what_is_read_at_once_does_not_change_elements(shards, monkeypatch, gap_bytes):
-    monkeypatch.setattr(index, "GAP_BYTES", gap_bytes)
+    monkeypatch.setattr(json_lines, "GAP_BYTES", gap_bytes)
     source = JsonLinesDataSource(shards)
     indices = np.random.default_rng(0).integers(0, 271, 60).tolist()
     assert source.__getitems__(indices) == [EXPECTED[i] for i in indices]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import DataError
-from headrace.sources import sidecar
-from headrace.sources.json_lines import JsonLinesDataSource, TextLinesDataSource, index
+from headrace.sources import json_lines
+from headrace.sources.json_lines import JsonLinesDataSource, TextLinesDataSource
+from headrace.storage import sidecar
 from tests.sources.test_json_lines import EXPECTED, as_lines, values, write, write_shards
 
 
@@ -24,8 +25,8 @@ def index_files(folder):
 
 def scans(monkeypatch):
     """The files that are scanned from now on."""
-    found, scan = [], index.scan
-    monkeypatch.setattr(index, "scan", lambda file, path, *rest: found.append(path) or scan(file, path, *rest))
+    found, scan = [], json_lines.scan
+    monkeypatch.setattr(json_lines, "scan", lambda file, path, *rest: found.append(path) or scan(file, path, *rest))
     return found
 
 

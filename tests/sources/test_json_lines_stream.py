@@ -10,12 +10,12 @@ import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import ClosedError, DataError, PipelineError, StateError
+from headrace.sources import json_lines
 from headrace.sources.json_lines import (
     JsonLinesDataSource,
     JsonLinesIterDataset,
     TextLinesDataSource,
     TextLinesIterDataset,
-    plain,
 )
 from headrace.testing import assert_resumable
 from tests.sources.test_json_lines import BOM, EXPECTED, as_lines, values, write, write_shards, zstd
@@ -47,8 +47,8 @@ def compress(request):
 @pytest.fixture(params=[1, 7, 1 << 18])
 def read_bytes(request, monkeypatch):
     """Files are read in pieces of few or many bytes."""
-    monkeypatch.setattr(plain, "READ_BYTES", request.param)
-    monkeypatch.setattr(plain, "COMPRESSED_READ_BYTES", request.param)
+    monkeypatch.setattr(json_lines, "READ_BYTES", request.param)
+    monkeypatch.setattr(json_lines, "COMPRESSED_READ_BYTES", request.param)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_states_do_not_depend_on_how_much_is_read_ahead(tmp_path, monkeypatch, o
     path = write(tmp_path / "x", b"".join(of_frames(as_lines([value])) for value in values(20)))
     found = []
     for read_bytes in (1, 30, 1 << 16):
-        monkeypatch.setattr(plain, "COMPRESSED_READ_BYTES", read_bytes)
+        monkeypatch.setattr(json_lines, "COMPRESSED_READ_BYTES", read_bytes)
         iterator = JsonLinesIterDataset(path)._own_iter()
         found.append([iterator.get_state() for _ in iterator])
     assert found[0] == found[1] == found[2]
@@ -243,7 +243,7 @@ def test_a_truncated_compressed_file_is_an_error_after_the_lines_before(tmp_path
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd, in_frames(gzip.compress, 5000), in_frames(zstd, 5000)])
 def test_a_damaged_compressed_file_is_an_error_after_the_lines_before(tmp_path, monkeypatch, compress):
-    monkeypatch.setattr(plain, "COMPRESSED_READ_BYTES", 64)
+    monkeypatch.setattr(json_lines, "COMPRESSED_READ_BYTES", 64)
     whole = bytearray(compress(as_lines(values(500))))
     middle = len(whole) // 2
     whole[middle : middle + 40] = bytes(range(200, 240))

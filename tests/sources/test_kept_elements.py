@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from headrace.errors import DataError, PipelineError
-from headrace.sources import files
-from headrace.sources.kept_elements import Folder, KeptElements, records
+from headrace.storage import files
+from headrace.storage.elements import Folder, KeptElements
 from headrace.testing import assert_equal
 
 DTYPES = st.one_of(
@@ -139,7 +139,7 @@ def test_columns_become_records_when_an_element_is_not_alike(tmp_path, other):
 
 
 def test_very_many_layouts_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "MOST_LAYOUTS", 3)
+    monkeypatch.setattr("headrace.storage.elements.MOST_LAYOUTS", 3)
     elements = [{f"é{i}": i, "x": (i, np.zeros(i))} for i in range(10)]
     kept = keep(tmp_path, elements)
     assert len(kept._reader._decoders) == 3

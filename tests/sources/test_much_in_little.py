@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import DataError
-from headrace.sources.crc32c import masked_crc_of_length
 from headrace.sources.json_lines import JsonLinesIterDataset, TextLinesIterDataset
-from headrace.sources.tfds.features import Leaf
-from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
-from headrace.sources.tfrecord.framing import HEADER, framed
+from headrace.sources.tfds import Leaf
+from headrace.sources.tfrecord import HEADER, TFRecordDataSource, TFRecordIterDataset, framed, masked_crc_of_length
 from tests.proc import LIMIT_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]

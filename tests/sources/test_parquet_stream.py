@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headrace import experimental
-from headrace._plan.streams.source import UserStream
 from headrace.errors import DataError, MissingDependency, PipelineError, StateError
-from headrace.sources.parquet import ParquetIterDataset
-from headrace.sources.remote import Address
+from headrace.ops.streams.source import UserStream
 from headrace.sources import ParquetDataSource
+from headrace.sources.parquet import ParquetIterDataset
+from headrace.storage.remote import Address
 from headrace.testing import assert_resumable
 from headrace.transforms import Map
 from tests.sources.test_array_record import (

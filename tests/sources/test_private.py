@@ -7,9 +7,10 @@ import pytest
 
 from headrace import MapDataset
 from headrace.errors import CacheWarning, RemoteError
-from headrace.sources import JsonLinesDataSource, TFRecordDataSource, files, remote
-from headrace.sources.remote.cache import Cache
+from headrace.sources import JsonLinesDataSource, TFRecordDataSource
 from headrace.sources.writers import write_json_lines, write_tfrecord
+from headrace.storage import files, remote
+from headrace.storage.remote import Cache
 from tests.sources import test_remote
 from tests.sources.test_remote import some_bytes
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MapDataset
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, PipelineError
 from headrace.sources import ParquetIterDataset, opening
 from headrace.sources.writers import tables, writer_of
+from headrace.trees import ShapeDtypeStruct
 from tests.sources.elements import INTS, NAMES, TEXT, anything, assert_same, rows
 
 pa = pytest.importorskip("pyarrow")

@@ -14,8 +14,7 @@ import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import MissingDependency, PipelineError, RemoteError, install_command
-from headrace.sources import files, retries
-from headrace.sources.remote import reading
+from headrace.storage import files, remote
 from tests.proc import until
 
 fsspec = pytest.importorskip("fsspec")
@@ -54,7 +53,7 @@ class FixedRecords:
 def cache_folder(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("HEADRACE_CACHE", str(folder))
-    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.005)
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.005)
     return folder / "remote"
 
 
@@ -150,7 +149,7 @@ def test_pieces_of_a_file_are_those_of_its_bytes(server):
     rng = np.random.default_rng(1)
     offsets, lengths = rng.integers(0, 5_100_000, 200).tolist(), rng.integers(0, 50_000, 200).tolist()
     ranges = list(zip(offsets, lengths, strict=True))
-    ranges += [(0, 0), (0, 5_000_001), (0, 9_000_000), (5_000_001, 10), (reading.BLOCK_BYTES, reading.BLOCK_BYTES)]
+    ranges += [(0, 0), (0, 5_000_001), (0, 9_000_000), (5_000_001, 10), (remote.BLOCK_BYTES, remote.BLOCK_BYTES)]
     assert file.read_many(ranges) == [content[o : o + n] for o, n in ranges]
     for offset, length in ranges[:20]:
         assert file.read(offset, length) == content[offset : offset + length]
@@ -159,7 +158,7 @@ def test_pieces_of_a_file_are_those_of_its_bytes(server):
 
 def test_reads_far_apart_stay_bounded_in_memory(server, monkeypatch):
     content = server.contents["a"] = some_bytes(6_000_000)
-    monkeypatch.setattr(reading, "GROUP_BLOCKS", 3)
+    monkeypatch.setattr(remote, "GROUP_BLOCKS", 3)
     monkeypatch.setenv("HEADRACE_CACHE_BYTES", "0")
     ranges = [(offset, 10) for offset in range(0, 6_000_000, 100_000)][::-1]
     assert files.open_file(server.url("a")).read_many(ranges) == [content[o : o + n] for o, n in ranges]
@@ -169,7 +168,7 @@ def test_neighbours_come_in_one_request_and_requests_at_once(server):
     server.contents["a"] = some_bytes(20_000_000)
     file = files.open_file(server.url("a"))
     server.requests.clear()
-    file.read_many([(10, 20), (100, 30), (reading.BLOCK_BYTES, 5)])
+    file.read_many([(10, 20), (100, 30), (remote.BLOCK_BYTES, 5)])
     assert [command for command, _, _ in server.requests] == ["GET", "HEAD"]
     server.together, server.most_at_once = 4, 0
     file.read_many([(offset, 10) for offset in range(1_000_000, 20_000_000, 1_000_000)])
@@ -206,7 +205,7 @@ def test_a_fault_that_does_not_pass_is_an_error_with_its_address(server, monkeyp
     server.requests.clear()
     with pytest.raises(RemoteError, match=f"Reading bytes 0 to 10000 of {server.url('a')} failed 8 times.*{found}"):
         file.read(0, 10)
-    assert retries.ATTEMPTS <= len(server.requests) <= 2 * retries.ATTEMPTS  # aiohttp tries once more of its own accord
+    assert remote.ATTEMPTS <= len(server.requests) <= 2 * remote.ATTEMPTS  # aiohttp tries once more of its own accord
 
 
 def test_a_busy_server_is_not_taken_for_a_missing_file(server):
@@ -295,7 +294,7 @@ def test_the_first_bytes_of_a_stream_fetch_little(server):
         server.requests.clear()
         stream.read(10)
         spans = [span for command, _, span in server.requests if command == "GET"]
-        assert spans == [f"bytes=0-{reading.BLOCK_BYTES - 1}"]
+        assert spans == [f"bytes=0-{remote.BLOCK_BYTES - 1}"]
 
 
 # --------------------------------------------------------------------------------------- other protocols

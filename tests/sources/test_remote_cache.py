@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace.errors import PipelineError, RemoteError
-from headrace.sources import files, remote
-from headrace.sources.remote.cache import LOCK, Cache
+from headrace.storage import files, remote
+from headrace.storage.remote import LOCK, Cache
 from tests.sources import test_remote
 from tests.sources.test_remote import some_bytes
 
@@ -70,7 +70,7 @@ def test_what_others_keep_counts_too(tmp_path):
 
 PUT = """
 import sys
-from headrace.sources.remote.cache import Cache
+from headrace.storage.remote import Cache
 
 folder, mark = sys.argv[1:]
 cache = Cache(folder, 100_000)

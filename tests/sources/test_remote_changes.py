@@ -10,8 +10,8 @@ import pytest
 
 from headrace import MapDataset
 from headrace.errors import DataError
-from headrace.sources import JsonLinesDataSource, JsonLinesIterDataset, files, remote
-from headrace.sources.remote import reading
+from headrace.sources import JsonLinesDataSource, JsonLinesIterDataset
+from headrace.storage import files, remote
 from tests.sources import test_remote, test_remote_s3
 from tests.sources.test_remote import RECORD_BYTES, TWO, FixedRecords, some_bytes
 from tests.sources.test_remote_s3 import address
@@ -64,7 +64,7 @@ def test_the_cache_keeps_nothing_of_the_new_file_under_the_old_name(replace):
 
 
 def test_a_file_that_is_replaced_between_two_requests_of_one_read_is_an_error(server, monkeypatch):
-    monkeypatch.setattr(reading, "GROUP_BLOCKS", 2)
+    monkeypatch.setattr(remote, "GROUP_BLOCKS", 2)
     server.contents["a"] = OLD
     file = files.open_file(server.url("a"))
 

@@ -7,8 +7,9 @@ import pytest
 
 from headrace import MapDataset
 from headrace.errors import DataError, RemoteError
-from headrace.sources import Address, files, retries
-from headrace.sources.remote import RemoteFile
+from headrace.sources import Address
+from headrace.storage import files, remote
+from headrace.storage.remote import RemoteFile
 from headrace.testing import assert_block_law, assert_resumable
 from tests.sources import test_remote
 from tests.sources.test_remote import RECORD_BYTES, TWO, FixedRecords, some_bytes
@@ -60,7 +61,7 @@ def test_s3_objects_and_patterns(bucket):
 
 def test_an_s3_server_that_is_down_is_an_error_with_the_address(monkeypatch):
     pytest.importorskip("s3fs")
-    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+    monkeypatch.setattr(remote, "ATTEMPTS", 2)
     path = Address("s3://data/a", key="k", secret="s", endpoint_url="http://127.0.0.1:9")
     with pytest.raises(
         RemoteError, match=r"Looking at s3://data/a failed 2 times in \d+ s, at last with .*Is the server up"

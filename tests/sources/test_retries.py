@@ -11,9 +11,9 @@ import time
 import pytest
 
 from headrace.errors import DataError, PipelineError, RemoteError
-from headrace.sources import retries
-from headrace.sources.files import LocalFile
-from headrace.sources.retries import patiently
+from headrace.storage import remote
+from headrace.storage.files import LocalFile
+from headrace.storage.remote import patiently
 from tests.proc import until
 
 PAGE = mmap.PAGESIZE
@@ -70,15 +70,15 @@ def test_a_read_that_fails_at_first_succeeds(memory, caplog):
 
 
 def test_it_gives_up_after_so_many_attempts(memory, monkeypatch):
-    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.001)
     monkeypatch.setenv("HEADRACE_READ_ATTEMPTS", "3")
     with pytest.raises(RemoteError, match=r"/proc/self/mem failed 3 times .*Errno 5.*HEADRACE_READ_ATTEMPTS"):
         LocalFile("/proc/self/mem").read(memory.address, 8)
 
 
 def test_it_gives_up_after_so_many_seconds(memory, monkeypatch, caplog):
-    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.1)
-    monkeypatch.setattr(retries, "SILENT_S", 0.0)  # waits are random: the last may end before the first second
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.1)
+    monkeypatch.setattr(remote, "SILENT_S", 0.0)  # waits are random: the last may end before the first second
     monkeypatch.setenv("HEADRACE_READ_ATTEMPTS", "1000")
     monkeypatch.setenv("HEADRACE_READ_SECONDS", "2.5")
     began = time.monotonic()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import DataLoader, IterDataset, MapDataset, __main__
-from headrace._cli import convert
+from headrace.cli import convert
 from headrace.errors import HeadraceError, RemoteError
 from headrace.samplers import IndexSampler
 from headrace.sources import (
@@ -26,11 +26,9 @@ from headrace.sources import (
     TFRecordDataSource,
     TFRecordIterDataset,
     ZarrDataSource,
-    files,
-    retries,
 )
-from headrace.sources.remote import addresses
 from headrace.sources.writers import write_array_record, write_json_lines, write_parquet, write_tfrecord
+from headrace.storage import files, remote
 from tests.sources import test_remote, test_remote_s3
 from tests.sources.test_remote import TWO, FixedRecords, some_bytes
 
@@ -146,7 +144,7 @@ def test_an_error_of_a_worker_shows_no_secret(server):
 
 
 def test_faults_that_do_not_pass_show_no_secret(server, monkeypatch):
-    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+    monkeypatch.setattr(remote, "ATTEMPTS", 2)
     server.contents["a"] = some_bytes(1000)
     file = files.open_file(signed(server, "a"))
     for fault in (503, "drop", "half"):
@@ -223,10 +221,10 @@ def test_what_selects_an_object_tells_it_from_others(server):
 
 @pytest.mark.parametrize("version", [None, "mtime=5", "Last-Modified=today"])
 def test_objects_whose_version_is_no_checksum_are_told_apart_by_all_that_may_select(version):
-    seen = addresses.Seen(10, version or "")
+    seen = remote.Seen(10, version or "")
     keys = {seen.key(f"https://host/get?key={name}") for name in "ab"}
     assert len(keys) == 2
-    assert len({addresses.Seen(10, "ETag=1").key(f"https://host/get?key={name}") for name in "ab"}) == 1
+    assert len({remote.Seen(10, "ETag=1").key(f"https://host/get?key={name}") for name in "ab"}) == 1
     assert seen.key(Address("s3://a/b", endpoint_url="http://x")) != seen.key(
         Address("s3://a/b", endpoint_url="http://y")
     )
@@ -260,7 +258,7 @@ def test_presigned_objects_of_s3(bucket, cache_folder):
 
 def test_options_with_keys_are_not_shown(monkeypatch):
     pytest.importorskip("s3fs")
-    monkeypatch.setattr(retries, "ATTEMPTS", 1)
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
     path = Address("s3://data/a", key="firstSecret", secret="secondSecret", endpoint_url="http://127.0.0.1:9")
     with pytest.raises(RemoteError) as caught:
         files.open_file(path)
@@ -270,7 +268,7 @@ def test_options_with_keys_are_not_shown(monkeypatch):
         raise ValueError("no access for firstSecret")
 
     with pytest.raises(RemoteError, match="no access for …") as caught:
-        retries.patiently(fails, path, "Looking at")
+        remote.patiently(fails, path, "Looking at")
     assert not shows(shown(caught.value))
 
 

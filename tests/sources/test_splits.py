@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace import MapDataset
-from headrace._utils.splits import parse
 from headrace.errors import DataError, PipelineError, StateError
 from headrace.sources import (
     ExampleDataSource,
@@ -26,6 +25,7 @@ from headrace.sources import (
     write_parquet,
     write_tfrecord,
 )
+from headrace.storage.splits import parse
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 
 datasets = pytest.importorskip("datasets")

@@ -15,8 +15,7 @@ import pytest
 from headrace import MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources.array_record import ArrayRecordDataSource
-from headrace.sources.tfds import TfdsDataSource
-from headrace.sources.tfds.splits import Piece, pieces_of
+from headrace.sources.tfds import Piece, TfdsDataSource, pieces_of
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.testing import assert_equal
 from tests.sources.fixtures import make_tfds

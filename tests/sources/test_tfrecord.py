@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from headrace import MapDataset
 from headrace.errors import DataError
-from headrace.sources.crc32c import checksum, crc32c
-from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset, random_access
+from headrace.sources import tfrecord
+from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset, checksum, crc32c
 from tests.sources.fixtures.tfrecords import FIXTURES, NUM_FIXTURES, damage, some_records, write
 
 
@@ -44,7 +44,7 @@ def test_records_come_in_the_order_asked_for(tmp_path_factory, shards, picks):
 
 @pytest.mark.parametrize("near", [0, 1 << 12, 1 << 30])
 def test_records_are_the_same_however_they_are_read_together(tmp_path, monkeypatch, near):
-    monkeypatch.setattr(random_access, "NEAR_BYTES", near)
+    monkeypatch.setattr(tfrecord, "NEAR_BYTES", near)
     records = some_records(500)
     source = TFRecordDataSource([write(tmp_path / "a", records[:300]), write(tmp_path / "b", records[300:])])
     indices = np.random.default_rng(1).integers(-500, 500, 90).tolist()
@@ -53,7 +53,7 @@ def test_records_are_the_same_however_they_are_read_together(tmp_path, monkeypat
 
 @pytest.mark.parametrize("read_bytes", [12, 13, 100, 1 << 18])
 def test_an_index_is_the_same_however_the_file_is_read(tmp_path, monkeypatch, read_bytes):
-    monkeypatch.setattr(random_access, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(tfrecord, "READ_BYTES", read_bytes)
     records = [*some_records(100), b"x" * 100_000, b"y" * 50_000, b"", *some_records(3)]
     assert list(TFRecordDataSource(write(tmp_path / "t", records))) == records
 
@@ -125,7 +125,7 @@ def test_addresses_are_read_as_paths_are(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("read_bytes", [30, 1 << 18])
 def test_a_damaged_file_is_named_with_the_record(tmp_path, monkeypatch, change, message, read_bytes):
-    monkeypatch.setattr(random_access, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(tfrecord, "READ_BYTES", read_bytes)
     path = Path(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000]))
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError, match=f"t is damaged at {message}"):

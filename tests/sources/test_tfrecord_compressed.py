@@ -10,7 +10,8 @@ import pytest
 
 from headrace import MultiprocessingOptions
 from headrace.errors import DataError, PipelineError, StateError
-from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset, compressed, stream
+from headrace.sources import tfrecord
+from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
 from headrace.testing import assert_resumable
 from tests.sources.fixtures.tfrecords import FIXTURES, some_records, write
 
@@ -33,7 +34,7 @@ def test_compressed_files_that_tensorflow_wrote_are_streams(kind):
 @pytest.mark.parametrize("pack", PACKERS)
 @pytest.mark.parametrize("read_bytes", [50, 1 << 18])
 def test_compressed_streams_are_what_was_compressed(tmp_path, monkeypatch, pack, read_bytes):
-    for module in (compressed, stream):
+    for module in (tfrecord, tfrecord):
         monkeypatch.setattr(module, "READ_BYTES", read_bytes)
     records = [b"", *some_records(60), bytes(100_000), np.random.default_rng(0).bytes(30_000)]
     path = Path(write(tmp_path / "t", records))

@@ -6,16 +6,17 @@ import pickle
 import pytest
 
 from headrace.errors import DataError
-from headrace.sources.tfrecord import TFRecordDataSource, random_access
+from headrace.sources import tfrecord
+from headrace.sources.tfrecord import TFRecordDataSource
 from tests.sources.fixtures.tfrecords import some_records, write
 
 
 @pytest.fixture
 def scans(monkeypatch):
     """The files whose records were looked for."""
-    seen, find = [], random_access.find_offsets
+    seen, find = [], tfrecord.find_offsets
     monkeypatch.setattr(
-        random_access, "find_offsets", lambda file, path, *rest: seen.append(path) or find(file, path, *rest)
+        tfrecord, "find_offsets", lambda file, path, *rest: seen.append(path) or find(file, path, *rest)
     )
     return seen
 
@@ -76,13 +77,13 @@ def test_an_index_that_can_be_nowhere_is_not_needed(tmp_path, scans):
 
 
 def test_a_file_that_is_still_written_is_an_error(tmp_path, monkeypatch):
-    path, find = write(tmp_path / "t", [b"1"]), random_access.find_offsets
+    path, find = write(tmp_path / "t", [b"1"]), tfrecord.find_offsets
 
     def find_while_it_is_written(file, path, *rest):
         found = find(file, path, *rest)
         write(path, [b"1", b"2"])
         return found
 
-    monkeypatch.setattr(random_access, "find_offsets", find_while_it_is_written)
+    monkeypatch.setattr(tfrecord, "find_offsets", find_while_it_is_written)
     with pytest.raises(DataError, match="t was written to while it was indexed"):
         TFRecordDataSource(path)

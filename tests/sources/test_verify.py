@@ -18,10 +18,11 @@ import pytest
 import headrace
 from headrace.__main__ import main
 from headrace.errors import DataError, PipelineError
-from headrace.sources import TFRecordDataSource, retries
-from headrace.sources.tfrecord.framing import framed
-from headrace.sources.verification import check
+from headrace.insight import verify
+from headrace.sources import TFRecordDataSource
+from headrace.sources.tfrecord import framed
 from headrace.sources.writers import write_parquet
+from headrace.storage import remote
 from tests.proc import nothing_left, until
 from tests.sources.intact import FORMS, MORE_FORMS
 
@@ -278,7 +279,7 @@ def test_a_stream_ends_where_it_hangs():
 @pytest.fixture
 def soon_given_up(monkeypatch):
     """Fewer processes may die of a source, since starting one takes time."""
-    monkeypatch.setattr(check, "MOST_DEATHS", 4)
+    monkeypatch.setattr(verify, "MOST_DEATHS", 4)
 
 
 @pytest.mark.usefixtures("soon_given_up")
@@ -498,7 +499,7 @@ def test_nothing_is_left_of_a_verification():
 
 def test_a_signed_address_is_not_shown(tmp_path, monkeypatch):
     pytest.importorskip("fsspec")
-    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.005)
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.005)
     _tfrecord(tmp_path / "a.tfrecord")
     found = headrace.verify(f"file://{tmp_path}/a.tfrecord")
     assert [(one.file, one.record) for one in found.damaged] == [(f"file://{tmp_path}/a.tfrecord", 7)]

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from headrace import IterDataset, MapDataset
 from headrace.errors import PipelineError
-from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.sources import CsvDataSource, ParquetDataSource
+from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.sources.tf_example import parse_example
 from headrace.sources.tfrecord import TFRecordDataSource, TFRecordIterDataset
 from headrace.sources.writers import (

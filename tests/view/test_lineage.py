@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from headrace import DataLoader, IterDataset, MapDataset, samplers, transforms
-from headrace._view import outputs
-from headrace._view.lineage import MOST
-from headrace._view.trace import Tracer
 from headrace.errors import PipelineError
+from headrace.insight.view import outputs
+from headrace.insight.view.lineage import MOST
+from headrace.insight.view.trace import Tracer
 
 
 def numbers():

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 
 from headrace import IterDataset, MapDataset, ReadOptions, WeightSchedule
-from headrace._plan.plan import Plan
-from headrace._report.graph import MOST_PARTS, Graph
-from headrace._report.lengths import Lengths
-from headrace._report.mixtures import shares_of
-from headrace._report.numbers import plain_numbers
-from headrace._report.on_nodes import on_nodes
-from headrace._report.report import report_html
-from headrace._view.lengths import measure
-from headrace._view.outputs import Streams
+from headrace.engine.plan import Plan
+from headrace.insight.report import MOST_PARTS, Graph, Lengths, on_nodes, plain_numbers, report_html, shares_of
+from headrace.insight.view.lengths import measure
+from headrace.insight.view.outputs import Streams
 from tests.view.hostile import HOSTILE
 
 pytest.importorskip("jinja2")

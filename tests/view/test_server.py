@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace import DataLoader, IterDataset, MapDataset, samplers
-from headrace._view import runner
+from headrace.insight.view import runner
 from tests.proc import WAIT_S, nothing_left, until
 from tests.view.hostile import HOSTILE
 from tests.view.test_report import Page

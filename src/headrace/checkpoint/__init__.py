@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from headrace._utils.lazy_imports import later
+from headrace.errors.lazy_imports import later
 
 if TYPE_CHECKING:
-    from headrace._states.merging import merge as merge
     from headrace.checkpoint.orbax import CheckpointHandler as CheckpointHandler
     from headrace.checkpoint.orbax import CheckpointRestore as CheckpointRestore
     from headrace.checkpoint.orbax import CheckpointSave as CheckpointSave
+    from headrace.state.merging import merge as merge
 
 __all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave", "merge"]
-__getattr__, __dir__, _ = later(__name__, {"checkpoint.orbax": __all__[:3], "_states.merging": ("merge",)})
+__getattr__, __dir__, _ = later(__name__, {"checkpoint.orbax": __all__[:3], "state.merging": ("merge",)})

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from headrace._ops.base import Op
-from headrace._ops.element import Filter, FlatMap
-from headrace._ops.global_batch import batch_of_rows
-from headrace._plan.stages import all_operations
-from headrace._states import arrays
 from headrace.dataset import IterDataset, MapDataset
+from headrace.engine.plan import all_operations
 from headrace.errors import PipelineError, StateError
 from headrace.iterator import DatasetIterator, StreamIterator, _Checkpointable
+from headrace.ops.base import Op
+from headrace.ops.element import Filter, FlatMap
+from headrace.ops.global_batch import batch_of_rows
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
+from headrace.state import positions
 
 FIELD = "global_next_index"
 
@@ -138,8 +138,8 @@ class ElasticDatasetIterator(StreamIterator):
         return {FIELD: self._first + self.get_next_index() * self._dataset._global_batch_size}
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
-        if arrays.is_array(state):
-            state = json.loads(arrays.unpacked(state))
+        if positions.is_array(state):
+            state = json.loads(positions.unpacked(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")

@@ -7,8 +7,8 @@ States are small, so `save` takes and writes them at once: in an asynchronous sa
 from dataclasses import dataclass
 from typing import Any
 
-from headrace._states import files
 from headrace.errors import PipelineError, optional
+from headrace.state import merging
 
 ocp: Any = optional("orbax.checkpoint", extra="orbax")
 
@@ -27,12 +27,12 @@ class CheckpointHandler(ocp.CheckpointHandler):
 
     def save(self, directory: Any, item: Any = None, args: "CheckpointSave | None" = None) -> None:
         """Writes the state of an iterator to a folder."""
-        files.write(directory, files.dump(_iterator(item, args).get_state()))
+        merging.write(directory, merging.dump(_iterator(item, args).get_state()))
 
     def restore(self, directory: Any, item: Any = None, args: "CheckpointRestore | None" = None) -> Any:
         """Restores an iterator from the state in a folder, and returns it."""
         iterator = _iterator(item, args)
-        files.restore(iterator, directory)
+        merging.restore(iterator, directory)
         return iterator
 
     def structure(self, directory: Any) -> None:

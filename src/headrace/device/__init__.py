@@ -5,7 +5,7 @@ Neither framework is imported before it is used. Import `headrace.device.torch` 
 
 from typing import TYPE_CHECKING
 
-from headrace._utils.lazy_imports import later
+from headrace.errors.lazy_imports import later
 
 if TYPE_CHECKING:
     from headrace.device.ending import in_step as in_step

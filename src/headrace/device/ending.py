@@ -3,13 +3,13 @@
 import itertools
 from dataclasses import dataclass, field
 
-from headrace._executors.hosts import Hosts
-from headrace._ops.base import Kept, Unary
-from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
-from headrace._plan.streams.base import Feed, start_at
 from headrace.dataset import IterDataset
 from headrace.device.hosts import session
+from headrace.engine.hosts import Hosts
 from headrace.errors import PipelineError
+from headrace.ops.base import Kept, Unary
+from headrace.ops.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
+from headrace.ops.streams.base import Feed, start_at
 from headrace.options import check_counts
 
 _numbers = itertools.count()

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from headrace._executors.hosts import Hosts, check_said
-from headrace._ops.base import Op
-from headrace._ops.ending import ends_together, may_leave_out_rows, must_come_before_rows, num_outputs
-from headrace._ops.global_batch import global_rows
-from headrace._ops.order import gather_options
-from headrace._states.fingerprint import of_all_hosts
+from headrace.engine.hosts import Hosts, check_said
 from headrace.errors import PipelineError, optional
+from headrace.ops.base import Op
+from headrace.ops.ending import ends_together, may_leave_out_rows, must_come_before_rows, num_outputs
+from headrace.ops.global_batch import global_rows
+from headrace.ops.order import gather_options
 from headrace.sharding import GlobalRows, rows_on_devices
+from headrace.state.identity import of_all_hosts
 
 CHANGED_S = 60.0
 """How long other processes have to say that the shapes of their elements have changed too."""

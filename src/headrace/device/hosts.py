@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headrace._plan.streams import Context
+from headrace.ops.streams import Context
 
 
 class _Numbers(dict[Any, int]):

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from headrace._ops.base import Kept, Unary
-from headrace._ops.buffer import Prefetch
-from headrace._plan.streams import Context, Position, Stream, open_stream, stream_of
-from headrace._utils import trees
+from headrace import trees
 from headrace.dataset import IterDataset
 from headrace.device.global_arrays import GlobalArrays, check_placement, is_addressable
 from headrace.device.hosts import session
 from headrace.device.locked_memory import LockedMemory, locked_memory
 from headrace.device.moving import Moved, OneByOne, check_dataset
 from headrace.errors import PipelineError, optional
+from headrace.ops.base import Kept, Unary
+from headrace.ops.buffer import Prefetch
+from headrace.ops.streams import Context, Position, Stream, open_stream, stream_of
 from headrace.options import check_counts
 
 _numbers = itertools.count()

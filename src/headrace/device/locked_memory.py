@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace._executors.page_locks import PageLocks, page_locks
-from headrace._executors.slots import ALIGNMENT, Slots, mapping_of
-from headrace._utils import trees
+from headrace import trees
+from headrace.engine.page_locks import PageLocks, page_locks
+from headrace.engine.workers.slots import ALIGNMENT, Slots, mapping_of
 from headrace.errors import WorkerError
 
 LEAST_BYTES = 1 << 18  # smaller elements gain nothing

@@ -7,14 +7,14 @@ while fewer than the buffer holds wait for the consumer.
 from collections.abc import Callable
 from typing import Any
 
-from headrace._ops.base import Op
-from headrace._ops.buffer import Prefetch
-from headrace._plan.blocks import Rows
-from headrace._plan.elements import blame
-from headrace._plan.streams import Context, Position, Run, Stream, UnaryStream, open_stream
-from headrace._plan.streams.base import places
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
+from headrace.ops.base import Op
+from headrace.ops.blocks import Rows
+from headrace.ops.buffer import Prefetch
+from headrace.ops.elements import blame
+from headrace.ops.streams import Context, Position, Run, Stream, UnaryStream, open_stream
+from headrace.ops.streams.base import places
 
 
 def check_dataset(ds: Any, name: str) -> None:

@@ -5,13 +5,13 @@ import sys
 import warnings
 from typing import Any
 
-from headrace._dataset.base import Dataset
-from headrace._ops.base import Op, parents_first
-from headrace._ops.combine import Select
-from headrace._ops.global_batch import makes_rows
-from headrace._ops.order import IndexOp, Slice
-from headrace._ops.source import UserDataset
+from headrace.dataset.base import Dataset
 from headrace.loader import DataLoader
+from headrace.ops.base import Op, parents_first
+from headrace.ops.combine import Select
+from headrace.ops.global_batch import makes_rows
+from headrace.ops.order import IndexOp, Slice
+from headrace.ops.source import UserDataset
 
 _warned = False
 

@@ -13,16 +13,16 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from headrace._dataset.base import Dataset, dataset_of, num_elements
-from headrace._ops.base import Unary
-from headrace._ops.epochs import in_epoch
-from headrace._plan.streams import Context, Position, Stream, stream_of
-from headrace._utils import trees
+from headrace import trees
 from headrace.dataset import IterDataset
+from headrace.dataset.base import Dataset, dataset_of, num_elements
 from headrace.device.locked_memory import locked_memory
 from headrace.device.moving import check_dataset, moved_ahead
 from headrace.device.ranks import warn_of_unsharded
 from headrace.errors import PipelineError, StateError, optional
+from headrace.ops.base import Unary
+from headrace.ops.epochs import in_epoch
+from headrace.ops.streams import Context, Position, Stream, stream_of
 from headrace.options import check_count, check_counts
 from headrace.sources.torch_data import GUESTS
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils.batch_rows import new_row
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 from headrace.images import pixels
 from headrace.images.operation import KEY, Fixed, Random
 from headrace.images.picture import Picture
+from headrace.trees import ShapeDtypeStruct, new_row
 
 Range = tuple[float, float]
 _ADJUST = (pixels.adjust_brightness, pixels.adjust_contrast, pixels.adjust_saturation, pixels.adjust_hue)

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
 from headrace.images.decoding import Decoding
 from headrace.images.operation import ENCODED, KEY, Fixed
 from headrace.images.picture import Picture
+from headrace.trees import ShapeDtypeStruct
 
 
 class Decode(Fixed):

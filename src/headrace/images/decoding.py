@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace._utils.image_headers import END_OF_JPEG, Header
 from headrace.errors import DataError, available
-from headrace.sources.images.decoding import decode_image
+from headrace.images.headers import END_OF_JPEG, Header
+from headrace.sources.image_decoding import decode_image
 
 _SPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _REST = "extraneous bytes before marker 0xd9"  # what is left of the pixels after the last row

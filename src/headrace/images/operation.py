@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 
 from headrace import transforms
-from headrace._utils.fields import field_in, with_field
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.images.geometry import Crop
 from headrace.images.picture import Picture
 from headrace.images.sampling import BILINEAR, Sampling
+from headrace.trees import ShapeDtypeStruct, field_in, with_field
 
 KEY = "image"
 ENCODED = ShapeDtypeStruct((None, None, 3), np.dtype(np.uint8))  # once it is decoded

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils.batch_rows import new_row
-from headrace._utils.image_headers import Header, read_header
 from headrace.errors import DataError, PipelineError
 from headrace.images import decoding, geometry
 from headrace.images.decoding import Decoding
 from headrace.images.geometry import Crop
+from headrace.images.headers import Header, read_header
 from headrace.images.sampling import BILINEAR, Sampling, sample
+from headrace.trees import new_row
 
 UPRIGHT = 1
 _MIRRORED_Y, _MIRRORED_X = (3, 4, 6, 7), (2, 3, 7, 8)  # orientations; 5 to 8 are transposed after that

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace._executors.messages import is_worker_process
-from headrace._utils.batch_rows import new_row
+from headrace.engine.workers.messages import is_worker_process
 from headrace.errors import PipelineError, available, optional
 from headrace.images.geometry import Crop
+from headrace.trees import new_row
 
 SMOOTH_FROM = 1.15  # an image that shrinks by less is near enough without
 WARP_LIMIT = 32_000  # OpenCV's coordinates are 16-bit there

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from headrace._utils.lazy_imports import later
+from headrace.errors.lazy_imports import later
 from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
 from headrace.sources import given as _given
-from headrace.sources.arrays import ArrayDataSource as ArrayDataSource
-from headrace.sources.ranges import RangeDataSource as RangeDataSource
-from headrace.sources.shared import InMemoryDataSource as InMemoryDataSource
-from headrace.sources.shared import SharedMemoryDataSource as SharedMemoryDataSource
+from headrace.storage.memory import ArrayDataSource as ArrayDataSource
+from headrace.storage.memory import InMemoryDataSource as InMemoryDataSource
+from headrace.storage.memory import RangeDataSource as RangeDataSource
+from headrace.storage.memory import SharedMemoryDataSource as SharedMemoryDataSource
 
 if TYPE_CHECKING:
     from headrace.sources.array_record import ArrayRecordDataSource as ArrayRecordDataSource
@@ -21,7 +21,7 @@ __getattr__, __dir__, _MODULE_OF = later(
         "sources.bagz": ("BagzDataSource",),
         "sources.generators": ("from_generator",),
         "sources.hugging_face": ("HuggingFaceDataSource", "HuggingFaceIterDataset"),
-        "sources.images": ("ImageFolderDataSource",),
+        "sources.image_folder": ("ImageFolderDataSource",),
         "sources.json_lines": (
             "JsonLinesDataSource",
             "JsonLinesIterDataset",
@@ -30,16 +30,12 @@ __getattr__, __dir__, _MODULE_OF = later(
         ),
         "sources.media": ("AudioDataSource", "VideoDataSource"),
         "sources.opening": ("open",),
-        "sources.parquet": ("ParquetIterDataset",),
-        "sources.remote": ("Address",),
+        "sources.arrow": ("ArrowDataSource",),
+        "sources.csv": ("CsvDataSource",),
+        "sources.parquet": ("ParquetDataSource", "ParquetIterDataset"),
+        "storage.remote": ("Address",),
         "sources.sql": ("SqlDataSource",),
-        "sources.tables": (
-            "ArrowDataSource",
-            "CsvDataSource",
-            "ParquetDataSource",
-            "TableBatches",
-            "shuffled_groups",
-        ),
+        "sources.tables": ("TableBatches", "shuffled_groups"),
         "sources.tar": ("DecodeSample", "TarDataSource", "TarIterDataset"),
         "sources.tf_example": (
             "ExampleDataSource",

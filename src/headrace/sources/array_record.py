@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from headrace._utils.threads import num_cores
 from headrace.errors import PipelineError, optional
-from headrace.sources import files
 from headrace.sources.record_files import Damaged, Pace, Reader, RecordFiles, damage
+from headrace.storage import files
+from headrace.threads import num_cores
 
 # Records are read one by one, so reading ahead would be wasted; the default prefetch of the index is larger than most
 # files.

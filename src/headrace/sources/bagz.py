@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.errors import PipelineError, optional
-from headrace.sources import files
 from headrace.sources.record_files import Damaged, Pace, Part, Reader, RecordFiles, damage
+from headrace.storage import files
 
 MOST_THREADS = 16  # of the reader's batch call, when that pays
 NUMBER_BYTES = 8

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from headrace._utils.progress import Bar
-from headrace._utils.threads import map_in_threads
 from headrace.errors import StateError
-from headrace.sources import files
-from headrace.sources.indices import BlockSource, Parts
+from headrace.progress import Bar
+from headrace.storage import files
+from headrace.storage.indices import BlockSource, Parts
+from headrace.threads import map_in_threads
 
 T = TypeVar("T")
 

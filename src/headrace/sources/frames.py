@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils import trees
-from headrace._utils.spec import ShapeDtypeStruct
+from headrace import trees
 from headrace.errors import PipelineError
-from headrace.sources.arrays import ArrayDataSource
-from headrace.sources.indices import place_of, places_of
-from headrace.sources.tables.values import arrow, has_nulls, spec_of, taken, values_of, without_views
+from headrace.sources.tables import arrow, has_nulls, spec_of, taken, values_of, without_views
+from headrace.storage.indices import place_of, places_of
+from headrace.storage.memory import ArrayDataSource
+from headrace.trees import ShapeDtypeStruct
 
 
 def frame_source(frame: Any) -> "ArrayDataSource | FrameRows":

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from headrace._ops.adapters import is_of, openers
 from headrace.errors import PipelineError
+from headrace.ops.adapters import is_of, openers
 
 _FRAMES = {
     "pandas": ("DataFrame", "Series"),

@@ -6,18 +6,20 @@ more of them than a clip needs.
 
 import contextlib
 import io
+import math
 import os
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from headrace._utils.addresses import redacted
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import PipelineError
-from headrace.sources import files
-from headrace.sources.class_folders import Suffixes, find_files
-from headrace.sources.indices import place_of
+from headrace.errors.addresses import redacted
+from headrace.errors.signals import let_through
+from headrace.sources.folders import Suffixes, find_files
+from headrace.storage import files
+from headrace.storage.indices import place_of
+from headrace.trees import ShapeDtypeStruct
 
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 VIDEO = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
@@ -150,3 +152,52 @@ class VideoDataSource(MediaFiles):
     """
 
     KEY, SUFFIXES, _what = "video", VIDEO, "video"
+
+
+# ----------------------------------------------------------------------------------------------------------- clips
+# Clips of audio and video: which part of a file is taken, in seconds.
+
+
+Seconds = float | str
+
+
+class Clip(NamedTuple):
+    """From `start` on, and up to `duration` seconds of it; each a number, or the name of a field of elements."""
+
+    start: Seconds = 0.0
+    duration: Seconds | None = None
+
+    def check(self) -> "Clip":
+        """Raises for numbers that make no sense."""
+        for name, value in self._asdict().items():
+            if value is not None and not isinstance(value, str):
+                _checked(name, value, above_zero=name == "duration")
+        return self
+
+    def of(self, element: Any) -> tuple[float, float | None]:
+        """The numbers for an element."""
+        start = _checked("start", _looked_up(element, self.start))
+        duration = _looked_up(element, self.duration)
+        return start, None if duration is None else _checked("duration", duration, above_zero=True)
+
+
+def _looked_up(element: Any, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not isinstance(element, Mapping) or value not in element:
+        has = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
+        raise PipelineError(f"The element has no field {value!r} with the time of a clip; it has {has}.")
+    return element[value]
+
+
+def _checked(name: str, value: Any, *, above_zero: bool = False) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError) as e:
+        let_through(e)
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds < 0 or (above_zero and seconds == 0):
+        raise PipelineError(
+            f"`{name}` of a clip is a number of seconds, {'above' if above_zero else 'from'} 0; got {value!r}."
+        )
+    return seconds

@@ -9,7 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 from headrace.errors import DataError
-from headrace.sources import files
+from headrace.storage import files
 
 LARGEST_COUNT = 1 << 48  # larger counts are mistakes, and would overflow sums
 SHOWN = 60

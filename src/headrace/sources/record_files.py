@@ -16,15 +16,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkab
 
 import numpy as np
 
-from headrace._utils.addresses import identity, redacted
-from headrace._utils.progress import Bar
-from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError, PipelineError
-from headrace.sources import files
+from headrace.errors.addresses import identity, redacted
+from headrace.progress import Bar
 from headrace.sources.base import FileSource
-from headrace.sources.descriptors import KEPT, Holder, is_out_of_descriptors, out_of_descriptors
-from headrace.sources.indices import Parts, place_of, places_of
-from headrace.sources.mapped import MappedFiles
+from headrace.storage import files
+from headrace.storage.files import KEPT, Holder, MappedFiles, is_out_of_descriptors, out_of_descriptors
+from headrace.storage.indices import Parts, place_of, places_of
+from headrace.threads import map_in_threads
 
 MOST_OPEN = 1024  # idle readers of a source
 OPENING_S = 0.02

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.sources.indices import BlockSource, Parts, place_of, places_of
+from headrace.storage.indices import BlockSource, Parts, place_of, places_of
 
 _DESCRIBING = ("class_names", "element_spec", "features", "paths")
 _OF_ONE = ("__where__", "place_of")  # methods that take an index

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils.addresses import redacted, told_apart
 from headrace.errors import DataError, PipelineError, RemoteError, without_secrets
-from headrace.sources.files import is_remote
-from headrace.sources.indices import BlockSource, place_of, places_of
+from headrace.errors.addresses import redacted, told_apart
+from headrace.storage.files import is_remote
+from headrace.storage.indices import BlockSource, place_of, places_of
 
 Row = dict[str, Any]
 KEYS_AT_ONCE = 500  # in one query; older versions of SQLite take at most 999 parameters

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils import trees
+from headrace import trees
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
 from headrace.sources.generators import Opened
-from headrace.sources.indices import place_of, places_of
+from headrace.storage.indices import place_of, places_of
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 GUESTS = {"bfloat16": "int16"} | dict.fromkeys(_FLOAT8, "uint8")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace._executors.messages import is_worker_process
+from headrace.engine.workers.messages import is_worker_process
 from headrace.errors import DataError, PipelineError
 from headrace.text.origin import Origin
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace._utils.addresses import place_of
 from headrace.errors import DataError, PipelineError, optional
-from headrace.sources import files
+from headrace.errors.addresses import place_of
+from headrace.storage import files
 
 HUGGING_FACE, TIKTOKEN, SENTENCEPIECE = "tokenizers", "tiktoken", "sentencepiece"
 DIGEST_LENGTH = 12

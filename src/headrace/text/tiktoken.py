@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace._utils.threads import map_in_threads
 from headrace.errors import DataError, PipelineError, optional
 from headrace.text.encoder import Encoder
 from headrace.text.origin import Origin
+from headrace.threads import map_in_threads
 
 THREADS = min(8, os.cpu_count() or 1)  # as many as the library itself uses
 TEXTS_PER_THREAD = 4  # for fewer, starting a thread does not pay

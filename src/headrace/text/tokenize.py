@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from headrace import transforms
-from headrace._utils.spec import ShapeDtypeStruct
 from headrace.errors import DataError, HeadraceError, PipelineError
 from headrace.options import check_count
 from headrace.text.encoder import Encoder, Settings, Token
@@ -18,6 +17,7 @@ from headrace.text.hugging_face import HuggingFaceEncoder
 from headrace.text.origin import HUGGING_FACE, SENTENCEPIECE, TIKTOKEN, Origin, origin_of
 from headrace.text.sentencepiece import SentencePieceEncoder
 from headrace.text.tiktoken import TiktokenEncoder
+from headrace.trees import ShapeDtypeStruct
 
 _ENCODERS: dict[str, type[Encoder]] = {
     HUGGING_FACE: HuggingFaceEncoder,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.sources import ArrowDataSource, ParquetDataSource
-from headrace.sources.tables.lru_cache import Recent
+from headrace.sources.tables import Recent
 
 pa = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.dataset import MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources import CsvDataSource
-from headrace.sources.tables.records import RecordEnds
+from headrace.sources.csv import RecordEnds
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from tests.sources.tables.formats import (
     csv_file,

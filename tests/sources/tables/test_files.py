@@ -6,8 +6,8 @@ import pytest
 
 from headrace.dataset import MapDataset
 from headrace.errors import DataError, PipelineError
-from headrace.sources.parquet import TableBatches
 from headrace.sources import ArrowDataSource, ParquetDataSource
+from headrace.sources.parquet import TableBatches
 from headrace.testing import assert_block_law, assert_resumable
 from tests.sources.tables.formats import (
     WRITERS,

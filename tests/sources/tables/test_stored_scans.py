@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.sources import ParquetDataSource
-from headrace.sources.tables import parquet, stored_scans
+from headrace.sources import ParquetDataSource, parquet, tables
 
 NUM_FILES = 300
 
@@ -33,7 +32,7 @@ def opened(monkeypatch):
 def test_a_second_open_reads_no_footers_and_gives_the_same(paths, tmp_path, opened):
     first = ParquetDataSource(paths)
     assert set(opened) == set(paths)
-    assert len(list((tmp_path / "cache" / stored_scans.FOLDER).iterdir())) == 1
+    assert len(list((tmp_path / "cache" / tables.FOLDER).iterdir())) == 1
     assert sorted(os.listdir(tmp_path / "data")) == [os.path.basename(path) for path in paths]  # nothing beside them
     opened.clear()
     second = ParquetDataSource(paths)
@@ -65,7 +64,7 @@ def test_columns_and_other_files_have_scans_of_their_own(paths, opened):
 
 def test_a_damaged_store_is_made_again(paths, tmp_path, opened):
     ParquetDataSource(paths)
-    (stored,) = (tmp_path / "cache" / stored_scans.FOLDER).iterdir()
+    (stored,) = (tmp_path / "cache" / tables.FOLDER).iterdir()
     for damaged in (b"", b"HRSCANS1", stored.read_bytes()[:-9], stored.read_bytes().replace(b"files", b"fileS")):
         stored.write_bytes(damaged)
         opened.clear()
@@ -75,7 +74,7 @@ def test_a_damaged_store_is_made_again(paths, tmp_path, opened):
 
 def test_a_store_that_others_may_write_to_is_not_used(paths, tmp_path, opened):
     ParquetDataSource(paths)
-    (stored,) = (tmp_path / "cache" / stored_scans.FOLDER).iterdir()
+    (stored,) = (tmp_path / "cache" / tables.FOLDER).iterdir()
     stored.chmod(0o666)
     opened.clear()
     with pytest.warns(Warning, match="is ignored"):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace._ops.order import GroupShuffle
-from headrace._ops.source import Source
 from headrace.dataset import MapDataset
 from headrace.errors import ClosedError, PipelineError, StateError
+from headrace.ops.order import GroupShuffle
+from headrace.ops.source import Source
 from headrace.options import ReadOptions
-from headrace.sources.parquet import TableBatches, shuffled_groups
 from headrace.sources import CsvDataSource
+from headrace.sources.parquet import TableBatches, shuffled_groups
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
 from tests.sources.tables.formats import (
     WRITERS,
@@ -150,7 +150,7 @@ def test_streams_are_the_same_with_workers(tmp_path):
 @every_format
 def test_addresses_are_read_like_files(tmp_path, format):
     fsspec = pytest.importorskip("fsspec")
-    pytest.importorskip("headrace.sources.remote")
+    pytest.importorskip("headrace.storage.remote")
     write, kind = WRITERS[format]
     write(tmp_path / "t", numbers())
     memory = fsspec.filesystem("memory")

@@ -10,8 +10,8 @@ from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
 
-from headrace._executors.imports import module_of
 from headrace.compat.grain import hooks
+from headrace.engine.workers.imports import module_of
 
 ALIAS, PACKAGE = "grain", "headrace"
 PRIVATE = "grain._src"  # `private_modules.py` makes its modules

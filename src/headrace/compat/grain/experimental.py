@@ -6,23 +6,23 @@ Each dataset class stands for one operation. Those of streams turn a `MapDataset
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace._dataset.base import Dataset
-from headrace._ops.group import batch_and_pad as batch_and_pad
-from headrace._utils.lazy_imports import later
-from headrace._utils.rng import RngPool as RngPool
-from headrace._utils.rng import index_shuffle as index_shuffle
-from headrace._utils.spec import ShapeDtypeStruct as ShapeDtypeStruct
-from headrace._utils.spec import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
 from headrace.dataset import IterDataset, MapDataset, as_stream
+from headrace.dataset.base import Dataset
 from headrace.errors import PipelineError
+from headrace.errors.lazy_imports import later
 from headrace.iterator import DatasetIterator, StreamIterator
+from headrace.ops.group import batch_and_pad as batch_and_pad
 from headrace.options import AutotuneParameter
 from headrace.options import DatasetOptions as DatasetOptions
 from headrace.options import ExecutionTrackingMode as ExecutionTrackingMode
 from headrace.protocols import CheckpointableIterator
+from headrace.rng import RngPool as RngPool
+from headrace.rng import index_shuffle as index_shuffle
 from headrace.testing import assert_resumable
 from headrace.transforms import FlatMap as FlatMapTransform
 from headrace.transforms import MapWithIndex
+from headrace.trees import ShapeDtypeStruct as ShapeDtypeStruct
+from headrace.trees import ShapeDtypeStructProtocol as ShapeDtypeStructProtocol
 
 if TYPE_CHECKING:
     from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.compat.grain.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
     from headrace.compat.grain.packing import PackAndBatchOperation as PackAndBatchOperation
     from headrace.device.jax import device_put as device_put
-    from headrace.packing.operations import BOSHandling as BOSHandling
+    from headrace.ops.packing.operations import BOSHandling as BOSHandling
     from headrace.performance import PerformanceConfig as PerformanceConfig
     from headrace.performance import pick_performance_config as pick_performance_config
     from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
@@ -44,7 +44,7 @@ __getattr__, __dir__, _MODULE_OF = later(
     {
         "checkpoint.elastic": ("ElasticIterator",),
         "device.jax": ("device_put",),
-        "packing.operations": ("BOSHandling",),
+        "ops.packing.operations": ("BOSHandling",),
         "compat.grain.packing": (
             "BestFitPackIterDataset",
             "ConcatThenSplitIterDataset",

@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace._executors import imports
-from headrace._loader import in_order
-from headrace._states import positions
-from headrace._utils.signals import in_pipeline
 from headrace.dataset import IterDataset, MapDataset
-from headrace.loader import DataLoader
+from headrace.engine.workers import imports
+from headrace.errors.signals import in_pipeline
+from headrace.loader import DataLoader, in_order
+from headrace.state import positions
 
 
 class marks:

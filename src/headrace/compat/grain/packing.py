@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from headrace._dataset.base import Dataset
 from headrace.dataset import IterDataset, as_stream
+from headrace.dataset.base import Dataset
 from headrace.operations import Operation
+from headrace.ops.packing.bins import Bins, FirstFitBins
+from headrace.ops.packing.intake import check_lengths
+from headrace.ops.packing.layout import Layout
+from headrace.ops.packing.operations import BOSHandling, plain_ints
+from headrace.ops.packing.rows import columns_of, write
 from headrace.options import check_counts
-from headrace.packing.bins import Bins, FirstFitBins
-from headrace.packing.intake import check_lengths
-from headrace.packing.layout import Layout
-from headrace.packing.operations import BOSHandling, plain_ints
-from headrace.packing.rows import columns_of, write
 from headrace.records import Record, RecordMetadata
 
 

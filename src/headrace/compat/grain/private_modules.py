@@ -8,13 +8,12 @@ import os
 from types import ModuleType
 from typing import Any
 
-from headrace._utils.lazy_imports import later
 from headrace.dataset import IterDataset, MapDataset
+from headrace.errors.lazy_imports import later
 from headrace.iterator import DatasetIterator
 from headrace.options import ReadOptions
 from headrace.sharding import ShardOptions
-from headrace.sources.crc32c import checksum, masked, masked_crc_of_length
-from headrace.sources.tfrecord.framing import FOOTER, HEADER, DamagedFile
+from headrace.sources.tfrecord import FOOTER, HEADER, DamagedFile, checksum, masked, masked_crc_of_length
 
 _OWN = "compat.grain.private_modules"
 _TRANSFORMATIONS = "python.dataset.transformations"

@@ -8,18 +8,18 @@ output more. The stream of one worker process is that of none; streams of severa
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headrace._ops.base import Op
-from headrace._ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
-from headrace._ops.combine import Interleave, Mix, Zip
-from headrace._ops.element import FlatMap, Map, MapWithIndex, RandomMap
-from headrace._ops.group import Rebatch
-from headrace._ops.order import Repeat, WindowShuffle
-from headrace._ops.schedule import ScheduledMix
-from headrace._ops.source import UserDataset
-from headrace._ops.state_fields import ints
-from headrace._plan.streams.combine import interleaved_part
 from headrace.errors import StateError
-from headrace.packing.operations import ConcatThenSplit, FirstFitPack
+from headrace.ops.base import Op
+from headrace.ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
+from headrace.ops.combine import Interleave, Mix, Zip
+from headrace.ops.element import FlatMap, Map, MapWithIndex, RandomMap
+from headrace.ops.group import Rebatch
+from headrace.ops.order import Repeat, WindowShuffle
+from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack
+from headrace.ops.schedule import ScheduledMix
+from headrace.ops.source import UserDataset
+from headrace.ops.state_fields import ints
+from headrace.ops.streams.combine import interleaved_part
 
 Json = dict[str, Any]
 After = Callable[[Op, int], Json]

@@ -1,4 +1,4 @@
-"""Columns of Arrow made from the values of rows, with the note on each (see `headrace.sources.tables.notes`).
+"""Columns of Arrow made from the values of rows, with the note on each (see `headrace.sources.tables`).
 
 A column has one type. Values that would come back as something else raise ValueError; those that Arrow refuses, one of
 its own errors.
@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.errors import optional
 from headrace.sources.notes import array_of, check_name, dtype_name
-from headrace.sources.tables.notes import ARRAY, FIELDS, LIST, PYTHON, TUPLE, shape_of_lists
+from headrace.sources.tables import ARRAY, FIELDS, LIST, PYTHON, TUPLE, shape_of_lists
 
 MOST_ITEMS = (1 << 31) - 1  # in the lists of a column
 NONE = type(None)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from headrace.errors import PipelineError
-from headrace.sources.private import create, open_own
+from headrace.storage.private import create, open_own
 
 
 class Job:

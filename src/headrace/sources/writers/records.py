@@ -8,9 +8,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from headrace.errors import PipelineError, optional
-from headrace.sources.json_lines.notes import with_note
+from headrace.sources.json_lines import with_note
 from headrace.sources.tf_example import encode_example
-from headrace.sources.tfrecord.framing import framed
+from headrace.sources.tfrecord import framed
 from headrace.sources.writers.shards import File, Writing, write
 
 WRITE_BYTES = 1 << 20

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypedDict
 
-from headrace._utils.progress import Bar
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, PipelineError, full_disk_named
-from headrace.sources.files import is_remote
+from headrace.progress import Bar
 from headrace.sources.writers.job import Job
+from headrace.storage.files import is_remote
 
 Progress = Callable[[int, int | None], None]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.errors import PipelineError, optional
 from headrace.sources.notes import PLAIN, wrapped
-from headrace.sources.tables.notes import Notes, gist, notes_in
+from headrace.sources.tables import Notes, gist, notes_in
 from headrace.sources.writers.columns import Column, arrow, column_of, converted
 from headrace.sources.writers.shards import Progress, Writing, write
 

@@ -12,9 +12,7 @@ import numpy as np
 
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
-from headrace.sources.tar.decode import DECODERS
-from headrace.sources.tar.members import key_of
-from headrace.sources.tar.samples import KEY
+from headrace.sources.tar import DECODERS, KEY, key_of
 from headrace.sources.writers.shards import Writing, write
 
 

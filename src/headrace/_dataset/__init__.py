@@ -1,1 +1,0 @@
-"""What both kinds of datasets share, and their types."""

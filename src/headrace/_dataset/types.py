@@ -1,5 +1,0 @@
-"""What methods of datasets return, for editors and type checkers: see `types.pyi`."""
-
-from headrace._dataset.base import Dataset
-
-MapTypes = IterTypes = Dataset

@@ -1,1 +1,0 @@
-"""How a `DataLoader` becomes a dataset, and what its states hold."""

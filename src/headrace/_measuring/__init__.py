@@ -1,1 +1,0 @@
-"""What measurements mean: what bounds a run, and what it could give."""

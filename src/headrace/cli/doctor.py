@@ -1,0 +1,34 @@
+"""`headrace doctor [PATH]`: finds damaged records; without a path, looks at this machine."""
+
+import argparse
+import json
+
+from headrace.cli import arguments, machine, output
+from headrace.sources.verification import verify
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "With a PATH: reads all data once, in a process of its own, and says which files and records cannot be read, "
+        "also those that end the process or never end. Exit status: 0 if all is good, 1 if something is damaged, 2 if "
+        "it cannot tell. Without one: says what this machine has for loading data, and what is missing."
+    )
+    arguments.add_data(parser, splits="all", required=False)
+    parser.add_argument("--timeout-s", type=arguments.seconds, default=60.0, metavar="S", help="time for one record")
+    parser.add_argument("--max-memory-bytes", type=arguments.positive, metavar="N", help="memory for reading (4 GiB)")
+    parser.add_argument("--max-damaged", type=arguments.positive, default=100, metavar="N", help="damages to report")
+    arguments.add_json(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    if given.path is None:
+        found = machine.look()
+        print(json.dumps(found, indent=2)) if given.json else output.show(*machine.as_parts(found))
+        return 0
+    names = ("format", "split", "timeout_s", "max_memory_bytes", "max_damaged")
+    options = {name: value for name in names if (value := getattr(given, name)) is not None}
+    report = verify(given.path, progress=output.no_progress if given.quiet else None, **options)
+    print(json.dumps(report.as_dict(), indent=2) if given.json else report)
+    return 0 if report.is_good else 1

@@ -1,0 +1,27 @@
+"""`headrace view FILE:NAME`: a pipeline in the browser."""
+
+import argparse
+import contextlib
+
+from headrace.cli import arguments, pipelines
+from headrace.insight.view import view
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serves a page on this machine that shows a pipeline while it runs: its graph with numbers, elements after "
+        "every operation, where they come from, mixtures, lengths and padding. Ctrl-C ends it."
+    )
+    arguments.add_pipeline(parser)
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="the port to serve at (any that is free)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.set_defaults(run=_view)
+
+
+def _view(given: argparse.Namespace) -> int:
+    pipeline = pipelines.load(given.pipeline)
+    with view(pipeline, title=given.pipeline, port=given.port, open_browser=not given.no_browser) as shown:
+        print(shown.url, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            shown.wait()
+    return 0
