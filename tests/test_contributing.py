@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md shows is true: its recipes run as they stand, and its diagrams have the values that come out."""
+"""The recipes for contributors run as they stand, and their diagrams show the values that come out."""
 
 import ast
 import importlib
@@ -18,13 +18,14 @@ from headrace.testing import assert_block_law, assert_resumable
 from tests.sources import test_contract as contract
 from tests.sources.intact import Form
 
-DOCUMENT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text()
-RECIPES = dict(re.findall(r"^### (\d\. [^\n]*)\n(.*?)(?=^##)", DOCUMENT, re.DOTALL | re.MULTILINE))
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "recipes"
+RECIPES = ["element_operation", "reordering_operation", "source_format", "statistic", "worker_pool"]
+DIAGRAMS = (FOLDER / "diagrams.md").read_text()
 
 
 def code_of(recipe):
     """The files of a recipe by name, and the code that uses them."""
-    blocks = re.findall(r"^```python\n(.*?)^```", RECIPES[recipe], re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```python\n(.*?)^```", (FOLDER / f"{recipe}.md").read_text(), re.DOTALL | re.MULTILINE)
     named = {match[1]: block for block in blocks if (match := re.match(r"# (\w+\.py)\n", block))}
     return named, [block for block in blocks if block not in named.values()]
 
@@ -48,8 +49,8 @@ def write_files(recipe, folder):
     return uses
 
 
-def test_there_are_five_recipes_with_a_file_and_code_that_uses_it():
-    assert [recipe[0] for recipe in RECIPES] == list("12345")
+def test_every_recipe_has_a_file_and_code_that_uses_it():
+    assert {path.stem for path in FOLDER.glob("*.md")} == {*RECIPES, "diagrams"}
     for recipe in RECIPES:
         files, uses = code_of(recipe)
         assert len(files) == 1
@@ -60,7 +61,7 @@ def test_there_are_five_recipes_with_a_file_and_code_that_uses_it():
 def test_a_recipe_runs_as_it_stands(recipe, folder):
     namespace = {"__name__": "recipe"}
     for use in write_files(recipe, folder):
-        exec(compile(use, "CONTRIBUTING.md", "exec"), namespace)
+        exec(compile(use, f"{recipe}.md", "exec"), namespace)
 
 
 CLAIMS = [
@@ -77,8 +78,7 @@ def write_vectors(path):
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_the_source_of_a_recipe_keeps_the_contract_of_all_sources(claim, folder):
-    (recipe,) = (recipe for recipe in RECIPES if "source format" in recipe)
-    write_files(recipe, folder)
+    write_files("source_format", folder)
     opened = importlib.import_module("vectors").VectorDataSource
     elements = [{"x": x} for x in np.arange(400, dtype=np.float32).reshape(100, 4)]
     form = Form(write_vectors, lambda path: opened(path, width=4), "a.vectors", elements=lambda: elements)
@@ -220,7 +220,7 @@ def test_an_iterator_runs_on_where_an_error_does_not_come_again(caplog):
 
 def diagram(title):
     """The lines of a diagram."""
-    found = re.search(rf"^### {title}.*?^```\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
+    found = re.search(rf"^## {title}.*?^```\n(.*?)^```", DIAGRAMS, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1].splitlines()
 
@@ -234,7 +234,7 @@ def test_the_diagram_of_packing_has_the_rows_and_positions_that_come_out():
     stream = MapDataset.source(sequences).to_iter_dataset()
     shown = {line[:20].strip(): re.split(r" {3,}", line[20:].strip()) for line in diagram("A packing group")}
     assert shown["sequences"] == [f"{i}: {' '.join(map(chr, s['tokens']))}" for i, s in enumerate(sequences)]
-    options = re.search(r"`pack\((.*?), strategy=\"first_fit\", num_packing_bins=2, shuffle_bins=False\)`", DOCUMENT)
+    options = re.search(r"`pack\((.*?), strategy=\"first_fit\", num_packing_bins=2, shuffle_bins=False\)`", DIAGRAMS)
     assert options is not None
     lengths = ast.literal_eval(options[1])
     with iter(stream.pack(lengths, strategy="first_fit", num_packing_bins=2, shuffle_bins=False)) as rows:
@@ -246,7 +246,7 @@ def test_the_diagram_of_packing_has_the_rows_and_positions_that_come_out():
     assert i == 2
     with iter(stream.pack(lengths, strategy="concat_split")) as rows:
         next(rows)
-        assert f"`{position_of(rows)}` after row 0" in DOCUMENT
+        assert f"`{position_of(rows)}` after row 0" in DIAGRAMS
 
 
 def test_the_diagram_of_an_interleave_has_the_positions_that_come_out():

@@ -17,7 +17,8 @@ from tests.documents import ROOT, blocks_of
 from tests.proc import LIMIT_S
 
 OTHERWISE = {"docs/how_to/many_hosts.md"}  # tests/hosts/test_document.py runs it, in several processes
-INCLUDED = {"docs/changelog.md", "docs/contributing.md"}  # tests/test_contributing.py runs the code of the latter
+INCLUDED = {"docs/changelog.md", "docs/contributing.md"}
+RECIPES = ROOT / "docs" / "recipes"  # tests/test_contributing.py runs their code
 OWN_PROCESS = {"docs/how_to/grain_programs.md"}  # changes what `import grain` means, for good
 ON_RAY = {"docs/how_to/cluster.md"}
 NOT_RUN = 6  # blocks of code that cannot be run here; each says why
@@ -30,7 +31,9 @@ def name_of(path):
 def with_code():
     for path in documents.documents():
         name = name_of(path)
-        if name not in OTHERWISE and any(block.language in ("python", "pycon") for block in blocks_of(path)):
+        if name in OTHERWISE or path.parent == RECIPES:
+            continue
+        if any(block.language in ("python", "pycon") for block in blocks_of(path)):
             marks = [pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")] if name in ON_RAY else []
             yield pytest.param(path, id=name, marks=marks)
 
