@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any, cast
 
-# gone
 from headrace.engine.filling import fill_caches
 from headrace.engine.plan import Plan
 from headrace.engine.prefetch_thread import Aheads

@@ -1,14 +1,14 @@
 """How streams are computed: one file for each file of `_ops/`, which registers its operations on import."""
 
-# gone
-# gone
-# gone
-# gone
-# gone
-# gone
-# gone
-# gone
-# gone
+from headrace.ops.streams import buffer as buffer
+from headrace.ops.streams import by_size as by_size
+from headrace.ops.streams import combine as combine
+from headrace.ops.streams import element as element
+from headrace.ops.streams import global_batch as global_batch
+from headrace.ops.streams import group as group
+from headrace.ops.streams import order as order
+from headrace.ops.streams import source as source
+from headrace.ops.streams import weighed_mix as weighed_mix
 from headrace.ops.streams.base import At as At
 from headrace.ops.streams.base import Context as Context
 from headrace.ops.streams.base import MissingElement as MissingElement
