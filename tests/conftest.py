@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 import tests
 from headrace import MapDataset
-from headrace.engine.iteration import Walk
+from headrace.engine.iteration import Iteration
 from headrace.engine.workers.messages import CLONE
 from headrace.engine.workers.template import STARTS, templates
 from headrace.errors import HeadraceError
@@ -99,7 +99,7 @@ def pytest_make_collect_report(collector):
 def no_mistake_is_hidden(monkeypatch):
     """After an error an iterator walks in single steps, which would hide a mistake of the library's own: it only is slow."""
     hidden = []
-    go_in_single_steps = Walk._go_in_single_steps
+    go_in_single_steps = Iteration._go_in_single_steps
 
     def watched(walk, error):
         is_expected = isinstance(error, HeadraceError | MissingElement | SystemExit) or hasattr(error, "__notes__")
@@ -107,7 +107,7 @@ def no_mistake_is_hidden(monkeypatch):
             hidden.append(error)
         go_in_single_steps(walk, error)
 
-    monkeypatch.setattr(Walk, "_go_in_single_steps", watched)
+    monkeypatch.setattr(Iteration, "_go_in_single_steps", watched)
     yield
     assert not hidden
 

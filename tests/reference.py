@@ -62,18 +62,18 @@ def item(op: Op, i: int) -> Any:
             return trees.copy_tree(op.source[i % len(op.source)])
         case source.UserDataset():
             return op.dataset[i]
-        case element.Map(batched=True):
+        case element.MapOp(batched=True):
             x = item(op.parent, i)
             return None if x is None else _unstack(op.transform(trees.stack([x])))
-        case element.Map():
+        case element.MapOp():
             return _unless_hole(op.fn, item(op.parent, i))
-        case element.MapWithIndex():
+        case element.MapWithIndexOp():
             return _unless_hole(lambda x: op.fn(i, x), item(op.parent, i))
-        case element.RandomMap():
+        case element.RandomMapOp():
             return _unless_hole(lambda x: op.fn(x, rng_at(op.seed, i)), item(op.parent, i))
-        case element.Filter():
+        case element.FilterOp():
             return _unless_hole(lambda x: x if op.fn(x) else None, item(op.parent, i))
-        case element.FlatMap():
+        case element.FlatMapOp():
             parent, child = divmod(i, op.max_fan_out)
             children = _unless_hole(lambda x: list(op.fn(x)), item(op.parent, parent)) or []
             return children[child] if child < len(children) else None
@@ -82,7 +82,7 @@ def item(op: Op, i: int) -> Any:
             epoch, batch = divmod(i, whole.length() // op.rows.batch_size)
             first = epoch * _epoch_length(whole) + batch * op.rows.batch_size
             return (op.batch_fn or trees.stack)([item(whole, first + row) for row in op.rows.numbers.tolist()])
-        case group.Batch():
+        case group.BatchOp():
             n, size = op.parent.length(), op.batch_size
             epoch, batch = divmod(i, op.length())
             rows = [item(op.parent, epoch * n + j) for j in range(batch * size, min((batch + 1) * size, n))]
@@ -117,7 +117,7 @@ def index(op: order.IndexOp, i: int) -> int:
         case order.Pick():
             epoch, place = divmod(i, len(op.chosen))
             return epoch * _epoch_length(op.parent) + int(op.chosen[place])
-        case split.Split():
+        case split.SplitOp():
             chosen = [place for ends in zip(op.starts, op.stops, strict=True) for place in range(*ends)]
             epoch, place = divmod(i, len(chosen))
             return epoch * _epoch_length(op.parent) + chosen[place]
@@ -140,22 +140,22 @@ def stream(op: Op, lane: Lane = WHOLE) -> Iterator[Any]:
             yield from op.dataset if lane == WHOLE else op.dataset.shard(lane.index, lane.count)
         case global_batch.GlobalBatch():
             yield from _global_batches(op)
-        case element.Map(batched=True):
+        case element.MapOp(batched=True):
             for x in stream(op.parent, lane):
                 yield None if x is None else _unstack(op.transform(trees.stack([x])))
-        case element.Map():
+        case element.MapOp():
             yield from (_unless_hole(op.fn, x) for x in stream(op.parent, lane))
-        case element.MapWithIndex():
+        case element.MapWithIndexOp():
             yield from (_unless_hole(partial(op.fn, i), x) for i, x in _numbered(stream(op.parent, lane), lane))
-        case element.RandomMap():
+        case element.RandomMapOp():
             for i, x in _numbered(stream(op.parent, lane), lane):
                 yield None if x is None else op.fn(x, rng_at(op.seed, i))
-        case element.Filter():
+        case element.FilterOp():
             yield from filter(op.fn, stream(op.parent, lane))
-        case element.FlatMap():
+        case element.FlatMapOp():
             for x in stream(op.parent, lane):
                 yield from op.fn(x)
-        case group.Batch():
+        case group.BatchOp():
             for rows in _chunks(stream(op.parent, lane), op.batch_size):
                 if len(rows) == op.batch_size or not op.drop_remainder:
                     yield (op.batch_fn or trees.stack)(rows)

@@ -6,7 +6,7 @@ import traceback
 import pytest
 
 from headrace.errors import DataError, HeadraceError, MissingDependency, Quoted, RemoteError, without_secrets
-from headrace.errors.addresses import digest, identity, redacted, secrets_in, told_apart, without_login
+from headrace.errors.addresses import digest, identity, redacted, secrets_in, with_identity_digest, without_login
 from headrace.sources import Address
 
 SECRET = "s3cr3tValue"
@@ -27,10 +27,10 @@ SIGNED = [
 def test_what_only_says_who_reads_is_neither_shown_nor_part_of_the_identity(address):
     for text in (address, f"Reading {address} failed.", repr([address, address]), f"url={address!r}, more"):
         assert SECRET not in redacted(text)
-        assert SECRET not in told_apart(text)
+        assert SECRET not in with_identity_digest(text)
         assert "host/a.csv" in redacted(text)
         assert redacted(redacted(text)) == redacted(text)
-    assert identity(address) == told_apart(address) == "https://host/a.csv"
+    assert identity(address) == with_identity_digest(address) == "https://host/a.csv"
     assert identity(f"zip://b/c.csv::{address}") == "zip://b/c.csv::https://host/a.csv"
     assert redacted(f"simplecache::{address}").startswith("simplecache::https://")
 
@@ -48,15 +48,19 @@ def test_what_only_says_who_reads_is_neither_shown_nor_part_of_the_identity(addr
     ],
 )
 def test_an_address_without_secrets_stays_as_it_is(address):
-    assert redacted(address) == told_apart(address) == identity(address) == address
+    assert redacted(address) == with_identity_digest(address) == identity(address) == address
 
 
 def test_what_selects_the_object_is_part_of_its_identity_and_not_shown():
     one, other = f"https://host/get?id=3&token={SECRET}", "https://host/get?token=other&id=4"
     assert identity(one) == "https://host/get?id=3" != identity(other)
     assert redacted(one) == redacted(other) == "https://host/get?…"
-    assert told_apart(one) == f"https://host/get?…#{digest('id=3')[:12]}" != told_apart(other)
-    assert told_apart(told_apart(one)) == redacted(told_apart(one)) == told_apart(one)
+    assert with_identity_digest(one) == f"https://host/get?…#{digest('id=3')[:12]}" != with_identity_digest(other)
+    assert (
+        with_identity_digest(with_identity_digest(one))
+        == redacted(with_identity_digest(one))
+        == with_identity_digest(one)
+    )
     assert identity("s3://bucket/a?versionId=1") != identity("s3://bucket/a?versionId=2")
     assert redacted("s3://bucket/a?versionId=1") == "s3://bucket/a?…"
     assert identity("https://h/a?b=1&a=2") == identity("https://h/a?a=2&b=1")

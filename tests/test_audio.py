@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace import MapDataset, audio, sources
+from headrace import MapDataset, audio, sources, storage
 from headrace.__main__ import main
 from headrace.errors import DataError, PipelineError
 from headrace.sources import AudioDataSource, DecodeSample, write_tar
@@ -139,7 +139,7 @@ def test_only_the_clip_is_read(tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(
         "headrace.storage.files.LocalFile.read",
-        lambda self, offset, length, read_all=sources.files.LocalFile.read: (
+        lambda self, offset, length, read_all=storage.files.LocalFile.read: (
             read.append(length) or read_all(self, offset, length)
         ),
     )

@@ -20,7 +20,7 @@ from headrace import AUTOTUNE, DatasetOptions, MapDataset, MultiprocessingOption
 from headrace.__main__ import main
 from headrace.engine import tuning
 from headrace.engine.threads import ThreadExecutor, Threads
-from headrace.engine.tuning import AutotunedExecutor, Choice, TrialStream
+from headrace.engine.tuning import AutotunedExecutor, TrialResult, TrialStream
 from headrace.engine.workers.pool import ProcessPool
 from headrace.errors import WorkerError
 from headrace.ops.inline import InlineExecutor
@@ -304,7 +304,7 @@ def test_the_user_is_told_who_has_turned_the_gil_on(monkeypatch, built_without):
 
 @pytest.fixture(autouse=True)
 def short_runs_get_workers(monkeypatch):
-    monkeypatch.setattr(tuning, "LONG_S", 0.0)
+    monkeypatch.setattr(tuning, "WORTH_WORKERS_S", 0.0)
 
 
 @functools.cache
@@ -339,10 +339,10 @@ def costly(n):
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 @pytest.mark.parametrize("stays", [True, False])
 def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stays):
-    monkeypatch.setattr(tuning, "GAIN", 0.0 if stays else 1e9)
+    monkeypatch.setattr(tuning, "WORKERS_GAIN", 0.0 if stays else 1e9)
     monkeypatch.setattr(tuning, "HERE_S", 0.05)
     monkeypatch.setattr(tuning, "WORKERS_S", 0.02)
-    monkeypatch.setattr(tuning, "ELEMENT_S", 0)  # elements are costly,
+    monkeypatch.setattr(tuning, "ELEMENT_S", 1e-12)  # elements are costly,
     monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
     expected = expected_of_costly()
     ds = costly(600).mp_prefetch(AUTOTUNE)
@@ -350,7 +350,7 @@ def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stay
         for _ in range(2):  # the second time it is known
             found = outputs_and_states(ds)
             assert found[:2] == expected[:2]
-            assert ds._op.kept.of(Choice).workers is stays
+            assert ds._op.kept.of(TrialResult).workers is stays
             assert ("workers" in found[2]) or not stays
         with iter(ds) as iterator:  # a state taken on one side is good on the other
             iterator.set_state(expected[1][170])
@@ -361,17 +361,23 @@ def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stay
 @pytest.mark.skipif(num_cores() < 2, reason="nothing can be gained")
 def test_workers_that_were_no_faster_are_tried_again(monkeypatch):
     """As on a machine whose cores others had at first."""
-    for name, value in (("HERE_S", 0.05), ("WORKERS_S", 0.02), ("ELEMENT_S", 0), ("AGAIN_S", 0.1), ("GAIN", 1e9)):
+    for name, value in (
+        ("HERE_S", 0.05),
+        ("WORKERS_S", 0.02),
+        ("ELEMENT_S", 1e-12),
+        ("RETRY_WORKERS_S", 0.1),
+        ("WORKERS_GAIN", 1e9),
+    ):
         monkeypatch.setattr(tuning, name, value)
     monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)
     ds = MapDataset.range(10**6).map(spin).to_iter_dataset().mp_prefetch(AUTOTUNE)
-    choice, got, end = ds._op.kept.of(Choice), [], time.monotonic() + LIMIT_S
+    choice, got, end = ds._op.kept.of(TrialResult), [], time.monotonic() + LIMIT_S
     with nothing_left(), iter(ds) as iterator:
         while choice.workers is not False and time.monotonic() < end:
             got.append(next(iterator))
         assert choice.workers is False
         num_before = len(got)
-        monkeypatch.setattr(tuning, "GAIN", 0.0)
+        monkeypatch.setattr(tuning, "WORKERS_GAIN", 0.0)
         while not choice.workers and time.monotonic() < end:
             got.append(next(iterator))
         assert len(got) - num_before < 4000  # and not as many at once as workers would have given
@@ -396,7 +402,7 @@ def test_workers_that_still_become_faster_are_not_judged(monkeypatch, least_s, s
 
     monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: now_s))
     ds = MapDataset.range(10**6).map(spend).to_iter_dataset().mp_prefetch(AUTOTUNE)
-    choice, context = Choice(), Context(lambda _: InlineExecutor(), lambda _: None)
+    choice, context = TrialResult(), Context(lambda _: InlineExecutor(), lambda _: None)
     opened = lambda position: open_stream(ds._op.parent, position, context)  # noqa: E731
     trial = TrialStream(ds._op, None, context, choice, lambda: lambda: True, opened, lambda: None)
     while now_s < 10:
@@ -428,11 +434,11 @@ def test_short_runs_get_no_workers(monkeypatch, count, length_is_known, epochs, 
         started.append(now_s)
         return lambda: False
 
-    monkeypatch.setattr(tuning, "LONG_S", 3.0)
+    monkeypatch.setattr(tuning, "WORTH_WORKERS_S", 3.0)
     monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: now_s))
     ds = MapDataset.range(count).map(spend).to_iter_dataset(ReadOptions(num_threads=0))
     ds = (ds if length_is_known else ds.filter(lambda x: True)).mp_prefetch(AUTOTUNE)
-    choice, context = Choice(), Context(lambda _: InlineExecutor(), lambda op: FilterWatch(op, DatasetOptions()))
+    choice, context = TrialResult(), Context(lambda _: InlineExecutor(), lambda op: FilterWatch(op, DatasetOptions()))
     for _ in range(epochs):
         trial = TrialStream(ds._op, None, context, choice, start, lambda position: None, lambda: None)
         while trial.pull(1) is not None:
@@ -462,7 +468,7 @@ def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: gil, raising=False)
     monkeypatch.setattr(tuning, "HERE_S", 0.01)  # ends before any trial of threads
     monkeypatch.setattr(tuning, "THREADS_S", 1e9)
-    monkeypatch.setattr(tuning, "GAIN", 0.0)  # in which threads always pay
+    monkeypatch.setattr(tuning, "THREADS_GAIN", 0.0)  # in which threads always pay
     monkeypatch.setattr(AutotunedExecutor, "_judge", lambda *found: None)
     monkeypatch.setattr(tuning.TrialStream, "_start", start)
     assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == spun(400)
@@ -495,7 +501,7 @@ def test_functions_that_workers_cannot_have_stay_with_the_consumer(monkeypatch, 
 
 def test_errors_come_after_all_elements_before_them(monkeypatch):
     monkeypatch.setattr(tuning, "HERE_S", 0.02)
-    monkeypatch.setattr(tuning, "GAIN", 0.0)
+    monkeypatch.setattr(tuning, "WORKERS_GAIN", 0.0)
 
     def fails(x):
         return spin(x) if x < 150 else 1 // 0
@@ -511,9 +517,9 @@ def test_errors_come_after_all_elements_before_them(monkeypatch):
 def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
     monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)  # they go on at once
     monkeypatch.setattr(tuning, "HERE_S", 0.02)
-    monkeypatch.setattr(tuning, "ELEMENT_S", 0)  # elements are costly,
+    monkeypatch.setattr(tuning, "ELEMENT_S", 1e-12)  # elements are costly,
     monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
-    monkeypatch.setattr(tuning, "GAIN", 0.0)  # workers stay
+    monkeypatch.setattr(tuning, "WORKERS_GAIN", 0.0)  # workers stay
     consumer = os.getpid()
 
     def ends(x):
@@ -538,7 +544,7 @@ def test_a_worker_init_fn_has_workers_from_the_start():
 def test_every_output_is_a_checkpoint(monkeypatch):
     monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)
     monkeypatch.setattr(tuning, "HERE_S", 0.01)
-    monkeypatch.setattr(tuning, "GAIN", 0.0)
+    monkeypatch.setattr(tuning, "WORKERS_GAIN", 0.0)
     assert_resumable(costly(20).mp_prefetch(AUTOTUNE))
 
 

@@ -226,7 +226,7 @@ def diagram(title):
 
 
 def position_of(iterator):
-    return iterator._walk.position()
+    return iterator._iteration.position()
 
 
 def test_the_diagram_of_packing_has_the_rows_and_positions_that_come_out():

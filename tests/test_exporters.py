@@ -151,7 +151,7 @@ def test_stage_timing_measures_everything(monkeypatch):
         with iter(ds) as iterator:
             for _ in iterator:
                 pass
-            outputs = iterator._walk.recorder.outputs
+            outputs = iterator._iteration.recorder.outputs
             times.append(outputs.profile() is not None)
     assert times == [False, True]
 

@@ -351,6 +351,6 @@ def test_close_in_another_thread():
                     pass
             closer.join()
             with pytest.raises(ClosedError):
-                next(next(iterator._walk))
+                next(next(iterator._iteration))
             assert not workers_of(os.getpid())
             del iterator, closer

@@ -393,7 +393,7 @@ def test_what_waits_to_be_told_is_raised_before_a_state_is_restored():
     iterator = iter(MapDataset.range(9))
     state = iterator.get_state()
     next(iterator)
-    iterator._walk._go_in_single_steps(SystemExit())  # it may come again, or was from outside
+    iterator._iteration._go_in_single_steps(SystemExit())  # it may come again, or was from outside
     with pytest.raises(SystemExit):
         iterator.set_state(state)
     assert list(iterator) == list(range(9))

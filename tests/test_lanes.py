@@ -232,7 +232,7 @@ def one_endless_lane():
         (lambda: lanes(num_hosts=5), "24 rows does not divide evenly among 5 shards. Choose a multiple of 5"),
         (lambda: lanes(num_lanes=5), "same number of rows from each of the 5 lanes .* Choose a multiple of 5"),
         (lambda: list(finite()), "a stream of 2 lanes. Join them with `global_batch"),
-        (lambda: list(finite().global_batch(4, ShardOptions(0, 2))), "num_batches=, .* `headrace.in_step"),
+        (lambda: list(finite().global_batch(4, ShardOptions(0, 2))), "num_batches=, .* `headrace.stop_together"),
         (lambda: list(finite().global_batch(4, ShardOptions(0, 2), num_batches=26)), "no rows left for batch 25"),
         (lambda: IterDataset.mix([finite(), MapDataset.range(9).to_iter_dataset()]), "lanes; got 2, 1"),
         (lambda: MapDataset.range(9).to_iter_dataset(num_lanes=0), "num_lanes must be a positive int; got 0"),

@@ -21,7 +21,7 @@ NAMES = {
     "": """DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record
         RecordMetadata config load checkpoint constants experimental multiprocessing python samplers sharding sources
         transforms AUTOTUNE DatasetOptions WeightSchedule as_grain device monitoring text operations
-        ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify in_step RayOptions
+        ElasticIterator device_put pick_performance_config BadRecord ErrorPolicy verify in_step stop_together RayOptions
         open diagnose exporters""",
     "images": """CenterCrop ColorJitter Compose Crop CutMix Decode MixUp Normalize RandAugment RandomCrop
         RandomHorizontalFlip RandomResizedCrop Resize""",

@@ -30,7 +30,7 @@ from headrace.engine.workers.tasks import IndexTask, TaskRunner
 from headrace.errors import (
     FilterError,
     PipelineError,
-    RingMemoryError,
+    SharedMemoryFull,
     StateWarning,
     WorkerError,
 )
@@ -293,7 +293,7 @@ def test_chunks_do_not_grow_where_runs_stay_short():
     with iter(ds) as iterator:
         for _ in range(200):
             next(iterator)
-        (pool,) = iterator._walk._workers._pools.values()
+        (pool,) = iterator._iteration._workers._pools.values()
         assert max(chunk for chunk, _ in pool.load.chunks.values()) <= 1 << 13
     ds = MapDataset.range(4_000).to_iter_dataset().window_shuffle(8, seed=1)
     ds = ds.random_map(lambda x, rng: x, seed=1).mp_prefetch(workers(1))
@@ -677,7 +677,7 @@ def test_no_worker_is_left_after_an_error_though_it_is_kept():
 def test_too_little_memory_says_what_was_needed_and_which_option_to_change():
     ds = MapDataset.range(3).map(lambda i: np.broadcast_to(np.float32(i), (10**12,)))
     with nothing_left(), iter(ds.to_iter_dataset().mp_prefetch(workers(2))) as iterator:
-        with pytest.raises(RingMemoryError, match=r"[\d,]+ MiB more, but [\d,]+ MiB are free.*per_worker_buffer_size"):
+        with pytest.raises(SharedMemoryFull, match=r"[\d,]+ MiB more, but [\d,]+ MiB are free.*per_worker_buffer_size"):
             next(iterator)
         iterator.close()
 

@@ -24,7 +24,7 @@ OWN = {
     "data": "",
     "device.torch": "CudaDevice OtherDevice ToTorchDevice",
     "diagnosis": "",
-    "errors": "Quoted available full_disk_named in_words install_command interrupted_frames optional put_together show_users_frames users_frames without_memory_addresses without_secrets",
+    "errors": "Quoted available full_disk_named format_error install_command interrupted_frames optional put_together show_users_frames users_frames without_memory_addresses without_secrets",
     "exporters": "Exporter debug_report export_of",
     "iterator": "NoStats PipelineIterator",
     "monitoring": "",
@@ -40,7 +40,7 @@ MORE = {
     "device": "device_put",
     "packing": """BOSHandling BestFitPackIterDataset ConcatThenSplitIterDataset FirstFitPackIterDataset
         PackAndBatchOperation Padding PaddingReport padding_report""",
-    "sources.verification": "Damage Part Verification",
+    "insight.verify": "Damage Part Verification",
 }
 
 # Grain's other namespaces: a name may say which one to use instead of having an example.

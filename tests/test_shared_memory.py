@@ -298,7 +298,7 @@ def test_a_name_that_was_given_away_is_not_removed_at_exit(name):
 def test_memory_that_was_not_written_to_its_end_is_not_read(name):
     with running(f"""
         import os
-        from headrace.sources import shared
+        from headrace.storage import memory as shared
         made = shared.NamedMemory
         def dies(*args, **kwargs):
             made(*args, **kwargs).keep()

@@ -308,7 +308,7 @@ def test_every_operation_with_a_state_has_one_that_was_saved():
     with_state = {
         kind
         for kind in subclasses(Op)
-        if kind.state_fields is not None and kind.__module__.startswith("headrace.") and not kind.stays_here
+        if kind.state_fields is not None and kind.__module__.startswith("headrace.") and not kind.runs_in_consumer
     }
     missing = with_state - {type(op) for _, ds in streams() for op in all_operations(ds._op)}
     assert not missing, f"add streams with {missing} to STREAM_OPS in tests/chains.py"

@@ -103,7 +103,7 @@ def test_datasets_that_an_interleave_makes_share_a_record():
     with iter(ds) as iterator:
         assert len(list(iterator)) == 1500
         (stage,) = iterator.stats().as_dict()["stages"]
-        assert (stage["elements"], len(iterator._walk.recorder.records)) == (1500, 1)
+        assert (stage["elements"], len(iterator._iteration.recorder.records)) == (1500, 1)
 
 
 def test_stages_on_one_line_are_told_apart():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import AUTOTUNE, IterDataset, MapDataset, ReadOptions
-from headrace.engine.tuning import IDLE_WINDOWS, LITTLE_BYTES, Climber, Window
+from headrace.engine.tuning import IDLE_WINDOWS, LITTLE_BYTES, TuningWindow, WorkerCountController
 from headrace.engine.workers.pool import ProcessPool, open_pools
 from headrace.errors import WorkerError
 from headrace.testing import assert_equal
@@ -37,11 +37,11 @@ class Machine:
         made = min(workers / self.work_s, self.cores / max(self.cpu_s, 1e-9), self.most)
         rate = min(made, 1 / self.loop_s if self.loop_s else made)
         waited_s = 1 - rate * self.loop_s
-        return Window(1.0, round(1000 * rate) / 1000, waited_s, rate * self.work_s, rate * self.cpu_s, **more)
+        return TuningWindow(1.0, round(1000 * rate) / 1000, waited_s, rate * self.work_s, rate * self.cpu_s, **more)
 
 
 def settled(machine, *, start, most=64, windows=200):
-    climber = Climber(start, most, machine.cores)
+    climber = WorkerCountController(start, most, machine.cores)
     return [climber.next(machine.window(climber.number)) for _ in range(windows)]
 
 
@@ -72,7 +72,7 @@ def test_workers_that_have_nothing_to_do_leave():
 
 
 def test_workers_leave_when_memory_gets_short_and_none_are_added():
-    machine, climber = Machine(cores=16, work_s=0.01, cpu_s=0.001), Climber(4, 64, 16)
+    machine, climber = Machine(cores=16, work_s=0.01, cpu_s=0.001), WorkerCountController(4, 64, 16)
     short = {"free_bytes": LITTLE_BYTES // 2, "worker_bytes": 100 << 20}
     assert [climber.next(machine.window(climber.number, **short)) for _ in range(5)] == [3, 2, 1, 1, 1]
     tight = {"free_bytes": LITTLE_BYTES + (50 << 20), "worker_bytes": 100 << 20}
@@ -80,7 +80,7 @@ def test_workers_leave_when_memory_gets_short_and_none_are_added():
 
 
 def test_nothing_is_decided_while_workers_start():
-    machine, climber = Machine(cores=16, work_s=0.01, cpu_s=0.01), Climber(2, 64, 16)
+    machine, climber = Machine(cores=16, work_s=0.01, cpu_s=0.01), WorkerCountController(2, 64, 16)
     assert {climber.next(machine.window(2, all_ready=False)) for _ in range(10)} == {2}
 
 
@@ -161,7 +161,7 @@ def test_a_stream_goes_on_if_no_more_processes_can_be_started(monkeypatch):
 
 
 def test_after_a_refusal_the_next_try_is_late():
-    machine, climber = Machine(cores=16, work_s=0.01, cpu_s=0.01), Climber(2, 64, 16)
+    machine, climber = Machine(cores=16, work_s=0.01, cpu_s=0.01), WorkerCountController(2, 64, 16)
     assert climber.next(machine.window(2)) > 2
     climber.settle_for(2)
     assert {climber.next(machine.window(2)) for _ in range(50)} == {2}

@@ -110,8 +110,8 @@ def test_some_frames_of_many(videos, kind):
 def test_frames_that_are_far_apart_are_reached_from_key_frames(tmp_path, monkeypatch):
     path = write(tmp_path / "a.mkv", 2000, key_every=25)
     decoded = []
-    seen = video.reading.Video._time_of
-    monkeypatch.setattr(video.reading.Video, "_time_of", lambda self, one: decoded.append(one.pts) or seen(self, one))
+    seen = video.decode.Video._time_of
+    monkeypatch.setattr(video.decode.Video, "_time_of", lambda self, one: decoded.append(one.pts) or seen(self, one))
     assert numbers(video.Decode(frames=4).map(path)) == [i % 250 for i in (250, 750, 1250, 1750)]
     assert 0 < len(decoded) < 300
     decoded.clear()

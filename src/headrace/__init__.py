@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from headrace import checkpoint as checkpoint
-from headrace import cluster as cluster
+from headrace import cluster as _cluster
 from headrace import constants as constants
 from headrace import device as device
 from headrace import experimental as experimental
 from headrace import exporters as exporters
-from headrace import insight as insight
+from headrace import insight as _insight
 from headrace import multiprocessing as multiprocessing
 from headrace import operations as operations
 from headrace import python as python
@@ -25,7 +25,7 @@ from headrace.compat.grain.as_grain import as_grain as as_grain
 from headrace.dataset import IterDataset as IterDataset
 from headrace.dataset import MapDataset as MapDataset
 from headrace.errors import BadRecord as BadRecord
-from headrace.errors.lazy_imports import later as _later
+from headrace.errors.lazy_imports import lazy_module as _lazy_module
 from headrace.iterator import DatasetIterator as DatasetIterator
 from headrace.loader import DataLoader as DataLoader
 from headrace.loader import DataLoaderIterator as DataLoaderIterator
@@ -44,6 +44,7 @@ from headrace.records import RecordMetadata as RecordMetadata
 if _TYPE_CHECKING:
     from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
     from headrace.device.ending import in_step as in_step
+    from headrace.device.ending import stop_together as stop_together
     from headrace.device.jax import device_put as device_put
     from headrace.diagnosis import diagnose as diagnose
     from headrace.insight.verify import verify as verify
@@ -52,11 +53,11 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _MODULES = ("audio", "images", "packing", "proto", "text", "video")
-_getattr, _dir, _ = _later(
+_getattr, _dir, _ = _lazy_module(
     __name__,
     {
         "checkpoint.elastic": ("ElasticIterator",),
-        "device.ending": ("in_step",),
+        "device.ending": ("in_step", "stop_together"),
         "device.jax": ("device_put",),
         "diagnosis": ("diagnose",),
         "performance": ("pick_performance_config",),

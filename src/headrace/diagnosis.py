@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.dataset.base import Dataset
-from headrace.engine.iteration import Walk
+from headrace.engine.iteration import Iteration
 from headrace.errors import PipelineError
 from headrace.loader import DataLoader
-from headrace.ops.base import Kept, Op
+from headrace.ops.base import Op, ProcessLocal
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace.ops.recorder import Totals
 from headrace.options import MultiprocessingOptions, ReadOptions
@@ -128,7 +128,7 @@ def _with_threads(op: Op, number: int) -> Op | None:
         op = op.parents[0]
     made: Op = dataclasses.replace(op, read_options=ReadOptions(num_threads=number))
     for each in reversed(after):
-        own: dict[str, Any] = {"kept": Kept()} if hasattr(each, "kept") else {}
+        own: dict[str, Any] = {"kept": ProcessLocal()} if hasattr(each, "kept") else {}
         made = dataclasses.replace(each, parent=made, **own)  # type: ignore[call-arg]
     return made
 
@@ -233,27 +233,27 @@ def _numbers(best: int) -> list[int]:
 
 def _run(op: Op, seconds: float, warm_up: int = 0) -> Stats:
     """What a pipeline does in some seconds, after its first outputs; a short one is run again and again."""
-    walk = Walk(op)
+    iteration = Iteration(op)
     try:
-        before = _read(walk, lambda outputs: outputs >= warm_up) if warm_up else None
+        before = _read(iteration, lambda outputs: outputs >= warm_up) if warm_up else None
         end_s = time.perf_counter() + seconds
-        return Stats.between(walk, before, _read(walk, lambda _: time.perf_counter() > end_s).at_s)
+        return Stats.between(iteration, before, _read(iteration, lambda _: time.perf_counter() > end_s).at_s)
     finally:
-        walk.close()
+        iteration.close()
 
 
-def _read(walk: Walk, is_enough: Callable[[int], bool]) -> Totals:
+def _read(iteration: Iteration, is_enough: Callable[[int], bool]) -> Totals:
     """Reads outputs until there are enough, from the start again after the end; what has been counted then."""
     outputs = outputs_before = 0
     while True:
-        for run in walk:
+        for run in iteration:
             outputs += sum(1 for _ in run)
             if is_enough(outputs):
-                return walk.recorder.totals(time.perf_counter())
+                return iteration.recorder.totals(time.perf_counter())
         if outputs == outputs_before or is_enough(outputs):
-            return walk.recorder.totals(time.perf_counter())
+            return iteration.recorder.totals(time.perf_counter())
         outputs_before = outputs
-        walk.go_to(None)
+        iteration.go_to(None)
 
 
 def _verdict(alone: Stats, trials: _Trials, best: int) -> str:

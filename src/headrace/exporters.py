@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import PipelineError, in_words, optional
+from headrace.errors import PipelineError, format_error, optional
 from headrace.ops import profile
 from headrace.options import config
 from headrace.stats import Stats
 
 if TYPE_CHECKING:
-    from headrace.engine.iteration import Walk
+    from headrace.engine.iteration import Iteration
 
 PREFIX = "headrace/"
 DEBUG_EVERY_S = 60.0
@@ -30,22 +30,22 @@ _numbers = itertools.count(1)
 class Exporter:
     """Tells a target the statistics of an iterator every few seconds, until an error of the target, which is logged."""
 
-    def __init__(self, walk: "Walk", export: Export, every_s: float):
-        self._walk, self._export, self._every_s = weakref.ref(walk), export, every_s
+    def __init__(self, iteration: "Iteration", export: Export, every_s: float):
+        self._iteration, self._export, self._every_s = weakref.ref(iteration), export, every_s
         self._next_s, self._failed = 0.0, False
 
     def __call__(self, *, at_once: bool = False) -> None:
-        now_s, walk = time.perf_counter(), self._walk()
-        if walk is None or self._failed or (now_s < self._next_s and not at_once):
+        now_s, iteration = time.perf_counter(), self._iteration()
+        if iteration is None or self._failed or (now_s < self._next_s and not at_once):
             return
         self._next_s = now_s + self._every_s
         try:
-            self._export(Stats.of(walk, now_s))
+            self._export(Stats.of(iteration, now_s))
         except Exception as e:
             self._failed = True
             import logging  # slow to import, and hardly ever needed
 
-            logging.getLogger("headrace").warning("Statistics are not exported any more: %s", in_words(e))
+            logging.getLogger("headrace").warning("Statistics are not exported any more: %s", format_error(e))
 
 
 def debug_report() -> Export:

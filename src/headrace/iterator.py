@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from headrace.engine.iteration import Walk
+from headrace.engine.iteration import Iteration
 from headrace.errors import ClosedError, StateError
 from headrace.exporters import DEBUG_EVERY_S, Export, Exporter, debug_report, export_of
 from headrace.ops.base import Op
@@ -150,7 +150,7 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
 
     @property
     def _parent(self) -> "DatasetIterator":
-        assert len(self._parents) == 1  # programs that walk up a chain of iterators catch this
+        assert len(self._parents) == 1  # programs that iteration up a chain of iterators catch this
         return self._parents[0]
 
     @abc.abstractmethod
@@ -237,10 +237,10 @@ class PipelineIterator(_Checkpointable[T]):
     _closed = False
 
     def __init__(self, op: Op):
-        self._walk = Walk(op)
-        self._identity = positions.Identity(op)
+        self._iteration = Iteration(op)
+        self._identity = positions.PipelineIdentity(op)
         self._chains: deque[Any] = deque(maxlen=256)
-        self.__next__ = _connect(self._walk, _Reconnect(self._walk, self))
+        self.__next__ = _connect(self._iteration, _Reconnect(self._iteration, self))
         if config.py_debug_mode:
             self._export(debug_report(), DEBUG_EVERY_S)
 
@@ -266,7 +266,7 @@ class PipelineIterator(_Checkpointable[T]):
         return self
 
     def _export(self, export: Export, every_s: float) -> None:
-        self._walk.recorder.on_snapshot.append(Exporter(self._walk, export, every_s))
+        self._iteration.recorder.on_snapshot.append(Exporter(self._iteration, export, every_s))
 
     def get_state(self) -> dict[str, Any]:
         """The iterator's position, as small JSON, with a fingerprint of the pipeline that it belongs to.
@@ -312,10 +312,10 @@ class PipelineIterator(_Checkpointable[T]):
         Differs from Grain: a state of another seed, batch size, shard or source is an error; Grain goes on with other
         data.
         """
-        self._walk.go_to(positions.restore(self._walk.op, state, strict=strict))
+        self._iteration.go_to(positions.restore(self._iteration.op, state, strict=strict))
 
     def _position_state(self) -> dict[str, Any]:
-        return positions.encode(self._walk.op, self._walk.position())
+        return positions.encode(self._iteration.op, self._iteration.position())
 
     def get_next_index(self) -> int:
         """How many outputs have come, where that number alone determines the position.
@@ -327,7 +327,7 @@ class PipelineIterator(_Checkpointable[T]):
 
         Differs from Grain: for batches of what a filter left, it is an error; Grain counts wrongly.
         """
-        return index_at(self._walk.op, self._walk.position())
+        return index_at(self._iteration.op, self._iteration.position())
 
     def set_next_index(self, index: int) -> None:
         """Goes to an output by its number, where that number alone determines the position.
@@ -339,7 +339,7 @@ class PipelineIterator(_Checkpointable[T]):
 
         Differs from Grain: for batches of what a filter left, it is an error; Grain goes to other elements.
         """
-        self._walk.go_to(position_at(self._walk.op, index))
+        self._iteration.go_to(position_at(self._iteration.op, index))
 
     def stats(self) -> Stats:
         """What it has done so far and where the time went; `print` it, or log `stats().as_dict()`.
@@ -351,23 +351,23 @@ class PipelineIterator(_Checkpointable[T]):
 
         Differs from Grain: only Headrace has it.
         """
-        return Stats.of(self._walk, time.perf_counter())
+        return Stats.of(self._iteration, time.perf_counter())
 
     def start_prefetch(self) -> None:
-        self._walk.start()
+        self._iteration.start()
 
     def close(self) -> None:
-        if not self._closed and self._walk.recorder.outputs.elements:
-            for export in self._walk.recorder.on_snapshot:
+        if not self._closed and self._iteration.recorder.outputs.elements:
+            for export in self._iteration.recorder.on_snapshot:
                 export(at_once=True)
         self._closed = True
-        self._walk.close()
+        self._iteration.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("An iterator cannot be copied or pickled: keep its `get_state()`, and make a new one there.")
 
     def __repr__(self) -> str:
-        return f"<iterator of {self._walk.op.label()} at {self._position_state()}>"
+        return f"<iterator of {self._iteration.op.label()} at {self._position_state()}>"
 
 
 class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
@@ -385,24 +385,24 @@ class StreamIterator(PipelineIterator[T], DatasetIterator[T]):
 
     @property
     def _state_is_global(self) -> bool:
-        return has_global_state(self._walk.op)
+        return has_global_state(self._iteration.op)
 
 
-def _connect(walk: Walk, reconnect: "_Reconnect") -> Callable[[], Any]:
+def _connect(iteration: Iteration, reconnect: "_Reconnect") -> Callable[[], Any]:
     """The function that hands over the elements of all runs.
 
     A chain whose source raises is exhausted from then on, so `reconnect` makes another one.
     """
-    runs, later = itertools.chain.from_iterable(walk), map(next, reconnect)
+    runs, later = itertools.chain.from_iterable(iteration), map(next, reconnect)
     reconnect.keep(runs, later)
     return itertools.chain(runs, later).__next__
 
 
 class _Reconnect(Iterator):
-    """Gives an iterator a new chain after an error has ended the last one; closes the walk when it is dropped."""
+    """Gives an iterator a new chain after an error has ended the last one; closes the iteration when it is dropped."""
 
-    def __init__(self, walk: Walk, owner: PipelineIterator):
-        self._walk, self._owner = walk, weakref.ref(owner)
+    def __init__(self, iteration: Iteration, owner: PipelineIterator):
+        self._iteration, self._owner = iteration, weakref.ref(owner)
 
     def keep(self, *chains: Iterator[Any]) -> None:
         """Keeps parts of a chain for a while: a chain drops one that ends, even if another thread is still in it."""
@@ -413,9 +413,9 @@ class _Reconnect(Iterator):
     def __next__(self) -> Iterator[Any]:
         owner = self._owner()
         if owner is not None:
-            owner.__next__ = _connect(self._walk, self)
-        return itertools.chain.from_iterable(self._walk)
+            owner.__next__ = _connect(self._iteration, self)
+        return itertools.chain.from_iterable(self._iteration)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing):
         if not is_finalizing():  # else everything is closed already, and modules may be gone
-            self._walk.drop()
+            self._iteration.drop()

@@ -8,7 +8,7 @@ A segment is what a row has of one sequence: all of it, or a part.
 
 from typing import TYPE_CHECKING
 
-from headrace.errors.lazy_imports import later
+from headrace.errors.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
     from headrace.compat.grain.packing import BestFitPackIterDataset as BestFitPackIterDataset
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.ops.packing.report import PaddingReport as PaddingReport
     from headrace.ops.packing.report import padding_report as padding_report
 
-__getattr__, __dir__, _MODULE_OF = later(
+__getattr__, __dir__, _MODULE_OF = lazy_module(
     __name__,
     {
         "compat.grain.packing": (

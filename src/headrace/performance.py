@@ -96,7 +96,7 @@ def pick_performance_config(
     budget = _free_share() if ram_budget_mb is None else ram_budget_mb << 20
     cores = num_cores()
     most_workers = cores if max_workers is None else max_workers
-    if any(op.stays_here for op in all_operations(ds._op)):
+    if any(op.runs_in_consumer for op in all_operations(ds._op)):
         most_workers = 0
 
     begin = time.perf_counter()

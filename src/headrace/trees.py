@@ -172,14 +172,14 @@ def new_row(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.empty(shape, dtype) if rows is None else rows.next(tuple(shape), np.dtype(dtype))
 
 
-def look_at(elements: Sequence[Any]) -> None:
+def release_shared_rows(elements: Sequence[Any]) -> None:
     """To be called with the elements of a batch before they are stacked."""
     found = getattr(_making, "rows", None)
     if found is not None:
         found.look_at(elements)
 
 
-def stacked(rows: Sequence[Any], holders: int) -> np.ndarray | None:
+def as_batch(rows: Sequence[Any], holders: int) -> np.ndarray | None:
     """The batch that is being made, if these are its rows and only `holders` objects have them."""
     found = getattr(_making, "rows", None)
     return None if found is None else found.whole(rows, holders)
@@ -373,7 +373,7 @@ def is_plain_number(kind: type) -> bool:
 
 
 def _stack_arrays(rows: Sequence[np.ndarray], where: str, empty: Empty | None) -> np.ndarray:
-    made = stacked(rows, 2 if where else 1)  # in a container, which is one more that holds it
+    made = as_batch(rows, 2 if where else 1)  # in a container, which is one more that holds it
     if made is not None:
         return made
     shape = rows[0].shape
@@ -515,7 +515,7 @@ def _at(where: str) -> str:
 _IMMUTABLE: set[type] = {int, float, bool, complex, str, bytes, type(None), range, frozenset}
 
 
-def own(rows: list[Any]) -> list[Any]:
+def make_private(rows: list[Any]) -> list[Any]:
     """Elements that the caller may change: copies only what somebody else can still see.
 
     The reference count tells whether an object is shared: one that a source has just made has the count of a fresh
@@ -545,7 +545,7 @@ def _own_children(node: Any) -> Any:
                 node[key] = copy_tree(child) if sys.getrefcount(child) > _FRESH else _own_children(child)
         return node
     if kind is list:
-        return own(node)
+        return make_private(node)
     if kind is tuple:
         return node if _all_immutable(node) else _own_tuple(node)
     return node if kind in _IMMUTABLE or isinstance(node, np.generic) else copy_tree(node)

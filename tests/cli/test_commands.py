@@ -412,7 +412,7 @@ def test_doctor_knows_all_extras():
 
 
 def test_doctor_gives_advice(tmp_path):
-    found = machine.look() | {
+    found = machine.inspect_machine() | {
         "limits": {"open_files": {"now": 256, "at_most": 4096}},
         "memory": {"bytes": 8 << 30, "available_bytes": 1 << 20},
         "cores": {"usable": 8, "in_machine": 64, "quota": 2.5},

@@ -167,10 +167,10 @@ ENDINGS = {
     "one lane": lambda: (
         headrace.MapDataset.range(603).to_iter_dataset().filter(pipelines.is_kept).global_batch(12, ShardByJaxProcess())
     ),
-    "in_step": lambda: headrace.in_step(
+    "in_step": lambda: headrace.stop_together(
         own_shard().to_iter_dataset().filter(lambda x: x % 4 or x % 3).batch(3, drop_remainder=True)
     ),
-    "lanes in_step": lambda: headrace.in_step(finite_lanes().global_batch(12, ShardByJaxProcess())),
+    "lanes in_step": lambda: headrace.stop_together(finite_lanes().global_batch(12, ShardByJaxProcess())),
     "num_batches": lambda: finite_lanes().global_batch(12, ShardByJaxProcess(), num_batches=30),
 }
 
@@ -212,7 +212,7 @@ def error_after_in_step() -> str:
     global_arrays.CHANGED_S = 2.0
     ds = headrace.MapDataset.range(4000).global_batch(4, ShardByJaxProcess())
     ds = ds.map(lambda b: b.astype(str) if b[0] >= 120 and jax.process_index() else b).to_iter_dataset()
-    iterator, count = iter(headrace.device_put(headrace.in_step(ds, every=1), data_sharding())), 0
+    iterator, count = iter(headrace.device_put(headrace.stop_together(ds, every=1), data_sharding())), 0
     try:
         for _ in range(40 if jax.process_index() else 30):
             next(iterator)
@@ -341,10 +341,10 @@ def what_differs(kind: str, folder: str) -> str:
         "device_put": lambda: headrace.device_put(
             numbers.global_batch(8, ShardBySharding(sharding)).to_iter_dataset(), sharding
         ),
-        "in_step": lambda: headrace.in_step(numbers.shard(count, index).batch(4).to_iter_dataset()),
+        "in_step": lambda: headrace.stop_together(numbers.shard(count, index).batch(4).to_iter_dataset()),
         "files": lambda: headrace.MapDataset.source(lines).global_batch(2, ShardByJaxProcess()).to_iter_dataset(),
         "same": lambda: headrace.MapDataset.range(64).global_batch(8, ShardByJaxProcess()).to_iter_dataset(),
-        "own data": lambda: headrace.in_step(numbers.batch(4).to_iter_dataset()),
+        "own data": lambda: headrace.stop_together(numbers.batch(4).to_iter_dataset()),
     }[kind]
     with iter(make()) as iterator:
         try:

@@ -40,9 +40,9 @@ SAYS = {
     "different sizes": r"different shapes of the elements: \(2,\) in process 0, \(3,\) in process 1",
     "copies that differ": "hold copies of the same rows of the elements, and the two processes have read different ones",
     "rows of others": r"This process has rows .* of 4, and its devices hold others .*ShardBySharding",
-    "different numbers": r"different numbers of batches \(151, 150\).*drop_remainder=True.*in_step",
-    "a filter in a shard": "known only after reading them.*in_step",
-    "finite lanes": "lanes that end after different numbers of batches.*num_batches=.*in_step",
+    "different numbers": r"different numbers of batches \(151, 150\).*drop_remainder=True.*stop_together",
+    "a filter in a shard": "known only after reading them.*stop_together",
+    "finite lanes": "lanes that end after different numbers of batches.*num_batches=.*stop_together",
     "a scalar along an axis": r"cannot place leaf \['n'\], a scalar, along the axes",
 }
 

@@ -14,7 +14,7 @@ from headrace import MapDataset, MultiprocessingOptions
 from headrace.errors import DataError, install_command
 from headrace.images import CenterCrop, Compose, Decode, RandomResizedCrop, Resize, decoding, geometry, sampling
 from headrace.images.headers import read_header
-from headrace.images.operation import Operation
+from headrace.images.operation import ImageOperation
 from headrace.sources import ImageFolderDataSource
 from headrace.sources import image_decoding as whole_images
 from headrace.testing import assert_equal
@@ -299,5 +299,5 @@ def test_importing_loads_no_library():
 
 
 def test_every_operation_says_what_it_is():
-    for kind in Operation.__subclasses__():
+    for kind in ImageOperation.__subclasses__():
         assert kind.__doc__

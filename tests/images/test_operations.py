@@ -25,7 +25,7 @@ from headrace.images import (
     RandomResizedCrop,
     Resize,
 )
-from headrace.images.operation import Operation
+from headrace.images.operation import ImageOperation
 from headrace.samplers import IndexSampler
 from headrace.sources import ImageFolderDataSource
 from headrace.sources.image_folder import ImageFile
@@ -298,7 +298,7 @@ def test_bytes_of_a_file_know_its_path_wherever_they_go():
 def test_several_crops_are_one_reading():
     """A crop is not computed before its result is needed."""
 
-    class Spy(Operation):
+    class Spy(ImageOperation):
         key = "image"
 
         def apply(self, picture, rng):

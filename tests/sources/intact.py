@@ -308,11 +308,11 @@ def _source(module: str, name: str, **options: Any) -> Callable[[Any], Any]:
 
 _opened = _source("opening", "open")
 _tfrecords, _tfrecord_stream = _source("tfrecord", "TFRecordDataSource"), _source("tfrecord", "TFRecordIterDataset")
-_arrow_source, _line_stream = _source("tables", "ArrowDataSource"), _source("json_lines", "JsonLinesIterDataset")
+_arrow_source, _line_stream = _source("arrow", "ArrowDataSource"), _source("json_lines", "JsonLinesIterDataset")
 _idx_source, _zarr_source = _source("array_files", "IdxDataSource"), _source("array_files", "ZarrDataSource")
 _tar_stream = _source("tar", "TarIterDataset")
-_images = _source("images", "ImageFolderDataSource")
-_csv_source = _source("tables", "CsvDataSource", block_bytes=1000)
+_images = _source("image_folder", "ImageFolderDataSource")
+_csv_source = _source("csv", "CsvDataSource", block_bytes=1000)
 _table_rows, _vectors = _rows("id", "text", "flag"), lambda: list(_numbers()["x"])
 _ARROW, _ZARR = ("pyarrow",), ("zarr",)
 
@@ -332,7 +332,7 @@ FORMS = {
     "tar": Form(_tar, _source("tar", "TarDataSource"), "a.tar", (), _samples, True),
     "tar_stream": Form(_tar, _tar_stream, "a.tar", (), _samples, True),
     "tar_gz": Form(_gzipped(_tar), _tar_stream, "a.tar.gz", (), _samples, True),
-    "parquet": Form(_parquet, _source("tables", "ParquetDataSource"), "a.parquet", _ARROW, _table_rows, True),
+    "parquet": Form(_parquet, _source("parquet", "ParquetDataSource"), "a.parquet", _ARROW, _table_rows, True),
     "parquet_stream": Form(_parquet, _source("parquet", "ParquetIterDataset"), "a.parquet", _ARROW, _table_rows),
     "arrow": Form(_arrow, _arrow_source, "a.arrow", _ARROW, _table_rows, True),
     "arrow_stream": Form(partial(_arrow, kind="new_stream"), _arrow_source, "a.arrows", _ARROW, _table_rows, True),

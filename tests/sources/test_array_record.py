@@ -304,7 +304,7 @@ def test_without_array_record_the_error_names_the_extra(monkeypatch):
 
 
 def test_slow_records_are_read_by_all_cores_until_they_are_fast_again():
-    pace = record_files.Pace()
+    pace = record_files.ReadSpeed()
     assert not any(pace.is_slow() for _ in range(100))
     for _ in range(3):
         assert not any(pace.is_slow() for _ in range(100))

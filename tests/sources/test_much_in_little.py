@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import DataError
 from headrace.sources.json_lines import JsonLinesIterDataset, TextLinesIterDataset
-from headrace.sources.tfds import Leaf
+from headrace.sources.tfds import TensorFeature
 from headrace.sources.tfrecord import HEADER, TFRecordDataSource, TFRecordIterDataset, framed, masked_crc_of_length
 from tests.proc import LIMIT_S
 
@@ -155,7 +155,7 @@ def test_an_idx_file_takes_memory_for_what_is_in_it(tmp_path):
 
 
 def test_an_array_of_tfds_is_no_longer_than_its_shape():
-    leaf = Leaf("x", np.dtype(np.int8), (4,), "zlib")
+    leaf = TensorFeature("x", np.dtype(np.int8), (4,), "zlib")
     example = {"x": np.array([zlib.compress(bytes(64 * MEBIBYTE))], object)}
     with pytest.raises(DataError, match="feature 'x' is not the expected array: cannot reshape array of size 5"):
         leaf.read(example)

@@ -10,7 +10,7 @@ from headrace.errors import CacheWarning, RemoteError
 from headrace.sources import JsonLinesDataSource, TFRecordDataSource
 from headrace.sources.writers import write_json_lines, write_tfrecord
 from headrace.storage import files, remote
-from headrace.storage.remote import Cache
+from headrace.storage.remote import BlockCache
 from tests.sources import test_remote
 from tests.sources.test_remote import some_bytes
 
@@ -77,7 +77,7 @@ def test_a_cache_of_another_user_is_not_used(server, cache_folder):
 
 @needs_root
 def test_a_piece_of_another_user_is_fetched_anew(tmp_path):
-    cache = Cache(str(tmp_path / "cache"), 1000)
+    cache = BlockCache(str(tmp_path / "cache"), 1000)
     cache.put("a/0", b"good")
     piece = tmp_path / "cache" / "a" / "0"
     piece.write_bytes(b"evil")

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import PipelineError, RemoteError
 from headrace.storage import files, remote
-from headrace.storage.remote import LOCK, Cache
+from headrace.storage.remote import LOCK, BlockCache
 from tests.sources import test_remote
 from tests.sources.test_remote import some_bytes
 
@@ -50,7 +50,7 @@ def test_the_cache_never_holds_more_than_it_may(server, cache_folder, monkeypatc
 
 
 def test_the_least_recently_used_goes_first(tmp_path):
-    cache = Cache(str(tmp_path), 100)
+    cache = BlockCache(str(tmp_path), 100)
     for number in range(10):
         cache.put(f"f/{number}", b"0123456789")
         os.utime(tmp_path / "f" / str(number), (number, number))
@@ -61,7 +61,7 @@ def test_the_least_recently_used_goes_first(tmp_path):
 
 
 def test_what_others_keep_counts_too(tmp_path):
-    first, second = Cache(str(tmp_path), 1600), Cache(str(tmp_path), 1600)
+    first, second = BlockCache(str(tmp_path), 1600), BlockCache(str(tmp_path), 1600)
     for number in range(40):
         first.put(f"a/{number}", bytes(100))
         second.put(f"b/{number}", bytes(100))
@@ -70,10 +70,10 @@ def test_what_others_keep_counts_too(tmp_path):
 
 PUT = """
 import sys
-from headrace.storage.remote import Cache
+from headrace.storage.remote import BlockCache
 
 folder, mark = sys.argv[1:]
-cache = Cache(folder, 100_000)
+cache = BlockCache(folder, 100_000)
 sys.stdin.readline()
 for number in range(150):
     cache.put(f"{mark}{number % 7}/{number}", mark.encode() * (1000 + 37 * number % 5000))
@@ -107,17 +107,17 @@ def _sizes(folder):
     """The sizes of pieces that are there at one time: nobody may make room or give names meanwhile."""
     if not (folder / LOCK).exists():
         return []
-    with Cache(str(folder), 100_000)._locked():
+    with BlockCache(str(folder), 100_000)._locked():
         return [path.stat().st_size for path in folder.rglob("*/*")]
 
 
 def test_what_is_being_written_counts_with_all_of_its_bytes(tmp_path):
-    cache = Cache(str(tmp_path), 1000)
+    cache = BlockCache(str(tmp_path), 1000)
     for number in range(9):
         cache.put(f"f/{number}", bytes(100))
 
     def make(partial):
-        Cache(str(tmp_path), 1000).put("f/new", bytes(100))  # while this one has none of its own yet
+        BlockCache(str(tmp_path), 1000).put("f/new", bytes(100))  # while this one has none of its own yet
         assert kept_bytes(tmp_path) <= 1000 - 500
         with open(partial, "wb") as file:
             file.write(bytes(500))
@@ -128,7 +128,7 @@ def test_what_is_being_written_counts_with_all_of_its_bytes(tmp_path):
 
 
 def test_threads_that_share_a_folder_keep_its_bound(tmp_path):
-    cache = Cache(str(tmp_path), 20_000)
+    cache = BlockCache(str(tmp_path), 20_000)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: cache.put(f"{number % 5}/{number}", bytes(1000 + number)), range(200)))
     assert 10_000 < kept_bytes(tmp_path) <= 20_000
@@ -136,7 +136,7 @@ def test_threads_that_share_a_folder_keep_its_bound(tmp_path):
 
 @pytest.mark.parametrize("damage", [b"", b"not a number", b"99999999999999999999"])
 def test_a_sum_that_is_wrong_is_made_right(tmp_path, damage):
-    cache = Cache(str(tmp_path), 1000)
+    cache = BlockCache(str(tmp_path), 1000)
     for number in range(5):
         cache.put(f"f/{number}", bytes(100))
     (tmp_path / LOCK).write_bytes(damage)
@@ -148,7 +148,7 @@ def test_a_sum_that_is_wrong_is_made_right(tmp_path, damage):
 def test_a_file_whose_version_is_not_told_is_not_taken_from_an_older_process(server, cache_folder):
     server.version = None
     content = server.contents["a"] = some_bytes(1000)
-    read = "import sys; from headrace.sources import files; print(files.open_file(sys.argv[1]).read(0, 1000).hex())"
+    read = "import sys; from headrace.storage import files; print(files.open_file(sys.argv[1]).read(0, 1000).hex())"
     for seed in (0, 1):
         content = server.contents["a"] = some_bytes(1000, seed=seed)
         found = subprocess.run([sys.executable, "-c", read, server.url("a")], capture_output=True, check=True)
@@ -157,7 +157,7 @@ def test_a_file_whose_version_is_not_told_is_not_taken_from_an_older_process(ser
 
 def test_a_copy_that_others_removed_to_make_room_says_so(tmp_path):
     with pytest.raises(RemoteError, match="holds 100 bytes, too few for what is copied to it at once"):
-        Cache(str(tmp_path), 100).keep("f/0", 10, os.unlink)
+        BlockCache(str(tmp_path), 100).keep("f/0", 10, os.unlink)
     assert [path.name for path in tmp_path.rglob("*")] == [LOCK]
 
 

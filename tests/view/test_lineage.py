@@ -146,7 +146,7 @@ def test_a_search_begins_at_the_nearest_place_that_is_known():
     with iter(ds) as iterator:
         for _ in range(1000):
             next(iterator)
-        tracer.remember(1000, iterator._walk.position())
+        tracer.remember(1000, iterator._iteration.position())
     calls.clear()
     assert tracer.trace(1001).steps[0].items[0].element == 2003
     assert min(calls) == 2000

@@ -44,7 +44,7 @@ def run(ds, count=None):
         for i, _ in enumerate(iterator, start=1):
             if i == count:
                 break
-        return iterator.stats(), iterator._walk.position()
+        return iterator.stats(), iterator._iteration.position()
 
 
 STATS = {  # as `Stats.as_dict()` gives them
@@ -188,7 +188,7 @@ def test_shares_are_those_of_the_elements(name):
     ds = MIXES[name]()
     with iter(ds) as iterator:
         which = np.array([next(iterator) for _ in range(1000)])
-        (found,) = shares_of(ds._op, iterator._walk.position())
+        (found,) = shares_of(ds._op, iterator._iteration.position())
     assert found.count == 1000
     assert found.whole == pytest.approx([1 - which.mean(), which.mean()], abs=0.01)
     expected = [np.mean(stretch) for stretch in np.array_split(which, len(found.over_time))]

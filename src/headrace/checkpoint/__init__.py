@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.errors.lazy_imports import later
+from headrace.errors.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
     from headrace.checkpoint.orbax import CheckpointHandler as CheckpointHandler
@@ -11,4 +11,4 @@ if TYPE_CHECKING:
     from headrace.state.merging import merge as merge
 
 __all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave", "merge"]
-__getattr__, __dir__, _ = later(__name__, {"checkpoint.orbax": __all__[:3], "state.merging": ("merge",)})
+__getattr__, __dir__, _ = lazy_module(__name__, {"checkpoint.orbax": __all__[:3], "state.merging": ("merge",)})

@@ -10,7 +10,7 @@ from headrace.engine.plan import all_operations
 from headrace.errors import PipelineError, StateError
 from headrace.iterator import DatasetIterator, StreamIterator, _Checkpointable
 from headrace.ops.base import Op
-from headrace.ops.element import Filter, FlatMap
+from headrace.ops.element import FilterOp, FlatMapOp
 from headrace.ops.global_batch import batch_of_rows
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
@@ -148,7 +148,7 @@ class ElasticDatasetIterator(StreamIterator):
             index = length  # after a last batch that is not full, which Grain hands over
         step, first = divmod(index, size)
         if first != self._first:  # the state has another global batch size
-            self._walk.close()
+            self._iteration.close()
             self._begin_at(first)
         super().set_state({"next_index": step})
 
@@ -168,4 +168,4 @@ def _check(ds: Any, shard_options: Any) -> None:
 
 def _sparse(op: Op) -> Op | None:
     """The first operation that leaves indices without an element, if there is one."""
-    return next((each for each in all_operations(op) if isinstance(each, Filter | FlatMap)), None)
+    return next((each for each in all_operations(op) if isinstance(each, FilterOp | FlatMapOp)), None)

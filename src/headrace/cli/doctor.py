@@ -4,7 +4,7 @@ import argparse
 import json
 
 from headrace.cli import arguments, machine, output
-from headrace.sources.verification import verify
+from headrace.insight.verify import verify
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(given: argparse.Namespace) -> int:
     if given.path is None:
-        found = machine.look()
+        found = machine.inspect_machine()
         print(json.dumps(found, indent=2)) if given.json else output.show(*machine.as_parts(found))
         return 0
     names = ("format", "split", "timeout_s", "max_memory_bytes", "max_damaged")

@@ -3,7 +3,7 @@
 import os
 import traceback
 
-from headrace.errors import HeadraceError, in_words, users_frames
+from headrace.errors import HeadraceError, format_error, users_frames
 from headrace.errors.addresses import redacted
 from headrace.errors.one_line import one_line
 
@@ -12,7 +12,7 @@ LONGEST = 4000  # characters
 
 def in_one_line(error: BaseException) -> str:
     """What went wrong, with its notes; for an error in a user's code, with the place."""
-    text = str(error) if isinstance(error, HeadraceError | OSError) else in_words(error) + _place(error)
+    text = str(error) if isinstance(error, HeadraceError | OSError) else format_error(error) + _place(error)
     lines = [text or type(error).__name__, *getattr(error, "__notes__", ())]
     return one_line(redacted(" ".join(map(str, lines))), LONGEST)
 

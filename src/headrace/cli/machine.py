@@ -44,7 +44,7 @@ SAME_MODULE = {"opencv-python-headless": ("opencv-python", "opencv-contrib-pytho
 FEW_DESCRIPTORS, LITTLE_BYTES = 1024, 1 << 30
 
 
-def look() -> dict[str, Any]:
+def inspect_machine() -> dict[str, Any]:
     """All of it as plain values."""
     found: dict[str, Any] = {
         "headrace": __version__,

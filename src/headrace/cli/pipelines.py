@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from headrace.dataset import IterDataset, MapDataset
-from headrace.errors import PipelineError, in_words
+from headrace.errors import PipelineError, format_error
 from headrace.loader import DataLoader
 
 DEFAULT_NAME = "ds"
@@ -103,7 +103,7 @@ def _imported(file: str, load: Any) -> ModuleType:
     try:
         return load()
     except (Exception, SystemExit) as e:
-        raise PipelineError(f"{_place(e, file)}: {in_words(e)}") from e
+        raise PipelineError(f"{_place(e, file)}: {format_error(e)}") from e
 
 
 def _place(error: BaseException, file: str) -> str:

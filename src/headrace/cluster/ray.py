@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from typing import Any
 
-from headrace.cluster.ray_actor import Actor, Answer, Place, versions
+from headrace.cluster.ray_actor import Actor, ActorPlace, Answer, versions
 from headrace.engine.workers import imports
 from headrace.engine.workers.messages import FAILURE
 from headrace.engine.workers.plan_file import SharedPlan
-from headrace.engine.workers.pool import ClosingPool, open_pools
+from headrace.engine.workers.pool import PoolBase, open_pools
 from headrace.engine.workers.process import ONE_THREAD, ctrl_c_later
 from headrace.engine.workers.slots import Extent, Slot, Slots, Writer, pickled_part
 from headrace.engine.workers.tasks import BlockTask, Task
@@ -244,7 +244,7 @@ def not_in_threads_of_ray(method: Callable[..., None]) -> Callable[..., None]:
     return elsewhere
 
 
-class Pending:
+class PendingCall:
     """A task under way; `make(number)` makes the task when it is sent to the worker of that number."""
 
     __slots__ = (
@@ -277,24 +277,24 @@ class Pending:
         return self.answer.pieces.extent.total if isinstance(self.answer, Answer) else None
 
 
-class Worker:
+class RayWorker:
     """An actor as the consumer sees it."""
 
     def __init__(self, number: int, index: int, handle: Any):
         self.number, self.index, self.handle = number, index, handle
-        self.place: Place | None = None  # until it is ready
-        self.tasks: deque[Pending] = deque()
+        self.place: ActorPlace | None = None  # until it is ready
+        self.tasks: deque[PendingCall] = deque()
         self.num_streams = 0
 
 
-class RayPool(ClosingPool):
+class RayPool(PoolBase):
     """A `TaskPool` of Ray actors with one plan."""
 
     def __init__(self, shared_plan: SharedPlan, num_workers: int | AutotuneParameter, options: RayOptions):
         self._wanted, self._options = num_workers, options
-        self._workers: list[Worker] = []
-        self._streams: dict[int, Worker | None] = {}  # the workers that have streams open, by the stream's number
-        self._waiting: deque[Pending] = deque()  # tasks that no worker can take yet
+        self._workers: list[RayWorker] = []
+        self._streams: dict[int, RayWorker | None] = {}  # the workers that have streams open, by the stream's number
+        self._waiting: deque[PendingCall] = deque()  # tasks that no worker can take yet
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._next_number = self._bad_starts = 0
         self._overhead_s: float | None = None
@@ -362,7 +362,7 @@ class RayPool(ClosingPool):
         number, count = self._next_number, self._wanted if isinstance(self._wanted, int) else self.num_workers
         index = min(set(range(len(self._workers) + 1)) - {worker.index for worker in self._workers})
         handle = self._actor.options(**self._reserved()).remote(dict.fromkeys(ONE_THREAD, "1"))
-        worker = Worker(number, index, handle)
+        worker = RayWorker(number, index, handle)
         self._workers.append(worker)
         place = worker.handle.place.remote()
         set_up = worker.handle.set_up.remote(self._plan_ref, self.plan.extent, self._world, index, count)
@@ -379,13 +379,13 @@ class RayPool(ClosingPool):
             reserved["runtime_env"] = dict(options.runtime_env)
         return reserved
 
-    def _placed(self, worker: Worker, found: Any, set_up: Any) -> None:
+    def _placed(self, worker: RayWorker, found: Any, set_up: Any) -> None:
         if isinstance(found, BaseException):
             self._started(worker, None, found)
         else:
             self._when_there(set_up, lambda error, _: self._started(worker, found, error))
 
-    def _started(self, worker: Worker, place: Place | None, error: Any) -> None:
+    def _started(self, worker: RayWorker, place: ActorPlace | None, error: Any) -> None:
         if worker not in self._workers:
             return
         if isinstance(error, bytes):
@@ -398,7 +398,7 @@ class RayPool(ClosingPool):
         waiting, self._waiting = self._waiting, deque()
         self._send_again(waiting)
 
-    def _did_not_start(self, worker: Worker, place: Place | None, error: BaseException) -> None:
+    def _did_not_start(self, worker: RayWorker, place: ActorPlace | None, error: BaseException) -> None:
         self._workers.remove(worker)
         if place is None or is_alive(place.node):
             self._bad_starts += 1
@@ -434,11 +434,13 @@ class RayPool(ClosingPool):
 
     # ---- tasks
 
-    def submit(self, make: Callable[[int], Task], describe: Callable[[], str], worker: int | None = None) -> Pending:
+    def submit(
+        self, make: Callable[[int], Task], describe: Callable[[], str], worker: int | None = None
+    ) -> PendingCall:
         """Gives a task to a worker; `worker` is what `pick_worker` has returned."""
         with self.locked():
             self._check()
-            pending = Pending(make, describe, worker)
+            pending = PendingCall(make, describe, worker)
             self._send(pending)
             return pending
 
@@ -460,7 +462,7 @@ class RayPool(ClosingPool):
                 found.num_streams -= 1
                 found.handle.run.remote(pickle.dumps(task), None)
 
-    def _send(self, pending: Pending) -> None:
+    def _send(self, pending: PendingCall) -> None:
         worker = self._worker_for(pending)
         if worker is None:
             self._waiting.append(pending)
@@ -479,7 +481,7 @@ class RayPool(ClosingPool):
 
         self._when_there(ref, arrived)
 
-    def _worker_for(self, pending: Pending) -> Worker | None:
+    def _worker_for(self, pending: PendingCall) -> RayWorker | None:
         """The worker for a task; `None` if none is ready."""
         ready = [worker for worker in self._workers if worker.place is not None]
         if not ready:
@@ -527,7 +529,7 @@ class RayPool(ClosingPool):
                     event()
                 event = self._events.get_nowait()
 
-    def _measure(self, pending: Pending, at_s: float) -> None:
+    def _measure(self, pending: PendingCall, at_s: float) -> None:
         """Learns what it costs to send a task and to get a small answer."""
         found = pending.arrived
         if pending.sent_s is not None and isinstance(found, Answer) and found.pieces.extent.total < 1 << 16:
@@ -535,7 +537,7 @@ class RayPool(ClosingPool):
             known = self._overhead_s
             self._overhead_s = overhead if known is None else min(overhead, 0.9 * known + 0.1 * overhead)
 
-    def _take_in(self, worker: Worker) -> None:
+    def _take_in(self, worker: RayWorker) -> None:
         """Takes the answers of a worker that have arrived, in the order of its tasks."""
         while worker.tasks and worker.tasks[0].arrived is not None and not self._closed:
             pending = worker.tasks[0]
@@ -558,17 +560,17 @@ class RayPool(ClosingPool):
                 self._replace(worker)
                 return
 
-    def _from_elsewhere(self, error: BaseException, place: Place | None) -> BaseException:
+    def _from_elsewhere(self, error: BaseException, place: ActorPlace | None) -> BaseException:
         return error if place is None or place.node == self._node else only_here(error, place.address)
 
-    def ready(self, pending: Pending) -> bool:
+    def ready(self, pending: PendingCall) -> bool:
         """Whether the answer is there."""
         with self.locked():
             if pending.answer is None:
                 self._handle(None)
             return pending.answer is not None
 
-    def wait(self, pending: Pending) -> bool:
+    def wait(self, pending: PendingCall) -> bool:
         """Waits until a task has an answer, or for a moment; returns whether this one has."""
         with self.locked():
             if pending.answer is None:
@@ -576,7 +578,7 @@ class RayPool(ClosingPool):
                 self._handle(TICK_S)
             return pending.answer is not None
 
-    def result(self, pending: Pending) -> Any:
+    def result(self, pending: PendingCall) -> Any:
         """Takes the answer to a task that has one; raises it if it is an error.
 
         It is copied to a slot, since users may write to their elements, and the object store is needed for others.
@@ -591,12 +593,12 @@ class RayPool(ClosingPool):
             answer.pieces.write_to(slot)
             return self._slots.read(slot, answer.pieces.extent)
 
-    def peek(self, pending: Pending) -> Any:
+    def peek(self, pending: PendingCall) -> Any:
         """A copy of the answer to a task, without taking it; `None` if there is none."""
         return pending.answer.pieces.read() if isinstance(pending.answer, Answer) else None
 
     @not_in_threads_of_ray
-    def cancel(self, pending: Iterable[Pending]) -> None:
+    def cancel(self, pending: Iterable[PendingCall]) -> None:
         """Drops tasks. Actors compute those that they have: after `ray.cancel`, one can wait for half a minute.
 
         Tasks of an actor have numbers, and it waits for one that was cancelled before it arrived.
@@ -622,7 +624,7 @@ class RayPool(ClosingPool):
 
     # ---- loss
 
-    def _lost(self, worker: Worker, pending: Pending, error: BaseException) -> None:
+    def _lost(self, worker: RayWorker, pending: PendingCall, error: BaseException) -> None:
         """Has others compute the tasks of a worker that is gone, or whose answer is."""
         exceptions = self._ray.exceptions
         if isinstance(error, exceptions.ActorDiedError) and not self._is_nodes_fault(worker, error):
@@ -639,11 +641,11 @@ class RayPool(ClosingPool):
                 pending.answer = WorkerError(f"Ray has lost {pending.describe()} {MOST_LOSSES} times: {error}")
         self._replace(worker)
 
-    def _is_nodes_fault(self, worker: Worker, error: BaseException) -> bool:
+    def _is_nodes_fault(self, worker: RayWorker, error: BaseException) -> bool:
         assert worker.place is not None
         return "node has died" in str(error) or "preempted" in str(error) or not is_alive(worker.place.node)
 
-    def _replace(self, worker: Worker) -> None:
+    def _replace(self, worker: RayWorker) -> None:
         """Ends a worker, starts another, and gives its tasks to those that are ready."""
         self._workers.remove(worker)
         self._ray.kill(worker.handle)
@@ -653,7 +655,7 @@ class RayPool(ClosingPool):
         self._send_again(worker.tasks)
         worker.tasks.clear()
 
-    def _send_again(self, tasks: Iterable[Pending]) -> None:
+    def _send_again(self, tasks: Iterable[PendingCall]) -> None:
         for pending in tasks:
             pending.ref = pending.arrived = None
             if not pending.cancelled and pending.answer is None:

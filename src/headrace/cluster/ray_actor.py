@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.engine.workers.imports import Missing
+from headrace.engine.workers.imports import DeferredImports
 from headrace.engine.workers.plan_file import opened_plan
 from headrace.engine.workers.slots import Extent, Pieces, Slot, Writer, anonymous_file, read
 from headrace.engine.workers.tasks import Task, TaskServer, begin
@@ -26,7 +26,7 @@ LATE_EVERY_S = 0.1
 LONGEST_S = 1e6  # faulthandler takes no more
 
 
-class Place(NamedTuple):
+class ActorPlace(NamedTuple):
     """Where an actor runs."""
 
     node: str
@@ -51,12 +51,12 @@ class Actor:
             os.environ.setdefault(name, value)
         os.environ["JAX_PLATFORMS"] = "cpu"  # the accelerator is the consumer's
 
-    def place(self) -> Place:
+    def place(self) -> ActorPlace:
         """Where it runs."""
         import ray
 
         context = ray.get_runtime_context()
-        return Place(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid())
+        return ActorPlace(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid())
 
     def set_up(self, plan: np.ndarray, extent: Extent, world: dict[str, Any], index: int, count: int) -> bytes | None:
         """Opens the plan; returns an error where that fails."""
@@ -65,7 +65,7 @@ class Actor:
             sys.path += [path for path in world["path"] if path not in sys.path]
             for set_up in world["set_ups"]:
                 set_up()
-            missing = Missing(world["imports"])
+            missing = DeferredImports(world["imports"])
             memory = plan if plan.nbytes > WRITABLE_BYTES else plan.copy()
             pipelines, init, options = missing.retry(opened_plan)(memory, extent)
             begin(init, index, count)
@@ -122,7 +122,7 @@ def versions(pickled: bytes | memoryview, most_bytes: int = 1 << 22) -> dict[str
     import pickletools
 
     names = {"headrace", "numpy", "cloudpickle", "optree"}
-    if len(pickled) <= most_bytes:  # a larger one has elements in it, and takes long to walk through
+    if len(pickled) <= most_bytes:  # a larger one has elements in it, and takes long to iteration through
         texts = (text for _, text, _ in pickletools.genops(bytes(pickled)) if isinstance(text, str))
         names |= {text.partition(".")[0] for text in texts if text in sys.modules}
     found = {name: _version(name) for name in sorted(names)}

@@ -66,7 +66,7 @@ class MapDataset(MapTypes[T]):
     _is_stream = False
 
     @classmethod
-    def _welcome(cls) -> None:
+    def _wrap_user_class(cls) -> None:
         """Adds slices and negative indices to a user's `__getitem__`, which need only handle ints from 0 on."""
         own = cls.__dict__.get("__getitem__")
         if own is None:
@@ -435,7 +435,7 @@ class IterDataset(IterTypes[T]):
         raise NotImplementedError
 
     @classmethod
-    def _welcome(cls) -> None:
+    def _wrap_user_class(cls) -> None:
         """Adds states and the rest to a user's `__iter__` if that is a plain generator."""
         own = cls.__dict__.get("__iter__")
         if own is None:

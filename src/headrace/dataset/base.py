@@ -21,9 +21,9 @@ from headrace.ops.base import ENDLESS, Op
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import Cache, ToStream
 from headrace.ops.disk_cache import DiskCache, stream_from_disk
-from headrace.ops.element import Filter, FlatMap, Map, MapWithIndex, RandomMap
+from headrace.ops.element import FilterOp, FlatMapOp, MapOp, MapWithIndexOp, RandomMapOp
 from headrace.ops.ending import num_outputs, tell_uneven_shards
-from headrace.ops.group import Batch, PadTo
+from headrace.ops.group import BatchOp, PadTo
 from headrace.ops.order import Options, Seed, WindowShuffle
 from headrace.ops.recorder import Recorder
 from headrace.ops.show import show
@@ -67,7 +67,7 @@ class Viewable:
 
         Differs from Grain: only Headrace has it.
         """
-        self.insight.show(self, n)
+        self.insight.show_elements(self, n)
 
     def _repr_html_(self) -> str:
         return self.insight.dataset_html(self)
@@ -93,12 +93,12 @@ class Dataset(Viewable, Generic[T]):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         if Dataset._kinds.setdefault(cls._is_stream, cls) is not cls:
-            cls._welcome()
+            cls._wrap_user_class()
         else:
             explain_keywords_of(cls)
 
     @classmethod
-    def _welcome(cls) -> None:
+    def _wrap_user_class(cls) -> None:
         """Completes a user's class, so that it can be used like any other dataset."""
 
     def __init__(self, parents: "Dataset | Sequence[Dataset]" = ()):
@@ -127,7 +127,7 @@ class Dataset(Viewable, Generic[T]):
         return {name: value for name, value in self.__dict__.items() if name != "_fetch"}
 
     def __getattr__(self, name: str) -> Any:
-        meant, hint = (None, "") if name.startswith("_") else _meant(type(self), name)
+        meant, hint = (None, "") if name.startswith("_") else _suggest_method(type(self), name)
         raise no_attribute(type(self).__name__, name, meant, hint)
 
     def _then(self, op: Op) -> Self:
@@ -165,7 +165,7 @@ class Dataset(Viewable, Generic[T]):
             raise SpecError(f"The shapes and dtypes of {self._op.label()} are not known: {e}.") from e
 
     def explain(self) -> Plan:
-        """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`.
+        """How the pipeline will be computed, and by whom: print it, or iteration its `steps` and `stages`.
 
         >>> print(MapDataset.range(4).shuffle(seed=1).batch(2).explain())
         MapDataset.range(4)  | ints
@@ -195,7 +195,7 @@ class Dataset(Viewable, Generic[T]):
             batched: The function works on columns, row by row: it gets a pytree whose leaves have a leading
                 axis and returns one of the same length. Do not rely on how many rows a call gets.
         """
-        return self._then(Map(self._op, transform, batched))
+        return self._then(MapOp(self._op, transform, batched))
 
     def map_with_index(self, transform: "transforms.MapWithIndex | Callable[[int, T], S]") -> "Any":
         """Applies a function to every element and its index (in a stream, the count so far).
@@ -203,7 +203,7 @@ class Dataset(Viewable, Generic[T]):
         >>> list(MapDataset.range(10, 13).map_with_index(lambda i, x: (i, x)))
         [(0, 10), (1, 11), (2, 12)]
         """
-        return self._then(MapWithIndex(self._op, transform))
+        return self._then(MapWithIndexOp(self._op, transform))
 
     def random_map(
         self,
@@ -218,7 +218,7 @@ class Dataset(Viewable, Generic[T]):
 
         Differs from Grain: after `interleave` or `mp_prefetch` it takes the seeds of what comes before; Grain raises.
         """
-        return self._then(RandomMap(self._op, transform, seed))
+        return self._then(RandomMapOp(self._op, transform, seed))
 
     def filter(self, transform: "transforms.Filter | Callable[[T], bool]") -> Self:
         """Keeps the elements for which a function is true.
@@ -228,7 +228,7 @@ class Dataset(Viewable, Generic[T]):
         >>> list(MapDataset.range(6).filter(lambda x: x % 2 == 0))
         [0, 2, 4]
         """
-        return self._then(Filter(self._op, transform))
+        return self._then(FilterOp(self._op, transform))
 
     def flat_map(
         self, transform: "transforms.FlatMap | Callable[[T], Sequence[S]]", *, max_fan_out: int | None = None
@@ -244,7 +244,7 @@ class Dataset(Viewable, Generic[T]):
             transform: A function that returns a sequence, or a `transforms.FlatMap`.
             max_fan_out: The most children that an element may have; needed on a `MapDataset`.
         """
-        return self._then(FlatMap(self._op, transform, max_fan_out))
+        return self._then(FlatMapOp(self._op, transform, max_fan_out))
 
     def batch(
         self,
@@ -265,7 +265,7 @@ class Dataset(Viewable, Generic[T]):
             drop_remainder: Leaves out a last batch that is smaller.
             batch_fn: Makes the batch from a list of elements, instead of stacking.
         """
-        op = Batch(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+        op = BatchOp(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
         tell_uneven_shards(op)
         return self._then(op)
 
@@ -446,7 +446,7 @@ explain_keywords_of(Dataset)
 
 
 @functools.lru_cache(128)  # programs may ask for the same attribute again and again
-def _meant(kind: type[Dataset], name: str) -> tuple[str | None, str]:
+def _suggest_method(kind: type[Dataset], name: str) -> tuple[str | None, str]:
     """The method that a wrong name may mean, and where to call it if the other kind of dataset has it."""
     other, own = Dataset._kinds[not kind._is_stream], dir(kind)
     if name in _OF_ITERATORS:

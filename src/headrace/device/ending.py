@@ -7,7 +7,7 @@ from headrace.dataset import IterDataset
 from headrace.device.hosts import session
 from headrace.engine.hosts import Hosts
 from headrace.errors import PipelineError
-from headrace.ops.base import Kept, Unary
+from headrace.ops.base import ProcessLocal, Unary
 from headrace.ops.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
 from headrace.ops.streams.base import Feed, start_at
 from headrace.options import check_counts
@@ -16,14 +16,14 @@ _numbers = itertools.count()
 MOST_AGREED = 4096  # steps that were computed ahead, in units of `every`
 
 
-def in_step(ds: IterDataset, *, every: int = 8) -> IterDataset:
+def stop_together(ds: IterDataset, *, every: int = 8) -> IterDataset:
     """Ends a dataset at the same step in all processes of a distributed JAX program.
 
     Every few steps the processes tell each other how many elements they have, and all end after the smallest number:
     a process that has more leaves the rest out. Put it before `device_put`.
 
     >>> from headrace import MapDataset
-    >>> list(in_step(MapDataset.range(5).filter(lambda x: x != 2).to_iter_dataset()))
+    >>> list(stop_together(MapDataset.range(5).filter(lambda x: x != 2).to_iter_dataset()))
     [0, 1, 3, 4]
 
     Differs from Grain: only Headrace has it.
@@ -34,26 +34,30 @@ def in_step(ds: IterDataset, *, every: int = 8) -> IterDataset:
     """
     if not isinstance(ds, IterDataset):
         hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
-        raise PipelineError(f"`in_step` takes an IterDataset; got {type(ds).__name__}.{hint}")
+        raise PipelineError(f"`stop_together` takes an IterDataset; got {type(ds).__name__}.{hint}")
     op = ds._op
     while op.before is not None:
         if op.name == "device_put":
-            raise PipelineError("`in_step` computes elements ahead: put it before `device_put`, on the host.")
+            raise PipelineError("`stop_together` computes elements ahead: put it before `device_put`, on the host.")
         op = op.before
-    return ds._then(InStep(ds._op, every, next(_numbers)))
+    return ds._then(StopTogether(ds._op, every, next(_numbers)))
+
+
+in_step = stop_together  # its first name
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class InStep(Unary):
+class StopTogether(Unary):
     """The same elements, until one of the processes has no more."""
 
-    name = "in_step"
+    name = "stop_together"
+    former_name = "in_step"
     state_fields = ("step",)
     group_fields = order_params = ()
-    ends_together = stays_here = True
+    ends_together = runs_in_consumer = True
     every: int
     number: int = field(repr=False)
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     def __post_init__(self):
         check_counts(self, "every", least=1)
@@ -66,14 +70,15 @@ class InStep(Unary):
 
     def __reduce__(self):
         raise PipelineError(
-            "`in_step` cannot run in a worker process, which is none of JAX's processes. Put `mp_prefetch` before it."
+            "`stop_together` cannot run in a worker process, which is not one of JAX's processes. Put `mp_prefetch` "
+            "before it."
         )
 
 
-class InStepStream(UnaryStream):
+class StopTogetherStream(UnaryStream):
     """Hands over what all processes have; position: (how many have come, parent's)."""
 
-    def __init__(self, op: InStep, step: int, parent: Stream, hosts: Hosts, key: str, agreed: "_Agreed"):
+    def __init__(self, op: StopTogether, step: int, parent: Stream, hosts: Hosts, key: str, agreed: "_Agreed"):
         super().__init__((step, parent.position), parent)
         self._every, self._hosts, self._key = op.every, hosts, key
         self._feed, self._until, self._agreed, self._compared = Feed(parent), step, agreed, op.parent
@@ -121,12 +126,12 @@ class _Agreed(dict[int, list[str]]):
 
 
 @stream_of.register
-def _(op: InStep, position: Position, context: Context) -> Stream:
+def _(op: StopTogether, position: Position, context: Context) -> Stream:
     step, inner = start_at(op, position)
-    key = f"in_step {op.number}/{session(op, context)}"
+    key = f"stop_together {op.number}/{session(op, context)}"
     agreed = context.kept.of(_AllAgreed).setdefault(key, _Agreed())
-    return InStepStream(op, step, open_stream(op.parent, inner, context), Hosts(), key, agreed)
+    return StopTogetherStream(op, step, open_stream(op.parent, inner, context), Hosts(), key, agreed)
 
 
 class _AllAgreed(dict[str, _Agreed]):
-    """The same for each `in_step` of an iterator."""
+    """The same for each `stop_together` of an iterator."""

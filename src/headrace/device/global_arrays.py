@@ -110,8 +110,9 @@ class GlobalArrays:
         if len({each["ends"] for each in said}) > 1:
             counts = ", ".join(str(each["ends"]) for each in said)
             raise PipelineError(
-                f"The processes have different numbers of batches ({counts}), so some would wait for ever for others "
-                "that have ended. Shard with drop_remainder=True, or end together with `headrace.in_step(batches)`. "
+                f"The processes have different numbers of batches ({counts}), so some would wait for others "
+                "that have ended. Shard with drop_remainder=True, or end together with "
+                "`headrace.stop_together(batches)`. "
                 f"{HOW_TO}"
             )
         self._compare_shapes([each["shapes"] for each in said], shapes)
@@ -180,7 +181,7 @@ def check_placement(op: Op, device: Any) -> None:
         raise PipelineError(
             f"How many batches {op.label()} (pipeline at {op.site}) has is known only after reading them, so processes "
             "may end at different steps, and the others would wait for ever. Let them end together: "
-            "`headrace.in_step(batches)`; or read for ever: `repeat()`."
+            "`headrace.stop_together(batches)`; or read for ever: `repeat()`."
         )
 
 

@@ -17,7 +17,7 @@ from headrace.device.hosts import session
 from headrace.device.locked_memory import LockedMemory, locked_memory
 from headrace.device.moving import Moved, OneByOne, check_dataset
 from headrace.errors import PipelineError, optional
-from headrace.ops.base import Kept, Unary
+from headrace.ops.base import ProcessLocal, Unary
 from headrace.ops.buffer import Prefetch
 from headrace.ops.streams import Context, Position, Stream, open_stream, stream_of
 from headrace.options import check_counts
@@ -55,12 +55,12 @@ class DevicePut(Unary):
     """The same elements, on a device."""
 
     name = "device_put"
-    stays_here = True
+    runs_in_consumer = True
     device: Any
     cpu_buffer_size: int = 4
     device_buffer_size: int = 2
     number: int = field(default_factory=partial(next, _numbers), repr=False)
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     def __post_init__(self):
         check_counts(self, "cpu_buffer_size", least=0)

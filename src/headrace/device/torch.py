@@ -116,7 +116,7 @@ class ToTorchDevice(Unary):
     """The same elements as tensors on a device."""
 
     name = "prefetch_to_device"
-    stays_here = True
+    runs_in_consumer = True
     device: Any
     buffer_size: int = 2
 

@@ -45,21 +45,21 @@ def _fill(op: DiskCache, workers: MpPrefetch | None) -> None:
 
 def _write(op: DiskCache, workers: MpPrefetch | None, filling: "Filling") -> None:
     """Computes all elements; an index without one has `None`, so that indices keep their meaning."""
-    from headrace.engine.iteration import Walk
+    from headrace.engine.iteration import Iteration
 
     stream = op.parent if op.parent.is_stream else ToStream(op.parent, site=op.site)
     has_own = any(isinstance(each, MpPrefetch) for each in parents_first(stream, lambda _: True))
     if workers is not None and not has_own:
         stream = MpPrefetch(stream, workers.options, workers.worker_init_fn, site=op.site)
-    walk = Walk(stream)
+    iteration = Iteration(stream)
     try:
-        for rows in walk:
+        for rows in iteration:
             for row in rows:
                 if not op.parent.is_stream:
-                    _write_none(filling, walk.position() - 1)
+                    _write_none(filling, iteration.position() - 1)
                 filling.write(row)
     finally:
-        walk.close()
+        iteration.close()
     if not op.parent.is_stream:
         _write_none(filling, op.parent.length())
 

@@ -10,8 +10,8 @@ import time
 import weakref
 
 from headrace.ops.base import Op
-from headrace.ops.group import Batch, PaddedBatch, Rebatch
-from headrace.ops.origins import last_own
+from headrace.ops.group import BatchOp, PaddedBatch, Rebatch
+from headrace.ops.origins import last_visible_op
 from headrace.ops.recorder import Recorder
 from headrace.progress import Bar
 from headrace.threads import start_thread
@@ -24,7 +24,7 @@ class FirstWait:
     """A consumer's wait for its first elements, as a context: shown if it is long, with what has been read so far."""
 
     def __init__(self, op: Op, recorder: Recorder):
-        what = "batch" if isinstance(last_own(op), Batch | PaddedBatch | Rebatch) else "element"
+        what = "batch" if isinstance(last_visible_op(op), BatchOp | PaddedBatch | Rebatch) else "element"
         self._title, self._recorder = f"First {what}", recorder
         self._bar: Bar | None = None
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import in_words
+from headrace.errors import format_error
 from headrace.ops.base import Op
 from headrace.ops.elements import ints
 from headrace.threads import start_thread
 
 if TYPE_CHECKING:
-    from headrace.engine.iteration import Walk
+    from headrace.engine.iteration import Iteration
 
 OVERSLEPT_S = 1.0  # a thread that sleeps this much too long was not alone
 LOOKS = 4  # how often to look at an iterator in the time after which it warns
@@ -31,20 +31,20 @@ class HangWatch:
 
     def __init__(self):
         self._lock = threading.RLock()
-        self._walks: weakref.WeakSet[Walk] = weakref.WeakSet()
+        self._walks: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, walk: "Walk") -> None:
+    def add(self, iteration: "Iteration") -> None:
         with self._lock:
-            self._walks.add(walk)
+            self._walks.add(iteration)
             self._changed.clear()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = start_thread(self._watch, name="headrace-watch", stop=self._stop)
 
-    def remove(self, walk: "Walk") -> None:
+    def remove(self, iteration: "Iteration") -> None:
         with self._lock:
-            self._walks.discard(walk)
+            self._walks.discard(iteration)
             if not self._walks:
                 self._changed.set()
 
@@ -67,26 +67,26 @@ class HangWatch:
             if not walks:
                 self._thread = None
                 return None
-        for walk in walks:
-            waiting = walk.waiting
-            told, times = walk.told if walk.told[0] is waiting else (waiting, 0)
-            if told is not None and time.perf_counter() - max(told[0], awake_since) > walk.warn_after_s * 2**times:
-                walk.told = told, times + 1
-                _tell(walk, *told)
-        return min(walk.warn_after_s for walk in walks) / LOOKS
+        for iteration in walks:
+            waiting = iteration.waiting
+            told, times = iteration.told if iteration.told[0] is waiting else (waiting, 0)
+            if told is not None and time.perf_counter() - max(told[0], awake_since) > iteration.warn_after_s * 2**times:
+                iteration.told = told, times + 1
+                _report(iteration, *told)
+        return min(iteration.warn_after_s for iteration in walks) / LOOKS
 
 
-def _tell(walk: "Walk", since: float, thread: int) -> None:
+def _report(iteration: "Iteration", since: float, thread: int) -> None:
     import logging  # slow to import, and hardly ever needed
 
     try:
-        found = [*walk.work_of_workers(), *_work_of_threads(thread)]
+        found = [*iteration.work_of_workers(), *_work_of_threads(thread)]
     except Exception as e:  # such as a worker that has just ended
-        found = [f"What it is doing could not be found out: {in_words(e)}"]
+        found = [f"What it is doing could not be found out: {format_error(e)}"]
     logging.getLogger("headrace").warning(
         "No element of %s (pipeline at %s) has come for %.0f s.%s",
-        walk.op.label(),
-        walk.op.site,
+        iteration.op.label(),
+        iteration.op.site,
         time.perf_counter() - since,
         "".join(f"\n{each}" for each in found),
     )

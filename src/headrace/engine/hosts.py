@@ -123,7 +123,7 @@ def compare_rows(op: Op) -> None:
     if "jax" not in sys.modules or not (rows := global_rows(op)) or all(each.is_all for each in rows):
         return
     before = parents_first(op, lambda each: True)
-    if any(each.name == "in_step" or not getattr(each, "is_local", True) for each in before):
+    if any(each.name == "stop_together" or not getattr(each, "is_local", True) for each in before):
         return
     from jax._src import distributed
 

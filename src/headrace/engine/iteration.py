@@ -29,7 +29,7 @@ from headrace.errors import (
 )
 from headrace.errors.signals import from_outside, in_pipeline, may_be_from_outside
 from headrace.ops import profile
-from headrace.ops.base import Kept, Op
+from headrace.ops.base import Op, ProcessLocal
 from headrace.ops.blocks import Block
 from headrace.ops.buffer import Prefetch
 from headrace.ops.global_batch import check_lanes
@@ -70,7 +70,7 @@ class Handover:
         self._rows.clear()
 
 
-class Walk:
+class Iteration:
     """Makes one run after another, for a chain to hand over.
 
     After an error, it opens the stream again at the last position and walks it one input at a time: the outputs before
@@ -83,7 +83,7 @@ class Walk:
         check_lanes(op)
         self.op, self.plan = op, Plan(op)
         self._run = Handover([], None)
-        self._kept = Kept()
+        self._kept = ProcessLocal()
         self._stream: Stream | None = None
         self._context: Context | None = None
         self._workers = Workers(self.plan)
@@ -107,7 +107,7 @@ class Walk:
         self._watched = False
         self._first_wait = FirstWait(op, self.recorder) if progress.is_shown() else None
 
-    def __iter__(self) -> "Walk":
+    def __iter__(self) -> "Iteration":
         return self
 
     # ---- its position
@@ -134,7 +134,7 @@ class Walk:
         self._n, self._single_steps_left, self._caution = 1, 0, 0
         unsettled, self._first_error, self._error = self._first_error, None, None
         self._ended = False
-        self._kept = Kept()
+        self._kept = ProcessLocal()
         self._drop_run(position)
         if unsettled is not None and may_be_from_outside(unsettled):
             raise unsettled.with_traceback(interrupted_frames(unsettled))
@@ -359,7 +359,7 @@ class Walk:
         try:
             stream = self._open()
             stream.start()
-            self._stream = self._context.head_start(stream, self.op)  # type: ignore[union-attr]
+            self._stream = self._context.warm_start(stream, self.op)  # type: ignore[union-attr]
         except BaseException:
             self._stay_here()
             raise

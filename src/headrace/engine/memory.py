@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from headrace.errors import RingMemoryError
+from headrace.errors import SharedMemoryFull
 from headrace.errors.signals import let_through
 
 CHECKED_BYTES = 64 << 20  # larger requests are checked against the free memory
@@ -28,9 +28,9 @@ def check_memory(size: int) -> None:
         raise too_little(size, f"{available / 2**20:,.0f} MiB are free")
 
 
-def too_little(size: int, found: str) -> RingMemoryError:
+def too_little(size: int, found: str) -> SharedMemoryFull:
     """The error for too little memory for blocks."""
-    return RingMemoryError(
+    return SharedMemoryFull(
         f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, but {found}. Give fewer num_workers "
         "or a smaller per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
     )

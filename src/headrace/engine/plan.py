@@ -19,13 +19,13 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, ClassVar
 
-from headrace.ops.base import Kept, Op, Unary
+from headrace.ops.base import Op, ProcessLocal, Unary
 from headrace.ops.buffer import MpPrefetch, ToStream
 from headrace.ops.by_size import BatchBySize
 from headrace.ops.combine import Interleave, Mixing, Nary, Zip
-from headrace.ops.element import Map
+from headrace.ops.element import MapOp
 from headrace.ops.global_batch import GlobalBatch
-from headrace.ops.group import Batch
+from headrace.ops.group import BatchOp
 from headrace.ops.order import gather_options
 from headrace.ops.show import Line, lines
 from headrace.ops.source import UserDataset
@@ -40,7 +40,7 @@ MOST_BLOCK_STAGES = 32  # in one chain; the consumer computes the rest, since it
 # ------------------------------------------------------------------------------------------------- rules
 
 
-class BatchFunction(Map):
+class BatchFunction(MapOp):
     """The function of a `batch`, as a map over lists of its elements."""
 
     is_guarded = False
@@ -59,7 +59,7 @@ class BatchFunction(Map):
 
 def a_batch_function_is_a_map_of_lists(op: Op) -> Op:
     """Lets the function run in workers, so that the consumer only makes lists."""
-    if not isinstance(op, Batch | BatchBySize) or not op.is_stream or op.batch_fn is None or op.batch_fn is list:
+    if not isinstance(op, BatchOp | BatchBySize) or not op.is_stream or op.batch_fn is None or op.batch_fn is list:
         return op
     return BatchFunction(dataclasses.replace(op, batch_fn=list), op.batch_fn, site=op.site)
 
@@ -72,7 +72,7 @@ def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:
     moved: list[Op] = []
     later: list[Op] = []  # operations that only reorder, since the last one that does more
     for op in chain:
-        if type(op) is Map:
+        if type(op) is MapOp:
             moved.append(op)
         elif op.only_reorders:
             later.append(op)
@@ -85,11 +85,11 @@ def maps_move_below_what_only_changes_the_order(chain: list[Op]) -> list[Op]:
 class _ThenMap:
     """A map of elements as a map of the datasets that contain them."""
 
-    def __init__(self, op: Map):
+    def __init__(self, op: MapOp):
         self._transform, self._batched, self._site = op.transform, op.batched, op.site
 
     def __call__(self, dataset: Any) -> Any:
-        return dataset._then(Map(dataset._stream_op, self._transform, self._batched, site=self._site))
+        return dataset._then(MapOp(dataset._stream_op, self._transform, self._batched, site=self._site))
 
 
 def ready_for_workers(op: Op, *, as_written: bool) -> Op:
@@ -102,15 +102,15 @@ def ready_for_workers(op: Op, *, as_written: bool) -> Op:
     if as_written:
         return _put_on(_several_ready(op, [], as_written=True), chain)
     chain = maps_move_below_what_only_changes_the_order(chain)
-    maps = list(takewhile(lambda each: type(each) is Map, chain)) if op.maps_move_into_parts else []
+    maps = list(takewhile(lambda each: type(each) is MapOp, chain)) if op.maps_move_into_parts else []
     return _put_on(_several_ready(op, maps, as_written=False), chain[len(maps) :])
 
 
 def _several_ready(op: Op, maps: list[Any], *, as_written: bool) -> Op:
     """The operation that a chain begins with, with `maps` added to each of its parts, if it has parts."""
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        datasets = _put_on(op.datasets, (Map(each.parent, _ThenMap(each)) for each in maps))
-        return dataclasses.replace(op, datasets=datasets, kept=Kept())
+        datasets = _put_on(op.datasets, (MapOp(each.parent, _ThenMap(each)) for each in maps))
+        return dataclasses.replace(op, datasets=datasets, kept=ProcessLocal())
     if not op.is_stream or not op.parents or not op.parents[0].is_stream:
         return op
     return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
@@ -172,7 +172,7 @@ class Stages:
 
     def __init__(self, root: Op, path: Path, *, sparse: bool = False, lossy: bool = False):
         self.root, self._sparse, self._lossy = root, sparse, lossy
-        self._places: weakref.WeakKeyDictionary[Op, Place] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[Op, PlanAddress] = weakref.WeakKeyDictionary()
         self._places.update(places_in_plan(root, path))
         self._stages: weakref.WeakKeyDictionary[Op, Callable[[Op], Stage] | None] = weakref.WeakKeyDictionary()
 
@@ -187,7 +187,7 @@ class Stages:
         stage_with_top = self._stages[op]
         return stage_with_top and stage_with_top(op)
 
-    def place(self, op: Op) -> "Place":
+    def place(self, op: Op) -> "PlanAddress":
         """Where workers find an operation."""
         return self._places[op]
 
@@ -273,20 +273,20 @@ def is_one_worker_stream(op: Op) -> bool:
     return isinstance(op, UserDataset)
 
 
-def last_batch(op: Op) -> Batch | None:
+def last_batch(op: Op) -> BatchOp | None:
     """The last operation, if it is a batch that can be stacked in given memory; `None` where threads read it."""
     while op.is_transparent or isinstance(op, ToStream):
         if isinstance(op, ToStream) and num_threads(op.read_options, in_worker=True) != 0:
             return None
         op = op.parents[0]
-    return op if isinstance(op, Batch) and op.batch_fn is None else None
+    return op if isinstance(op, BatchOp) and op.batch_fn is None else None
 
 
 # --------------------------------------------------------------------------------- paths and places in a plan
 
 
 @dataclass(frozen=True)
-class Place:
+class PlanAddress:
     """Where an operation is in the plan that workers have."""
 
     path: Path
@@ -302,9 +302,9 @@ DEEP = 64  # more levels of nested positions than this are folded before picklin
 
 def places_in_plan(
     op: Op, path: Path, *, family: Path | None = None, is_part: bool = False, weight: int = 1
-) -> Iterator[tuple[Op, Place]]:
+) -> Iterator[tuple[Op, PlanAddress]]:
     """The places of all stream operations in a plan, except parts that are made when they are opened."""
-    ahead = [(op, Place(path, path if family is None else family, is_part, weight))]
+    ahead = [(op, PlanAddress(path, path if family is None else family, is_part, weight))]
     while ahead:
         op, place = ahead.pop()
         yield op, place
@@ -312,7 +312,7 @@ def places_in_plan(
             continue
         weight, several = place.weight * getattr(op, "batch_size", 1), len(op.parents) > 1
         ahead += [
-            (parent, Place((*place.path, i), (*place.family, i), several, weight))
+            (parent, PlanAddress((*place.path, i), (*place.family, i), several, weight))
             for i, parent in reversed(list(enumerate(op.parents)))
         ]
 
@@ -415,7 +415,7 @@ CONSUMER, WORKER = "consumer", "worker"
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PlanStep:
     """One operation of a plan.
 
     Attributes:
@@ -441,7 +441,7 @@ class PlannedStage:
 
     number: int
     where: str
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
 
     @property
     def reason(self) -> str:
@@ -493,7 +493,7 @@ class Plan:
     # ---- for display
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PlanStep]:
         """All operations in display order; those before an `mp_prefetch` as its workers compute them."""
         placed: dict[Op, _Placed] = {}
         root = _as_computed(self.op, placed, as_written=not self.maps_may_move)
@@ -502,7 +502,7 @@ class Plan:
     @cached_property
     def stages(self) -> list[PlannedStage]:
         """The steps by stage."""
-        by_number: dict[int, list[Step]] = {}
+        by_number: dict[int, list[PlanStep]] = {}
         for step in self.steps:
             by_number.setdefault(step.stage, []).append(step)
         return [PlannedStage(i, steps[0].where or CONSUMER, tuple(steps)) for i, steps in sorted(by_number.items())]
@@ -514,7 +514,7 @@ class Plan:
     __repr__ = __str__
 
 
-def _shown(step: Step) -> str:
+def _shown(step: PlanStep) -> str:
     return f"{step.where}: {step.how}" if step.where else step.how
 
 
@@ -572,9 +572,9 @@ def _place(root: Op, placed: dict[Op, _Placed]) -> None:
 NOBODY_ELSE = _Placed(CONSUMER, None, "no worker computes what is not before an `mp_prefetch`")
 
 
-def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[Step]:
+def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[PlanStep]:
     """The steps of a pipeline, each with the number of its stage."""
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     last: dict[Line, Line] = {}  # by line, the last line of its stage
     numbers: dict[Line, int] = {}
     for line in lines(root):
@@ -583,7 +583,7 @@ def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[Step]:
         reason = "" if end in numbers else why.reason
         number = numbers.setdefault(end, len(numbers))
         where = mine.where if line.op in placed else None
-        steps.append(Step(line.op, line.label, where, _how(line.op, where), number, reason))
+        steps.append(PlanStep(line.op, line.label, where, _how(line.op, where), number, reason))
     return steps
 
 

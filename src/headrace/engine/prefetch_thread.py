@@ -163,7 +163,7 @@ class Aheads:
             return self._added(AheadStream(parent, _TunedBuffer(BufferLimit(AUTOTUNED_SIZE)), record))
         return self._added(AheadStream(parent, _Buffer(op.buffer_size), record))
 
-    def give_head_start(self, stream: Stream, op: Op) -> Stream:
+    def warm_start(self, stream: Stream, op: Op) -> Stream:
         """The same stream, with a thread that computes its first elements from now on, if the pipeline allows it."""
         size = _head_start(op)
         if isinstance(stream, HeadStart):
@@ -264,7 +264,7 @@ def _head_start(op: Op) -> int:
     """How many outputs `start_prefetch` computes ahead; 0 if something computes ahead anyway, or no thread may."""
     size, batched = AUTOTUNED_SIZE, 1
     for each in parents_first(op, lambda _: True):
-        if (isinstance(each, UserDataset) and each.is_stream) or each.stays_here or _works_ahead(each):
+        if (isinstance(each, UserDataset) and each.is_stream) or each.runs_in_consumer or _works_ahead(each):
             return 0
         if each.draws_from_globals:  # the consumer may draw from the same generators
             return 0

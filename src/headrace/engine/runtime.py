@@ -31,7 +31,7 @@ def context(
     return Context(
         executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
         ahead=(lambda stream, _: stream) if single_step else aheads.open,
-        head_start=(lambda stream, _: stream) if single_step else aheads.give_head_start,
+        warm_start=(lambda stream, _: stream) if single_step else aheads.warm_start,
         processes=partial(workers.open, single_step=single_step),
         watch=lambda op: FilterWatch(op, options),
         interrupt=partial(_interrupt, aheads, threads),

@@ -73,7 +73,7 @@ class Resizable(Protocol):
 
 
 @dataclass(frozen=True)
-class Window:
+class TuningWindow:
     """What happened in a short time.
 
     Attributes:
@@ -108,7 +108,7 @@ class Window:
         return self.free_bytes is None or self.free_bytes > LITTLE_BYTES + workers * self.worker_bytes
 
 
-class Climber:
+class WorkerCountController:
     """Decides how many workers there are, window by window.
 
     Args:
@@ -124,7 +124,7 @@ class Climber:
         self._pause = self._pause_left = 0
         self._idle_windows = 0
 
-    def next(self, seen: Window) -> int:
+    def next(self, seen: TuningWindow) -> int:
         """The number of workers from now on."""
         if not seen.all_ready:
             return self.number
@@ -149,7 +149,7 @@ class Climber:
             self._before, self._is_new, self._pause_left = None, False, LONGEST_PAUSE
         self.number = number
 
-    def _try_more(self, seen: Window) -> None:
+    def _try_more(self, seen: TuningWindow) -> None:
         self._idle_windows = 0
         busy = max(seen.cores / self.number, 0.05)  # cores that one more keeps busy
         fitting = round((self._cores - seen.cores) / busy) if seen.cores < BUSY * self._cores else 0
@@ -158,7 +158,7 @@ class Climber:
             self._before, self._is_new = (self.number, seen.rate), True
             self.number += more
 
-    def _judge(self, seen: Window, number: int, rate: float) -> None:
+    def _judge(self, seen: TuningWindow, number: int, rate: float) -> None:
         self._before = None
         wanted = rate * (1 + WORTH * (self.number - number) / number)
         if seen.waits and seen.rate < wanted:
@@ -167,7 +167,7 @@ class Climber:
         else:
             self._pause = 0
 
-    def _try_fewer(self, seen: Window) -> None:
+    def _try_fewer(self, seen: TuningWindow) -> None:
         needed = ceil(1.25 * seen.worked_s / seen.seconds)
         self._idle_windows = self._idle_windows + 1 if max(needed, 1) < self.number else 0
         if self._idle_windows >= IDLE_WINDOWS:
@@ -182,7 +182,7 @@ class Tuner:
         self._pool, self._clock = pool, clock
         cores = num_cores()
         most = most or min(MOST_WORKERS, MOST_PER_CORE * max(cores, FEW_CORES))
-        self._climber = Climber(pool.num_workers, max(most, pool.num_workers), cores)
+        self._climber = WorkerCountController(pool.num_workers, max(most, pool.num_workers), cores)
         self._begin()
 
     def _begin(self) -> None:
@@ -204,8 +204,8 @@ class Tuner:
             self._climber.settle_for(self._pool.num_workers)
         self._begin()
 
-    def _window(self, seconds: float) -> Window:
-        return Window(
+    def _window(self, seconds: float) -> TuningWindow:
+        return TuningWindow(
             seconds,
             self._outputs,
             self._waited_s,
@@ -556,7 +556,7 @@ STILL_FASTER = 1.05  # workers that become so much faster from look to look may 
 WORKERS_GAIN = 1.1  # workers must be this much faster: then what is chosen has nine tenths of the best speed
 
 
-class Choice:
+class TrialResult:
     """What trials of one `mp_prefetch` have found; `workers` is `None` as long as that is nothing.
 
     Attributes:
@@ -586,7 +586,7 @@ class TrialStream(UnaryStream):
         op: MpPrefetch,
         position: Position,
         context: Context,
-        choice: Choice,
+        choice: TrialResult,
         start_workers: Callable[[], Callable[[], bool]],
         open_workers: Callable[[Position], Stream],
         end_workers: Callable[[], None],
@@ -736,6 +736,6 @@ class TrialStream(UnaryStream):
         self._again_s, self._pause_s = time.perf_counter() + self._pause_s, 2 * self._pause_s
 
 
-def number(num_workers: Any) -> int:
+def resolve_num_workers(num_workers: Any) -> int:
     """How many processes `AUTOTUNE` means: one for each core."""
     return num_workers if isinstance(num_workers, int) else num_cores()

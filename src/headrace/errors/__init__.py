@@ -18,7 +18,7 @@
     ├── ClosedError (ValueError)       an iterator was used after `close()`
     ├── WorkerError (RuntimeError)     a worker process failed, or could not be given its work
     │   ├── UnpicklableError (ValueError)   something cannot be sent to worker processes
-    │   └── RingMemoryError (MemoryError)   too little memory for what workers hand over
+    │   └── SharedMemoryFull (MemoryError)   too little memory for what workers hand over
     └── MissingDependency (ImportError)
 
 Errors in users' functions are raised unchanged, with a note that names the operation and the element. No error of
@@ -260,12 +260,15 @@ class UnpicklableError(WorkerError, ValueError):
     """
 
 
-class RingMemoryError(WorkerError, MemoryError):
+class SharedMemoryFull(WorkerError, MemoryError):
     """There is too little memory for what workers hand over.
 
-    >>> issubclass(RingMemoryError, WorkerError), issubclass(RingMemoryError, MemoryError)
+    >>> issubclass(SharedMemoryFull, WorkerError), issubclass(SharedMemoryFull, MemoryError)
     (True, True)
     """
+
+
+RingMemoryError = SharedMemoryFull  # its first name
 
 
 class Quoted(Exception):
@@ -418,7 +421,7 @@ def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseEx
     """The error; or, if its text or that of a cause shows a secret, one that says the same without it."""
     below = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     clean = None if below is None else without_secrets(below, secrets)
-    text = in_words(error)
+    text = format_error(error)
     if clean is below and redacted(text, secrets) == text:
         return error
     quoted = Quoted(redacted(text, secrets)).with_traceback(error.__traceback__)
@@ -426,7 +429,7 @@ def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseEx
     return quoted
 
 
-def in_words(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """The type of an error and its text."""
     try:
         return f"{type(error).__name__}: {error}".rstrip(": ")

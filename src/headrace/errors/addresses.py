@@ -63,7 +63,7 @@ _LOGIN_OPTION = re.compile(rf"{_SECRET_OPTION.pattern}|anon|profile|session")
 _SHORTEST_SECRET = 6
 
 
-class Link(NamedTuple):
+class AddressPart(NamedTuple):
     """The parts of one address of a chain."""
 
     protocol: str
@@ -83,10 +83,10 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     return _without_pairs(_each_address(text, _hidden))
 
 
-def told_apart(text: str) -> str:
+def with_identity_digest(text: str) -> str:
     """A text whose addresses are the same if their objects are: it has a digest of what selects an object.
 
-    >>> told_apart("https://me:pw@host/get?id=3&token=abc"), told_apart("https://host/a.csv?token=abc")
+    >>> with_identity_digest("https://me:pw@host/get?id=3&token=abc"), with_identity_digest("https://host/a.csv?token=abc")
     ('https://host/get?…#3a61b75b7aa2', 'https://host/a.csv')
     """
     return _without_pairs(_each_address(text, _hidden_with_digest))
@@ -108,7 +108,7 @@ def identity(address: str, *, unsure: bool = False) -> str:
 def place_of(address: str) -> str:
     """One address without login and query; a path on this machine stays as it is."""
     link = _parsed(address)
-    return f"{link.protocol}://{link.place}" if isinstance(link, Link) else link
+    return f"{link.protocol}://{link.place}" if isinstance(link, AddressPart) else link
 
 
 def digest(text: str) -> str:
@@ -140,12 +140,12 @@ def without_login(options: Any) -> Any:
     return identity(options) if isinstance(options, str) else options if isinstance(options, int | float) else None
 
 
-def _each_address(text: str, change: Callable[[Link], str]) -> str:
+def _each_address(text: str, change: Callable[[AddressPart], str]) -> str:
     """A text with each address in it changed."""
 
     def change_all(found: re.Match[str]) -> str:
         links = [_parsed(link) for link in _CHAINED.split(found[0])]
-        return "::".join(change(link) if isinstance(link, Link) else link for link in links)
+        return "::".join(change(link) if isinstance(link, AddressPart) else link for link in links)
 
     return _IN_TEXT.sub(change_all, text) if "://" in text else text
 
@@ -157,7 +157,7 @@ def _without_pairs(text: str) -> str:
     return _BEARER.sub(rf"\1 {HIDDEN}", _SECRET_PAIR.sub(rf"\1{HIDDEN}", text))
 
 
-def _parsed(link: str) -> Link | str:
+def _parsed(link: str) -> AddressPart | str:
     """The parts of a link; a link without a place, such as `simplecache`, stays as it is."""
     found = _LINK.fullmatch(link)
     if found is None:
@@ -166,7 +166,7 @@ def _parsed(link: str) -> Link | str:
     login = "" if protocol in PLACES else _login(protocol, rest)
     rest = rest[len(login) :]
     query = (_WEB_QUERY if protocol in WEB else _QUERY).search(rest)
-    return Link(found[1], login, rest[: query.start()] if query else rest, query[0] if query else "")
+    return AddressPart(found[1], login, rest[: query.start()] if query else rest, query[0] if query else "")
 
 
 def _login(protocol: str, rest: str) -> str:
@@ -178,12 +178,12 @@ def _login(protocol: str, rest: str) -> str:
     return found[0]
 
 
-def _hidden(link: Link) -> str:
+def _hidden(link: AddressPart) -> str:
     query = link.query if _SHOWN_QUERY.fullmatch(link.query) else f"?{HIDDEN}" if link.query else ""
     return f"{link.protocol}://{HIDDEN + '@' if link.login else ''}{link.place}{query}"
 
 
-def _hidden_with_digest(link: Link) -> str:
+def _hidden_with_digest(link: AddressPart) -> str:
     if _SHOWN_QUERY.fullmatch(link.query):
         return _hidden(link)
     kept = _selecting(link.query, unsure=False)
@@ -192,7 +192,7 @@ def _hidden_with_digest(link: Link) -> str:
 
 def _identity_of(link: str, *, unsure: bool) -> str:
     parts = _parsed(link)
-    if not isinstance(parts, Link):
+    if not isinstance(parts, AddressPart):
         return parts
     query = _selecting(parts.query, unsure=unsure)
     return f"{parts.protocol}://{parts.place}{'?' + query if query else ''}"

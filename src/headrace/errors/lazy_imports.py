@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors.suggestions import closest, no_attribute
 
 
-def later(
+def lazy_module(
     module: str, names: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], dict[str, str]]:
     """A module's `__getattr__` and `__dir__`, and the home of each name; `names` has modules of Headrace as keys."""

@@ -9,10 +9,10 @@ from headrace import transforms
 from headrace.errors import PipelineError, SpecError
 from headrace.images.decode import Decode
 from headrace.images.geometry import Crop
-from headrace.images.operation import KEY, Geometric, Operation, decoded_spec, image_in, with_image
+from headrace.images.operation import KEY, Geometric, ImageOperation, decoded_spec, image_in, with_image
 from headrace.images.picture import Picture
 
-Step = Operation | transforms.Map | transforms.RandomMap | Callable[[Any], Any]
+Step = ImageOperation | transforms.Map | transforms.RandomMap | Callable[[Any], Any]
 
 
 class Compose(transforms.RandomMap):
@@ -38,7 +38,7 @@ class Compose(transforms.RandomMap):
     def __init__(self, operations: Sequence[Step], *, key: str = KEY, exact: bool = False):
         self.operations, self.key, self.exact = list(operations), key, exact
         for each in self.operations:
-            if not isinstance(each, Operation | transforms.Map | transforms.RandomMap) and not callable(each):
+            if not isinstance(each, ImageOperation | transforms.Map | transforms.RandomMap) and not callable(each):
                 raise PipelineError(
                     f"Compose takes operations on images, Map, RandomMap and functions; got {type(each).__name__}."
                 )
@@ -46,7 +46,7 @@ class Compose(transforms.RandomMap):
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         picture = Picture(image_in(element, self.key), exact=self.exact)
         for each in self.operations:
-            if isinstance(each, Operation):
+            if isinstance(each, ImageOperation):
                 each.apply(picture, rng)
                 continue
             element = with_image(element, self.key, picture.pixels())
@@ -70,7 +70,7 @@ class Compose(transforms.RandomMap):
         """Returns the shapes and dtypes of elements after the operations, if all of them are known here."""
         image = decoded_spec(image_in(input_spec, self.key))
         for each in self.operations:
-            if not isinstance(each, Operation):
+            if not isinstance(each, ImageOperation):
                 raise SpecError(
                     f"The element spec after {self!r} is not known: {each!r} may make anything of elements."
                 )

@@ -29,7 +29,7 @@ def decoded_spec(image: Any) -> ShapeDtypeStruct:
     return ShapeDtypeStruct(shape, image.dtype) if len(shape) in (2, 3) else ENCODED
 
 
-class Operation(abc.ABC):
+class ImageOperation(abc.ABC):
     """An operation on the image of each element."""
 
     key: str
@@ -61,21 +61,21 @@ class Operation(abc.ABC):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-class Fixed(Operation, transforms.Map):
+class Fixed(ImageOperation, transforms.Map):
     """An operation without randomness."""
 
     def map(self, element: Any) -> Any:
         return self._changed(element, None)
 
 
-class Random(Operation, transforms.RandomMap):
+class Random(ImageOperation, transforms.RandomMap):
     """An operation that draws random numbers, from the generator of the element alone."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         return self._changed(element, rng)
 
 
-class Geometric(Operation):
+class Geometric(ImageOperation):
     """An operation that crops, resizes or flips: a `Crop` says all of it."""
 
     sampling: Sampling = BILINEAR

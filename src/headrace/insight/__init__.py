@@ -22,7 +22,7 @@ def open_view(pipeline: Any, *, title: str, port: int, open_browser: bool) -> "V
     return view(pipeline, title=title, port=port, open_browser=open_browser)
 
 
-def show(pipeline: Any, n: int) -> None:
+def show_elements(pipeline: Any, n: int) -> None:
     """Prints the first elements of a dataset or a loader, or displays them in a notebook."""
     from headrace.insight.show import show
 

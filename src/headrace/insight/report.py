@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from headrace.engine.plan import CONSUMER, Plan, Step
+from headrace.engine.plan import CONSUMER, Plan, PlanStep
 from headrace.errors import optional
 from headrace.ops.base import Op
 from headrace.ops.buffer import ToStream
 from headrace.ops.combine import Interleave, Mix, Mixing, Nary, RouteOp
-from headrace.ops.group import Batch
+from headrace.ops.group import BatchOp
 from headrace.ops.order import IndexOp
 from headrace.ops.schedule import ScheduledMix
 from headrace.ops.show import lines
@@ -75,7 +75,7 @@ MIXTURE_BINS = 48
 
 
 @dataclass(frozen=True)
-class Shares:
+class PartShares:
     """How the parts of one mix took turns.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Seen:
     parts: np.ndarray
 
 
-def shares_of(op: Op, position: Any) -> list[Shares]:
+def shares_of(op: Op, position: Any) -> list[PartShares]:
     """The shares of all mixes of a stream that has come to a position."""
     return [_shares(seen) for seen in _mixes(op, position) if seen.count and len(seen.parts)]
 
@@ -147,7 +147,7 @@ def _mixes_at(op: Op, idx: np.ndarray, count: int) -> Iterator[_Seen]:
             return
         if isinstance(op, IndexOp):
             idx = op.indices(idx)
-        elif isinstance(op, Batch):
+        elif isinstance(op, BatchOp):
             starts, stops = op.bounds(idx)
             idx = np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)])[:MOST_READ]
             count *= op.batch_size
@@ -174,7 +174,7 @@ def _parts_of(op: Mixing, count: int) -> np.ndarray:
     return np.empty(0, np.int64)
 
 
-def _shares(seen: _Seen) -> Shares:
+def _shares(seen: _Seen) -> PartShares:
     """The shares of a mix in stretches of its elements."""
     op, parts, num_parts = seen.op, seen.parts, len(seen.op.parts)
     if parts.ndim == 2:
@@ -189,7 +189,7 @@ def _shares(seen: _Seen) -> Shares:
         over_time = np.column_stack([over_time[:, :kept], over_time[:, kept:].sum(axis=1)])
         whole = np.append(whole[:kept], whole[kept:].sum())
         names = (*names[:kept], f"{num_parts - kept:,} others")
-    return Shares(op.label(), op.site, names, seen.count, over_time, whole)
+    return PartShares(op.label(), op.site, names, seen.count, over_time, whole)
 
 
 # ----------------------------------------------------------------------------------------------------------- words
@@ -326,7 +326,7 @@ def rate_figure(rates: Sequence[float], span_s: float) -> Figure:
     return Figure(title, svg, text=f"{short(rates[-1])} now" if rates else "")
 
 
-def mixture_figure(shares: Shares) -> Figure:
+def mixture_figure(shares: PartShares) -> Figure:
     """The shares of a mix over its elements."""
     title = f"Shares of {shares.label}"
     svg = stacked_plot(shares.over_time, title=title, first="0", last=f"{shares.count:,} elements")
@@ -354,7 +354,7 @@ MOST_NODES = 100  # of one chain
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class GraphNode:
     """One operation.
 
     Attributes:
@@ -390,7 +390,7 @@ class Node:
 
 
 @dataclass
-class Chain:
+class NodeChain:
     """Operations one after the other; the first one is a source, or it joins parts.
 
     Attributes:
@@ -399,8 +399,8 @@ class Chain:
         num_left_out: How many parts, and how many operations, are too many to show.
     """
 
-    nodes: list[Node]
-    parts: list["Chain"] = field(default_factory=list)
+    nodes: list[GraphNode]
+    parts: list["NodeChain"] = field(default_factory=list)
     num_left_out: tuple[int, int] = (0, 0)
 
 
@@ -408,8 +408,8 @@ class Graph:
     """The nodes of a pipeline."""
 
     def __init__(self, plan: Plan):
-        self.nodes: list[Node] = []
-        self._steps: dict[tuple[str, str], list[Step]] = defaultdict(list)
+        self.nodes: list[GraphNode] = []
+        self._steps: dict[tuple[str, str], list[PlanStep]] = defaultdict(list)
         for step in plan.steps:
             self._steps[step.op.label(), step.op.site].append(step)
         self.chain = self._chain(plan.op)
@@ -422,7 +422,7 @@ class Graph:
         """The number of an operation's node; `None` if it is not shown."""
         return self._numbers.get(op)
 
-    def _chain(self, last: Op) -> Chain:
+    def _chain(self, last: Op) -> NodeChain:
         after: list[Op] = []
         op = last
         while len(op.parents) == 1 and not isinstance(op, Nary | Interleave):
@@ -432,14 +432,14 @@ class Graph:
         in_order, half = after[::-1], MOST_NODES // 2
         shown = in_order if len(after) <= MOST_NODES else in_order[:half] + in_order[-half:]
         nodes = [self._node(each) for each in (op, *shown)]
-        return Chain(nodes, parts, (len(op.parents) - len(parts), len(after) - len(shown)))
+        return NodeChain(nodes, parts, (len(op.parents) - len(parts), len(after) - len(shown)))
 
-    def _node(self, op: Op) -> Node:
+    def _node(self, op: Op) -> GraphNode:
         steps = self._steps[op.label(), op.site]
         step = steps.pop(0) if len(steps) > 1 else steps[0] if steps else None  # as many as there are alike
         where = (step.where if step is not None else None) or CONSUMER
         how, reason = ("", "") if step is None else (step.how, step.reason)
-        node = Node(len(self.nodes), op, label_of(op), where, how, reason)
+        node = GraphNode(len(self.nodes), op, label_of(op), where, how, reason)
         self.nodes.append(node)
         return node
 

@@ -18,17 +18,17 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from headrace.audio import check as check_audio
+from headrace.audio.decode import check as check_audio
 from headrace.engine.workers.messages import STARTED_AS_WORKER
-from headrace.errors import HeadraceError, MissingDependency, PipelineError, WorkerError, in_words
+from headrace.errors import HeadraceError, MissingDependency, PipelineError, WorkerError, format_error
 from headrace.errors.addresses import redacted
-from headrace.insight.verify_process import NUMBERS_BYTES, Place, ReadingProcess, Task, Unit
+from headrace.insight.verify_process import NUMBERS_BYTES, ReadingPlace, ReadingProcess, ReadingTask, Unit
 from headrace.progress import Bar
 from headrace.sources import opening
 from headrace.sources import opening as formats
 from headrace.sources.media import MediaFiles
 from headrace.storage import files, sidecar
-from headrace.video import check as check_video
+from headrace.video.decode import check as check_video
 
 SHOWN = 20  # damaged places in the text of a report
 
@@ -308,7 +308,7 @@ class _Run:
 
     def check(self, units: list[Unit], options: dict[str, Any]) -> None:
         """Reads units, with as many processes as it takes."""
-        task = Task(units, options, self.timeout_s, self._max_memory_bytes)
+        task = ReadingTask(units, options, self.timeout_s, self._max_memory_bytes)
         self._units, self._now = units, _Progress()
         while self._now.number < len(units) and not self._is_stopped:
             self._now.is_open = False
@@ -371,7 +371,7 @@ class _Run:
 
     _done = _waiting
 
-    def _after_death(self, death: str, place: Place, *, hangs: bool) -> None:
+    def _after_death(self, death: str, place: ReadingPlace, *, hangs: bool) -> None:
         """Says what a process died of, and where to go on."""
         now = self._now
         if not now.is_open:
@@ -435,7 +435,7 @@ LONGEST_ERROR = 1000
 SPARE_S = 60.0
 
 
-class Link:
+class ParentLink:
     """What the process says to the one that started it."""
 
     def __init__(self, numbers_fd: int, messages_fd: int, timeout_s: float):
@@ -475,8 +475,8 @@ class Link:
 def main(numbers_fd: int, messages_fd: int, number: int, start: int, careful: int) -> None:
     """Checks units from a number on: the first from a record on, and its records before `careful` one by one."""
     os.environ.pop(STARTED_AS_WORKER, None)
-    task: Task = pickle.load(sys.stdin.buffer)
-    link = Link(numbers_fd, messages_fd, task.timeout_s)
+    task: ReadingTask = pickle.load(sys.stdin.buffer)
+    link = ParentLink(numbers_fd, messages_fd, task.timeout_s)
     sidecar.Index.is_stored = False
     _limit_memory(task.max_memory_bytes)
     try:
@@ -492,7 +492,7 @@ class Refused(Exception):
     """The source does not take the options."""
 
 
-def _check(task: Task, number: int, link: Link, start: int, careful: int) -> None:
+def _check(task: ReadingTask, number: int, link: ParentLink, start: int, careful: int) -> None:
     unit = task.units[number]
     link.begin(number, unit.opening_s)
     try:
@@ -513,7 +513,7 @@ def _check(task: Task, number: int, link: Link, start: int, careful: int) -> Non
         source.close()
 
 
-def _opened(task: Task, unit: Unit) -> Any:
+def _opened(task: ReadingTask, unit: Unit) -> Any:
     if unit.is_pickled:
         return pickle.loads(unit.given)
     try:
@@ -550,7 +550,7 @@ def _limit_memory(num_bytes: int) -> None:
 def in_few_words(error: Exception, max_memory_bytes: int) -> str:
     if isinstance(error, MissingDependency):
         raise error
-    text = str(error) if isinstance(error, HeadraceError | FileNotFoundError) else in_words(error)
+    text = str(error) if isinstance(error, HeadraceError | FileNotFoundError) else format_error(error)
     if isinstance(error, MemoryError):
         text += f" (`max_memory_bytes` is {max_memory_bytes}: if the data needs more, raise it)"
     text = " ".join(" ".join([text, *getattr(error, "__notes__", ())]).split())
@@ -560,7 +560,7 @@ def in_few_words(error: Exception, max_memory_bytes: int) -> str:
 class Check:
     """Reads a source to its end, and says which records cannot be read."""
 
-    def __init__(self, source: Any, link: Link, max_memory_bytes: int):
+    def __init__(self, source: Any, link: ParentLink, max_memory_bytes: int):
         self._source, self._link, self._max_memory_bytes = source, link, max_memory_bytes
         self._where: Callable[[int], tuple[str | None, int | None]] = getattr(source, "__where__", lambda i: (None, i))
 

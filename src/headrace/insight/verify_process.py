@@ -39,7 +39,7 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class ReadingTask:
     """What the process reads, and how."""
 
     units: list[Unit]
@@ -48,7 +48,7 @@ class Task:
     max_memory_bytes: int
 
 
-class Place(NamedTuple):
+class ReadingPlace(NamedTuple):
     """What the process was reading, and how many records of the unit it had read without error."""
 
     unit: int
@@ -63,9 +63,9 @@ class ReadingProcess:
     After its messages, `death` says how it ended if it was not done, and `place` where.
     """
 
-    def __init__(self, task: Task, *, unit: int, start: int, careful: int):
+    def __init__(self, task: ReadingTask, *, unit: int, start: int, careful: int):
         self._task = task
-        self.place = Place(unit, 0, 0, 0)
+        self.place = ReadingPlace(unit, 0, 0, 0)
         self.death: str | None = None
         self.hangs = self.is_started = False
         self._doing, self._limit_s = "starting", task.timeout_s + STARTING_S
@@ -107,7 +107,7 @@ class ReadingProcess:
         rest, changed_at = b"", time.monotonic()
         while True:
             readable, _, _ = select.select([read_fd], [], [], min(LONGEST_WAIT_S, self._task.timeout_s / 4))
-            place, self.place = self.place, Place(*NUMBERS.unpack(os.pread(numbers.fileno(), NUMBERS_BYTES, 0)))
+            place, self.place = self.place, ReadingPlace(*NUMBERS.unpack(os.pread(numbers.fileno(), NUMBERS_BYTES, 0)))
             if readable or place != self.place:
                 changed_at = time.monotonic()
             if readable:
@@ -125,7 +125,7 @@ class ReadingProcess:
             else:
                 yield ["waiting"]
         status = process.wait()
-        self.place = Place(*NUMBERS.unpack(os.pread(numbers.fileno(), NUMBERS_BYTES, 0)))
+        self.place = ReadingPlace(*NUMBERS.unpack(os.pread(numbers.fileno(), NUMBERS_BYTES, 0)))
         if self._doing:
             self.death = f"{self._doing} ends the process ({ending(status)}{_last_line(errors)})"
 

@@ -99,7 +99,7 @@ class DataLoader(Viewable):
             self._dataset = self._dataset.prefetch(count * worker_buffer_size)
         elif workers.num_workers:
             self._dataset = self._dataset.mp_prefetch(workers)
-        self.identity = states.Identity(
+        self.identity = states.LoaderIdentity(
             sampler=states.describe(sampler),
             data_source=states.describe(data_source, self._num_records),
             shard_options=states.describe(self.order.shard),

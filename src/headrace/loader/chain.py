@@ -13,7 +13,7 @@ from headrace.dataset import IterDataset, MapDataset
 from headrace.dataset.base import METHODS, Dataset, method_of
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator
-from headrace.loader.order import Lent, Order
+from headrace.loader.order import Order, ReusableMetadata
 from headrace.operations import Operation, batched
 from headrace.ops.base import describe
 from headrace.ops.element import PlacedMap, RecordMap
@@ -351,14 +351,14 @@ class _Steps(transforms.MapWithIndex):
     def __init__(self, operations: Sequence[Any], order: Order):
         self._operations, self._order = operations, order
         self._steps = [(function_of(op), isinstance(op, RANDOM), isinstance(op, PLACED)) for op in operations]
-        self._free: list[Lent] = []  # one for each thread
+        self._free: list[ReusableMetadata] = []  # one for each thread
         self._draws_from_globals = any(isinstance(op, transforms.SeedGlobals) for op in operations)
 
     def map_with_index(self, index: int, element: Any) -> Any:
         try:
             lent = self._free.pop()
         except IndexError:  # other threads use all of them
-            lent = Lent(self._order)
+            lent = ReusableMetadata(self._order)
         metadata = lent.of(index)
         for function, is_random, is_placed in self._steps:
             if is_random:
@@ -367,7 +367,7 @@ class _Steps(transforms.MapWithIndex):
                 element = function(metadata.index, element)
             else:
                 element = function(element)
-        if lent.is_back(metadata):
+        if lent.can_reuse(metadata):
             self._free.append(lent)
         return element
 

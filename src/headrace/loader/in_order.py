@@ -104,7 +104,7 @@ class InOrder:
     def _handed_over(self) -> int:
         """How many elements the iterator has handed over."""
         reader = None if self._reader is None else self._reader()
-        found = None if reader is None else index_in(reader._walk.op, reader._walk.position())
+        found = None if reader is None else index_in(reader._iteration.op, reader._iteration.position())
         return 0 if found is None else found[1]
 
     def _forget(self, first: int) -> None:

@@ -78,7 +78,7 @@ def _first_metadata(sampler: Any) -> RecordMetadata | None:
     return first
 
 
-class Lent:
+class ReusableMetadata:
     """Metadata of one record at a time: a new generator for each costs ten times as much as moving one."""
 
     def __init__(self, order: Order):
@@ -90,7 +90,7 @@ class Lent:
         """The metadata of the shard's n-th record."""
         return self._order.metadata_of(nth) if self._at is None else self._at(self._order.place(nth))
 
-    def is_back(self, metadata: RecordMetadata) -> bool:
+    def can_reuse(self, metadata: RecordMetadata) -> bool:
         """Whether nobody has kept the generator, so another record may use it."""
         rng = metadata.rng
         return rng is None or self._references is None or sys.getrefcount(rng) <= self._references + 1

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from headrace.dataset.base import Dataset
 from headrace.errors import StateError
-from headrace.errors.addresses import told_apart
+from headrace.errors.addresses import with_identity_digest
 from headrace.loader.chain import ELEMENTWISE, identity
 from headrace.loader.order import Order
 from headrace.samplers import BuiltInSampler
@@ -32,7 +32,7 @@ _IN_MEMORY = (list, tuple, dict, set, frozenset, str, bytes, Dataset, SharedMemo
 
 
 @dataclass(frozen=True)
-class Identity:
+class LoaderIdentity:
     """What must be the same in a state and in the loader that it is given to."""
 
     sampler: str
@@ -47,7 +47,7 @@ class Loader(Protocol):
     order: Order
     source: Any
     operations: list[Any]
-    identity: Identity
+    identity: LoaderIdentity
 
 
 def describe(thing: Any, length: int | None = None) -> str:
@@ -67,7 +67,7 @@ def describe(thing: Any, length: int | None = None) -> str:
     text = _ADDRESS.sub("", named()) if _has_repr(kind) else ""
     if fields is not None:
         text = f"{kind.__qualname__}({fields})"
-    text = told_apart(text)
+    text = with_identity_digest(text)
     if not text or "<function" in text or "<lambda>" in text:
         return f"{kind.__qualname__}{records}"
     if len(text) <= LONGEST:
@@ -90,7 +90,7 @@ def _simple_fields(thing: Any) -> str | None:
     return ", ".join(f"{k}={v!r}" for k, v in values.items() if isinstance(v, str | int | float | os.PathLike))
 
 
-def encode(identity: Identity, position: dict[str, Any], pipeline: dict[str, Any]) -> bytes:
+def encode(identity: LoaderIdentity, position: dict[str, Any], pipeline: dict[str, Any]) -> bytes:
     """A state as bytes, with what the states of datasets have besides the position."""
     fields = {"format": FORMAT, **vars(identity), "position": position, **pipeline}
     return json.dumps(fields | {"checksum": _checksum(fields)}, indent=4).encode()
@@ -145,7 +145,7 @@ def _parse(state: Any) -> dict[str, Any]:
     return fields
 
 
-def _check(fields: dict[str, Any], identity: Identity) -> None:
+def _check(fields: dict[str, Any], identity: LoaderIdentity) -> None:
     differ = [name for name, own in vars(identity).items() if fields.get(name) != own]
     if differ:
         lines = [f"  {name}: {fields.get(name)!r} in the state, {getattr(identity, name)!r} here" for name in differ]
@@ -178,7 +178,10 @@ def _is_repr_of(thing: Any, text: str) -> bool:
         return text.startswith("ArrayRecordDataSource")
     if isinstance(thing, Dataset):
         return "MapDataset" in text
-    return told_apart(_ADDRESS.sub("", text)) in (told_apart(_ADDRESS.sub("", repr(thing))), str(type(thing)))
+    return with_identity_digest(_ADDRESS.sub("", text)) in (
+        with_identity_digest(_ADDRESS.sub("", repr(thing))),
+        str(type(thing)),
+    )
 
 
 def _check_element_by_element(worker_count: int, operations: Sequence[Any]) -> None:

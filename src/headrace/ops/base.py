@@ -33,7 +33,7 @@ ENDLESS = sys.maxsize
 COMMAND = "the command `headrace`"
 
 
-class Kept:
+class ProcessLocal:
     """What the iterators in this process keep with an operation for the next iterator; pickling leaves it out.
 
     It is an attribute of the operation rather than an entry in a weak dictionary, so that Python's garbage collector
@@ -48,7 +48,7 @@ class Kept:
         return self._values[kind] if kind in self._values else self._values.setdefault(kind, kind())
 
     def __reduce__(self):
-        return Kept, ()
+        return ProcessLocal, ()
 
 
 def call_site() -> str:
@@ -88,7 +88,9 @@ def parents_first(
 _KNOWN = "_known_"
 
 
-def from_parents(method: Callable[[Any], Any], when: Callable[[Any], bool] | None = None) -> Callable[[Any], Any]:
+def cached_from_parents(
+    method: Callable[[Any], Any], when: Callable[[Any], bool] | None = None
+) -> Callable[[Any], Any]:
     """Caches a method that calls the same method of the parents, and computes it parents first, without recursion.
 
     With `when`, only operations for which `when(op)` is true call their parents' method; others are not cached.
@@ -121,6 +123,7 @@ class Op:
 
     Attributes:
         name: The name that users see.
+        former_name: What states of earlier versions call it.
         state_fields: The names of its own numbers in a position.
         state_params: The arguments that these numbers depend on.
         state_limits: The arguments that limit these numbers, by the number's name.
@@ -140,7 +143,7 @@ class Op:
         hides_seeds: Whether operations after it ignore the seeds before it.
         is_seed_step: Whether it counts in the distance to a seed.
         is_guarded: Whether an error of its function concerns one record, which `on_error` may leave out.
-        stays_here: Whether only the consumer's own process can compute it.
+        runs_in_consumer: Whether only the consumer's own process can compute it.
         ends_together: Whether it ends at the same step in all processes.
         draws_from_globals: Whether it calls code that draws from the random number generators of the whole process.
         hides_parents: Whether its parents belong to a dataset that a user has defined, and not to the pipeline.
@@ -148,6 +151,7 @@ class Op:
     """
 
     name: ClassVar[str]
+    former_name: ClassVar[str] = ""
     state_fields: ClassVar[tuple[str, ...] | None] = None
     state_params: ClassVar[tuple[str, ...]] = ()
     state_limits: ClassVar[dict[str, str]] = {}
@@ -165,7 +169,7 @@ class Op:
     hides_seeds: ClassVar[bool] = False
     is_seed_step: ClassVar[bool] = True
     is_guarded: ClassVar[bool] = False
-    stays_here: ClassVar[bool] = False
+    runs_in_consumer: ClassVar[bool] = False
     ends_together: ClassVar[bool] = False
     hides_parents: ClassVar[bool] = False
     site: str = field(default_factory=call_site, kw_only=True)
@@ -236,7 +240,7 @@ class Op:
         return self
 
     @property
-    @from_parents
+    @cached_from_parents
     def is_stream(self) -> bool:
         return any(parent.is_stream for parent in self.parents)
 
@@ -245,25 +249,25 @@ class Op:
         raise TypeError(f"{self.name} has no length.")
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         """Whether it is known never to end."""
         return any(parent.endless for parent in self.parents)
 
     @property
-    @from_parents
+    @cached_from_parents
     def is_sparse(self) -> bool:
         """Whether some indices may have no element, as after a filter."""
         return any(parent.is_sparse for parent in self.parents)
 
     @property
-    @from_parents
+    @cached_from_parents
     def has_disk_cache(self) -> bool:
         """Whether it, or an operation before it, keeps elements on disk."""
         return any(parent.has_disk_cache for parent in self.parents)
 
     @property
-    @from_parents
+    @cached_from_parents
     def lanes(self) -> int:
         """How many lanes its stream has."""
         return max((parent.lanes for parent in self.parents), default=1)
@@ -331,11 +335,11 @@ class Unary(Op):
         (parent,) = parents
         return dataclasses.replace(self, parent=parent)
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         return self.parent.length()
 
-    @from_parents
+    @cached_from_parents
     def spec(self) -> Any:
         return self.parent.spec()
 

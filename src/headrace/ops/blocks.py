@@ -78,7 +78,7 @@ class Rows(Block):
 
     def own_rows(self) -> list[Any]:
         if not self.owned:
-            self.items = trees.own(self.items)
+            self.items = trees.make_private(self.items)
             self.owned = True
         return self.items
 
@@ -93,7 +93,7 @@ class Rows(Block):
         return Rows([items[i] for i in positions.tolist()], owned=self.owned)
 
     def stack(self, empty: trees.Empty | None = None) -> Any:
-        batch_rows.look_at(self.items)
+        batch_rows.release_shared_rows(self.items)
         return trees.stack(self.items, empty=empty)
 
     def num_bytes(self) -> int:

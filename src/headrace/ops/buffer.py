@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.errors import PipelineError
-from headrace.ops.base import ENDLESS, Kept, Op, Unary, describe, from_parents, parents_first
+from headrace.ops.base import ENDLESS, Op, ProcessLocal, Unary, cached_from_parents, describe, parents_first
 from headrace.ops.lanes import Lane
 from headrace.ops.order import IndexOp, Slice
 from headrace.options import (
@@ -72,7 +72,7 @@ class ToStream(Unary):
         return f"in index order, {threads} threads" if threads else "in index order, no threads"
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         return self.parent.endless or self.parent.length() >= ENDLESS
 
@@ -144,7 +144,7 @@ class MpPrefetch(Unary):
     is_seed_step = False  # as in Grain without workers: seeds must not depend on the number of workers
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None = None
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     def __post_init__(self):
         if not isinstance(self.options, MultiprocessingOptions):
@@ -190,14 +190,14 @@ class Cache(IndexOp):
 
     name = "cache"
     order_params = ()
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     def __post_init__(self):
         if self.parent.endless:
             raise PipelineError("`cache` cannot hold an endless dataset: put it before `repeat`.")
 
     def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
-        return replace(self, parent=parents[0], kept=Kept())
+        return replace(self, parent=parents[0], kept=ProcessLocal())
 
     @property
     def gathers_columns(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import Op, from_parents
+from headrace.ops.base import Op, cached_from_parents
 from headrace.ops.group import Grouped
 from headrace.ops.lanes import Lane
 from headrace.ops.padding import pad, padded_spec
@@ -95,7 +95,7 @@ class BatchBySize(Grouped):
             return self.batch_fn
         return partial(pad, pad_value=self.pad_value) if self.padded else list
 
-    @partial(from_parents, when=lambda op: op.padded or op.batch_fn is not None)
+    @partial(cached_from_parents, when=lambda op: op.padded or op.batch_fn is not None)
     def spec(self) -> Any:
         if self.batch_fn is None and self.padded:
             return padded_spec(self.parent.spec(), None)

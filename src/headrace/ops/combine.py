@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import PipelineError, StateError
 from headrace.errors.signals import let_through
-from headrace.ops.base import ENDLESS, Kept, Op, from_parents
+from headrace.ops.base import ENDLESS, Op, ProcessLocal, cached_from_parents
 from headrace.ops.lanes import Lane, check_same_lanes
 from headrace.ops.order import Slice
 from headrace.ops.proportions import Shares
@@ -52,7 +52,7 @@ class Nary(Op):
     def how(self) -> str:
         return "ordering point: takes parts in turn" if self.is_stream else "routes indices to parts"
 
-    @from_parents
+    @cached_from_parents
     def spec(self) -> Any:
         return self.parts[0].spec()
 
@@ -79,11 +79,11 @@ class Mixing(Nary):
         raise NotImplementedError
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         return all(self.parts[i].endless for i in self.due_parts)
 
-    @from_parents
+    @cached_from_parents
     def spec(self) -> Any:
         return self.parts[self.due_parts[0]].spec()
 
@@ -205,7 +205,7 @@ class Mix(RouteOp, Mixing):
         """Which part each output comes from."""
         return Shares(self.proportions)
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         total = sum(self.proportions)
         shortest = min(self.parts[i].length() / (self.proportions[i] / total) for i in self.due_parts)
@@ -234,7 +234,7 @@ class Concatenate(RouteOp):
     def _lengths(self) -> np.ndarray:
         return np.diff(self.ends, prepend=0)
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         return int(self.ends[-1])
 
@@ -312,16 +312,16 @@ class Zip(Nary):
             raise StateError(f"The state zips {len(fields['parents'])} datasets; {self.label()} has {len(self.parts)}.")
         return tuple(states.decode(part, state) for part, state in zip(self.parts, fields["parents"], strict=True))
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         return min(part.length() for part in self.parts)
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         return all(part.endless for part in self.parts)
 
-    @from_parents
+    @cached_from_parents
     def spec(self) -> Any:
         return tuple(part.spec() for part in self.parts)
 
@@ -346,7 +346,7 @@ class Interleave(Op):
     datasets: "Sequence[Op] | Op" = field(repr=False)
     cycle_length: int
     num_lanes: int = 1
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     def __post_init__(self):
         check_counts(self, "cycle_length", least=1)
@@ -372,7 +372,7 @@ class Interleave(Op):
             )
 
     @property
-    @from_parents
+    @cached_from_parents
     def lanes(self) -> int:
         return max(self.num_lanes, *(part.lanes for part in self.parents))
 
@@ -383,7 +383,7 @@ class Interleave(Op):
             mine: Any = Slice(self.datasets, lane.index, lane.count, lane.below(self.num_datasets), site=self.site)
         else:
             mine = tuple(self.datasets[lane.index :: lane.count])
-        return replace(self, datasets=mine, num_lanes=1, kept=Kept())
+        return replace(self, datasets=mine, num_lanes=1, kept=ProcessLocal())
 
     def identity(self) -> dict[str, Any]:
         cut = {"num_lanes": self.num_lanes} if self.num_lanes > 1 else {}
@@ -401,7 +401,7 @@ class Interleave(Op):
         return 0, 0, (None,) * self.cycle_length
 
     def with_parts(self, parts: tuple[Op, ...]) -> Op:
-        return replace(self, datasets=parts, kept=Kept())
+        return replace(self, datasets=parts, kept=ProcessLocal())
 
     def named_parts(self) -> dict[str, Op] | None:
         return None if isinstance(self.datasets, Op) else {str(i): part for i, part in enumerate(self.datasets)}
@@ -453,7 +453,7 @@ class Interleave(Op):
         return self.datasets.length() if isinstance(self.datasets, Op) else len(self.datasets)
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         """In lanes, each needs an endless dataset of its own."""
         if isinstance(self.datasets, Op):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.storage.elements import Folder, KeptElements
 
 
-class Opened:
+class OpenedCache:
     """The elements of a folder, once it is complete."""
 
     elements: "KeptElements | None" = None
@@ -42,7 +42,7 @@ class DiskCache(Cache):
 
     def opened(self) -> "KeptElements | None":
         """Its elements; `None` until the folder is complete."""
-        kept = self.kept.of(Opened)
+        kept = self.kept.of(OpenedCache)
         if kept.elements is None:
             kept.elements = self.folder.opened()
         return kept.elements

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import ENDLESS, Op, Unary, describe, from_parents, method_or_function
+from headrace.ops.base import ENDLESS, Op, Unary, cached_from_parents, describe, method_or_function
 from headrace.ops.lanes import WHOLE, Lane
 from headrace.ops.seeds import set_seed
 
@@ -36,7 +36,7 @@ class Transformed(Unary):
     def how(self) -> str:
         return "one call per element"
 
-    @partial(from_parents, when=lambda op: getattr(op.transform, "output_spec", None) is not None)
+    @partial(cached_from_parents, when=lambda op: getattr(op.transform, "output_spec", None) is not None)
     def spec(self) -> Any:
         output_spec = getattr(self.transform, "output_spec", None)
         if output_spec is None:
@@ -48,7 +48,7 @@ class Transformed(Unary):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Map(Transformed):
+class MapOp(Transformed):
     """`transform(element)`; with `batched`, a function of columns that treats each row on its own."""
 
     name = method = "map"
@@ -80,7 +80,7 @@ class Map(Transformed):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RecordMap(Map):
+class RecordMap(MapOp):
     """A `DataLoader`'s map: it also maps records whose data is `None`."""
 
     skips_none = False
@@ -104,7 +104,7 @@ class PlacedMap(RecordMap):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MapWithIndex(Transformed):
+class MapWithIndexOp(Transformed):
     """`transform(index, element)`, with the index in a random-access chain, or the count so far in a stream."""
 
     name = method = "map_with_index"
@@ -120,7 +120,7 @@ class MapWithIndex(Transformed):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RandomMap(Transformed):
+class RandomMapOp(Transformed):
     """`transform(element, rng)`, with a generator that depends on the seed and the index or count only."""
 
     name = method = "random_map"
@@ -143,7 +143,7 @@ class RandomMap(Transformed):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Filter(Transformed):
+class FilterOp(Transformed):
     """Elements for which `transform(element)` is true; the others are missing, and a stream skips them."""
 
     name = method = "filter"
@@ -163,7 +163,7 @@ class Filter(Transformed):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FlatMap(Transformed):
+class FlatMapOp(Transformed):
     """The children that `transform(element)` returns; in a random-access chain, at most `max_fan_out`."""
 
     name = method = "flat_map"
@@ -188,7 +188,7 @@ class FlatMap(Transformed):
                 f"positive int; got {fan_out!r}. An IterDataset does not need it."
             )
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         assert self.max_fan_out is not None
         return min(self.parent.length() * self.max_fan_out, ENDLESS)

@@ -18,7 +18,7 @@ from headrace.errors.signals import from_outside, let_through, suppress
 from headrace.errors.suggestions import keys_instead
 from headrace.ops.base import Op, describe
 from headrace.ops.blocks import Block, Columns, Rows
-from headrace.ops.element import Map, MapWithIndex, PlacedMap, RandomMap
+from headrace.ops.element import MapOp, MapWithIndexOp, PlacedMap, RandomMapOp
 from headrace.rng import CounterRng
 
 Kernel = Callable[[Block, Any], Block]
@@ -32,12 +32,12 @@ def element_kernel(op: Op) -> Kernel:
 
     `None` stays as it is: only the functions of a `DataLoader` see it.
     """
-    if isinstance(op, Map) and not isinstance(op, PlacedMap):
+    if isinstance(op, MapOp) and not isinstance(op, PlacedMap):
         kernel = _map_kernel(op)
-    elif isinstance(op, MapWithIndex | PlacedMap):
+    elif isinstance(op, MapWithIndexOp | PlacedMap):
         kernel = _map_with_index_kernel(op)
     else:
-        assert isinstance(op, RandomMap)
+        assert isinstance(op, RandomMapOp)
         kernel = _random_map_kernel(op)
     nones = _nones.setdefault(op, Nones())
     return partial(nones.watch, op, kernel) if nones.left else kernel
@@ -82,7 +82,7 @@ _nones: "weakref.WeakKeyDictionary[Op, Nones]" = weakref.WeakKeyDictionary()
 _warned: dict[Any, Any] = {}  # of the module `warnings`: each line of the user's code is told once
 
 
-def _map_kernel(op: Map) -> Kernel:
+def _map_kernel(op: MapOp) -> Kernel:
     batch_fn, rows_fn, skips_none = op.batch_fn, op.rows_fn, op.skips_none
     fn: Any = None if op.batched else op.fn
 
@@ -116,7 +116,7 @@ def check_is_element(transform: Any, made: Any) -> None:
         )
 
 
-def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, skips_none: bool) -> Block:
+def _map_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any, *, skips_none: bool) -> Block:
     """Applies a function of columns to a block, or row by row where the rows do not fit into common columns."""
     if isinstance(block, Rows) and not trees.uniform(block.items):
         out: list[Any] = []
@@ -130,7 +130,7 @@ def _map_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any, *, s
     return _call_columns(op, fn, block, idx)
 
 
-def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
+def _call_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
     try:
         columns = block.whole() if isinstance(block, Columns) else block.stack()
         tree = trees.tree_map(np.asarray, fn(columns))
@@ -148,7 +148,7 @@ def _call_columns(op: Map, fn: Callable[[Any], Any], block: Block, idx: Any) -> 
     return Columns(tree, len(block))
 
 
-def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: Any, *, skips_none: bool) -> Block:
+def _map_rows(op: MapOp, fn: Callable[[list[Any]], list[Any]], block: Block, idx: Any, *, skips_none: bool) -> Block:
     """Applies a function of a list of elements to a block."""
     rows = block.own_rows()
     given = [x for x in rows if x is not None] if skips_none else rows
@@ -172,8 +172,8 @@ def _map_rows(op: Map, fn: Callable[[list[Any]], list[Any]], block: Block, idx: 
     return Rows([None if x is None else next(feed) for x in rows], owned=True)
 
 
-def _map_with_index_kernel(op: MapWithIndex | PlacedMap) -> Kernel:
-    fn, skips_none = op.fn, isinstance(op, MapWithIndex)
+def _map_with_index_kernel(op: MapWithIndexOp | PlacedMap) -> Kernel:
+    fn, skips_none = op.fn, isinstance(op, MapWithIndexOp)
 
     def kernel(block: Block, idx: Any) -> Block:
         numbers = ints(idx)
@@ -188,7 +188,7 @@ def _map_with_index_kernel(op: MapWithIndex | PlacedMap) -> Kernel:
     return kernel
 
 
-def _random_map_kernel(op: RandomMap) -> Kernel:
+def _random_map_kernel(op: RandomMapOp) -> Kernel:
     fn = op.fn
     free: list[CounterRng] = []  # generators that no thread is using
 

@@ -7,7 +7,7 @@ from headrace.ops.buffer import Cache, Limit, Skip, ToStream
 from headrace.ops.combine import Interleave, Mix, Mixing, Zip
 from headrace.ops.disk_cache import FromDisk
 from headrace.ops.global_batch import BatchOfRows, GlobalBatch, OwnRows, has_rows, makes_rows
-from headrace.ops.group import Batch, BufferShuffle, PaddedBatch
+from headrace.ops.group import BatchOp, BufferShuffle, PaddedBatch
 from headrace.ops.order import IndexOp, Repeat, Slice, WindowShuffle, gather_options
 from headrace.ops.source import Source, UserDataset
 from headrace.ops.weighed_mix import WeighedMix
@@ -75,7 +75,7 @@ def _from_inputs(op: Op, counts: list[float]) -> float | None:
             return max(count - op.count, 0)
         case Repeat():
             return count and count * (op.num_epochs or math.inf)
-        case Batch():
+        case BatchOp():
             return _groups(count, op.batch_size, drop_remainder=op.drop_remainder)
         case PaddedBatch(boundaries=()):
             assert op.window_size is not None
@@ -117,8 +117,8 @@ def reads_in_order(op: ToStream) -> bool:
 
 def _keeps_ends(op: Op) -> bool:
     """Whether the number of an operation's outputs follows from the number of its inputs."""
-    is_plain = op.is_transparent or op.stays_here or (op.is_elementwise and op.keeps_count)
-    return is_plain or isinstance(op, Limit | Batch)
+    is_plain = op.is_transparent or op.runs_in_consumer or (op.is_elementwise and op.keeps_count)
+    return is_plain or isinstance(op, Limit | BatchOp)
 
 
 def must_come_before_rows(op: Op) -> Op | None:
@@ -130,7 +130,7 @@ def must_come_before_rows(op: Op) -> Op | None:
         op = ahead.pop()
         if makes_rows(op):
             continue
-        keeps = (_keeps_ends(op) and not isinstance(op, Batch)) or op.only_reorders
+        keeps = (_keeps_ends(op) and not isinstance(op, BatchOp)) or op.only_reorders
         joins = isinstance(op, Mixing | Zip) and not isinstance(op, WeighedMix)  # sizes differ among processes
         if not (keeps or joins or isinstance(op, IndexOp | Skip | ToStream)):
             return op
@@ -158,7 +158,7 @@ def may_leave_out_rows(op: Op) -> bool:
 _told: set[tuple[str, str]] = set()  # what, and where in the user's code: each once
 
 
-def _tell(op: Op, text: str) -> None:
+def _warn(op: Op, text: str) -> None:
     if (text, op.site) not in _told:
         _told.add((text, op.site))
         import logging  # slow to import, and hardly ever needed
@@ -174,13 +174,13 @@ def mark_shard(op: Op, total: int) -> None:
     op.__dict__[_SHARDED] = total
 
 
-def tell_uneven_shards(batch: Batch) -> None:
+def tell_uneven_shards(batch: BatchOp) -> None:
     """Warns if the shards of a dataset have different numbers of batches: hosts that take steps together would hang."""
     op, epochs = batch.parent, 1
     while isinstance(op, Unary) and _SHARDED not in op.__dict__:
         if isinstance(op, Repeat):
             epochs *= op.num_epochs or 0  # an endless one has no number of batches
-        elif not (_keeps_ends(op) or op.only_reorders or isinstance(op, ToStream)) or isinstance(op, Limit | Batch):
+        elif not (_keeps_ends(op) or op.only_reorders or isinstance(op, ToStream)) or isinstance(op, Limit | BatchOp):
             return
         op = op.parent
     if not isinstance(op, Slice) or op.step == 1 or op.endless:
@@ -188,11 +188,11 @@ def tell_uneven_shards(batch: Batch) -> None:
     lengths = [len(range(i, op.__dict__[_SHARDED], op.step)) for i in (0, op.step - 1)]  # the longest and the shortest
     counts = [_groups(epochs * n, batch.batch_size, drop_remainder=batch.drop_remainder) for n in lengths]
     if len(set(counts)) > 1:
-        _tell(
+        _warn(
             batch,
             f"has {counts[0]:.0f} batches in some of the {op.step} shards and {counts[1]:.0f} in others, so hosts that "
             "take steps together would wait for ever for others that have ended. Use `global_batch`, "
-            "`shard(..., drop_remainder=True)`, or `headrace.in_step(batches)`.",
+            "`shard(..., drop_remainder=True)`, or `headrace.stop_together(batches)`.",
         )
 
 
@@ -207,7 +207,7 @@ def tell_dropped_rows(op: Op) -> None:
     else:
         return
     if count is not None and count < math.inf and count % size:
-        _tell(
+        _warn(
             op,
             f"leaves out the last {count % size:.0f} of {count:.0f} elements, which do not fill a batch of {size}. To "
             "use them all, take a batch size that divides their number, or read them again: `repeat()` before it.",

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import PipelineError
-from headrace.ops.base import ENDLESS, Kept, Op, parents_first
+from headrace.ops.base import ENDLESS, Op, ProcessLocal, parents_first
 from headrace.ops.buffer import Cache, ToStream
 from headrace.ops.combine import Interleave, Nary
-from headrace.ops.element import Map
+from headrace.ops.element import MapOp
 from headrace.ops.order import Seed, Slice
 from headrace.ops.source import UserDataset
 from headrace.rng import derive_seed
@@ -32,12 +32,12 @@ def _in_epoch(op: Op, epoch: int, parents: tuple[Op, ...]) -> Op:
     if isinstance(op, ToStream):
         return replace(op, parent=_later(op.parent, epoch))
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        datasets = Map(_later(op.datasets, epoch), _InEpoch(epoch), site=op.site)
-        return replace(op, datasets=datasets, kept=Kept())
+        datasets = MapOp(_later(op.datasets, epoch), _InEpoch(epoch), site=op.site)
+        return replace(op, datasets=datasets, kept=ProcessLocal())
     if isinstance(op, Nary | Interleave):
         return op.with_parts(parents)
     # Workers and lanes that were made are those of another epoch; a cache is meant to keep its elements.
-    own: dict[str, Any] = {"kept": Kept()} if hasattr(op, "kept") and not isinstance(op, Cache) else {}
+    own: dict[str, Any] = {"kept": ProcessLocal()} if hasattr(op, "kept") and not isinstance(op, Cache) else {}
     seed = None if isinstance(op, Seed) else getattr(op, "seed", None)
     if seed is not None:
         own["seed"] = derive_seed([(seed, epoch)])

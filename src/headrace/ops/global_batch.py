@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import MissingLanesError, PipelineError
-from headrace.ops.base import Kept, Op, Unary, from_parents, parents_first
+from headrace.ops.base import Op, ProcessLocal, Unary, cached_from_parents, parents_first
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
-from headrace.ops.group import Batch, with_leading
+from headrace.ops.group import BatchOp, with_leading
 from headrace.ops.lanes import Lane, in_lane
 from headrace.ops.order import IndexOp, Repeat, epoch_length
 from headrace.ops.state_fields import Fields, PartStates
@@ -33,7 +33,7 @@ class OwnRows(IndexOp):
     def identity(self) -> None:
         return None
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         return self.parent.length() // self.own.batch_size * len(self.own)
 
@@ -44,7 +44,7 @@ class OwnRows(IndexOp):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BatchOfRows(Batch):
+class BatchOfRows(BatchOp):
     """This process's rows of each global batch of a random-access chain."""
 
     name = "global_batch"
@@ -78,7 +78,7 @@ class GlobalBatch(Unary):
     rows: GlobalRows
     num_batches: int | None = field(default=None, kw_only=True)
     batch_fn: Callable[[Sequence[Any]], Any] | None = field(default=None, kw_only=True)
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     def __post_init__(self):
         if self.num_batches is not None:
@@ -126,7 +126,7 @@ class GlobalBatch(Unary):
         return self.endless and not _may_end_in_a_lane(self.parent)
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         return self.parent.endless and self.num_batches is None
 
@@ -140,7 +140,7 @@ class GlobalBatch(Unary):
     def label(self) -> str:
         return f"global_batch({self.batch_size}{'' if self.rows.is_all else f', {self.rows!r}'})"
 
-    @from_parents
+    @cached_from_parents
     def spec(self) -> Any:
         return with_leading(self.parent.spec(), len(self.rows))
 
@@ -151,7 +151,7 @@ class GlobalBatch(Unary):
 
     def with_parts(self, parts: tuple[Op, ...]) -> Op:
         (parent,) = parts
-        return replace(self, parent=parent, kept=Kept())
+        return replace(self, parent=parent, kept=ProcessLocal())
 
     def write_parts(self, positions: Any, states: PartStates) -> Fields:
         lanes = zip(self.own_rows, positions, strict=True)
@@ -208,7 +208,7 @@ def check_lanes(op: Op) -> None:
             raise PipelineError(
                 f"{op.label()} (pipeline at {op.site}) reads lanes that end after different numbers of batches, so "
                 "some processes would wait for ever for others that have ended. Say how they end together: give "
-                "num_batches=, or let them agree with `headrace.in_step(batches)`. Or read for ever: "
+                "num_batches=, or let them agree with `headrace.stop_together(batches)`. Or read for ever: "
                 "`repeat()` before `to_iter_dataset()`."
             )
         if not op.ends_together:

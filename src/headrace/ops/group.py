@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace import trees
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import Op, Unary, from_parents
+from headrace.ops.base import Op, Unary, cached_from_parents
 from headrace.ops.lanes import Lane
 from headrace.ops.padding import pad, padded_spec, stacked_leaf
 from headrace.ops.seeds import set_seed
@@ -17,7 +17,7 @@ from headrace.options import check_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Batch(Unary):
+class BatchOp(Unary):
     """`batch_size` elements as one; the last of an epoch may be smaller."""
 
     name = "batch"
@@ -37,13 +37,13 @@ class Batch(Unary):
                 "call `to_iter_dataset()` before `batch`."
             )
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         n = self.parent.length()
         return n // self.batch_size if self.drop_remainder else -(-n // self.batch_size)
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         return self.parent.endless
 
@@ -70,7 +70,7 @@ class Batch(Unary):
         # An endless parent has one epoch, so the bound is `n` itself and nothing overflows.
         return start, np.minimum(start + self.batch_size, (epochs + 1) * n)
 
-    @partial(from_parents, when=lambda op: op.batch_fn is None or hasattr(op.batch_fn, "output_spec"))
+    @partial(cached_from_parents, when=lambda op: op.batch_fn is None or hasattr(op.batch_fn, "output_spec"))
     def spec(self) -> Any:
         if self.batch_fn is not None:
             output_spec = getattr(self.batch_fn, "output_spec", None)
@@ -106,7 +106,7 @@ class Rebatch(Grouped):
     def __post_init__(self):
         check_counts(self, "batch_size", least=1)
 
-    @from_parents
+    @cached_from_parents
     def spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
         return trees.tree_map(lambda leaf: stacked_leaf((size, *leaf.shape[1:]), leaf), self.parent.spec())
@@ -201,7 +201,7 @@ class PaddedBatch(Grouped):
         """Elements padded to one shape and stacked."""
         return pad(elements, self.pad_value, length)
 
-    @from_parents
+    @cached_from_parents
     def spec(self) -> Any:
         return padded_spec(self.parent.spec(), self.batch_size if self.drop_remainder else None)
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace import trees
-from headrace.errors import BadRecord, PipelineError, in_words, without_memory_addresses
+from headrace.errors import BadRecord, PipelineError, format_error, without_memory_addresses
 from headrace.errors.addresses import redacted
 from headrace.ops.base import Op, parents_first
 from headrace.ops.blocks import Block, Columns, Indices, Rows
 from headrace.ops.combine import Zip
-from headrace.ops.element import Map, MapWithIndex, PlacedMap, RandomMap
+from headrace.ops.element import MapOp, MapWithIndexOp, PlacedMap, RandomMapOp
 from headrace.ops.elements import Kernel, add_note, blame, concerns_one, element_kernel, ints
 from headrace.ops.origins import origin
 from headrace.ops.source import Source
@@ -46,7 +46,7 @@ Where = Callable[[int], dict[str, Any]]
 """From the number of an element in a block, fields of its `BadRecord`."""
 
 
-class Step(NamedTuple):
+class GuardedCall(NamedTuple):
     """A call of a function or of a source, for one element of a block or for all."""
 
     since: float
@@ -78,7 +78,7 @@ class Guard:
         timeout_s: float | None = None,
     ):
         self.report, self.saw, self.timeout_s, self.skips = report, saw, timeout_s, not policy.raises
-        self.now: dict[int, Step] = {}  # by thread, the call that it is in, if calls are timed
+        self.now: dict[int, GuardedCall] = {}  # by thread, the call that it is in, if calls are timed
         self.known: Collection[str] = ()  # keys of elements that took too long before
         self._policy, self._is_lost = policy, is_lost
         self._local = threading.local()
@@ -100,7 +100,7 @@ class Guard:
     def judge(self, error: Exception, op: Op, where: dict[str, Any]) -> Any:
         """What takes the place of an operation's output after an error: `BAD`, or what the handler returns."""
         self.check(error)
-        text = without_memory_addresses(redacted(in_words(error)[:LONGEST_ERROR]))
+        text = without_memory_addresses(redacted(format_error(error)[:LONGEST_ERROR]))
         record = BadRecord(op.label(), text, site=op.site, **where)
         made = None
         if callable(self._policy.action):
@@ -116,7 +116,7 @@ class Guard:
         """Notes that a call begins, for element number `j` of a block or for all; raises if it took too long before."""
         if self.timeout_s is None:
             return
-        step = Step(time.monotonic(), op, where, j, ends_run)
+        step = GuardedCall(time.monotonic(), op, where, j, ends_run)
         if self.known and step.key in self.known:
             raise TimeoutError(f"took more than {self.timeout_s:g} s")
         self.now[threading.get_ident()] = step
@@ -216,9 +216,9 @@ def guarded_kernel(op: Op, guard: Guard) -> "GuardedKernel":
     kernel = element_kernel(op)
     if not op.is_guarded:
         return lambda block, idx, where: guard.timed(op, where, kernel, block, idx)
-    if isinstance(op, Map) and (op.batch_fn is not None or op.rows_fn is not None):
+    if isinstance(op, MapOp) and (op.batch_fn is not None or op.rows_fn is not None):
         return partial(_many, op, kernel, guard)
-    start, none = _calls(op), isinstance(op, Map) and not op.skips_none
+    start, none = _calls(op), isinstance(op, MapOp) and not op.skips_none
 
     def guarded(block: Block, idx: Any, where: Where) -> Block:
         numbers = None if idx is None else ints(idx)
@@ -235,14 +235,14 @@ Call = Callable[[Any, Any], Any]
 def _calls(op: Any) -> Callable[[], Call]:
     """Makes the call of an operation's function for the elements of one block."""
     fn = op.fn
-    if isinstance(op, RandomMap):
+    if isinstance(op, RandomMapOp):
 
         def start() -> Call:
             at = CounterRng(op.seed).at  # type: ignore[arg-type]
             return lambda element, index: fn(element, at(index))
 
         return start
-    if isinstance(op, MapWithIndex | PlacedMap):
+    if isinstance(op, MapWithIndexOp | PlacedMap):
         return lambda: lambda element, index: fn(index, element)
     return lambda: lambda element, index: fn(element)
 

@@ -19,10 +19,10 @@ from headrace.ops.blocks import Block, Indices, Rows, as_array, by_part, interle
 from headrace.ops.buffer import Cache
 from headrace.ops.combine import RouteOp, Zip
 from headrace.ops.disk_cache import DiskCache
-from headrace.ops.element import Filter, FlatMap, Map, Transformed
+from headrace.ops.element import FilterOp, FlatMapOp, MapOp, Transformed
 from headrace.ops.elements import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace.ops.global_batch import GlobalBatch
-from headrace.ops.group import Batch
+from headrace.ops.group import BatchOp
 from headrace.ops.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
 from headrace.ops.order import IndexOp
 from headrace.ops.profile import measuring, timed
@@ -178,7 +178,7 @@ class Layer(NamedTuple):
     below: Callable[[Indices], Indices]
 
 
-class Chain:
+class KernelChain:
     """A chain of operations on elements and indices: maps indices down to the base, then elements back up."""
 
     def __init__(self, base: Fetch, layers: list[Layer]):
@@ -212,13 +212,13 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
             if program.steps:
                 layers += [Layer([], program), Layer([], _same)]
             continue
-        if isinstance(op, FlatMap):
+        if isinstance(op, FlatMapOp):
             layers += [Layer([(op, _flat_map_kernel(op, guard))], partial(_families, op)), Layer([], _same)]
-        elif isinstance(op, Filter):
+        elif isinstance(op, FilterOp):
             layers[-1].kernels.append((op, _filter_kernel(op, guard)))
         elif isinstance(op, Transformed):
             layers[-1].kernels.append((op, _kernel(op, guard)))
-            together = together or (isinstance(op, Map) and (op.rows_fn or op.batch_fn) is not None)
+            together = together or (isinstance(op, MapOp) and (op.rows_fn or op.batch_fn) is not None)
         else:
             break
         op = op.parent
@@ -237,7 +237,7 @@ def _same(idx: Indices) -> Indices:
 def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
     if not layers:
         return base
-    fetch: Fetch = Chain(base, layers)
+    fetch: Fetch = KernelChain(base, layers)
     if len(layers) == 1 and layers[0].below is _same:
         (op, kernel), *others = layers[0].kernels
         fetch = partial(_fetch_all, base, layers[0].kernels) if others else partial(_fetch_one, base, op, kernel)
@@ -266,7 +266,7 @@ def _kernel(op: Transformed, guard: Guard | None) -> Kernel:
     return lambda block, idx: guarded(block, idx, index_of(op, idx))
 
 
-def _filter_kernel(op: Filter, guard: Guard | None) -> Kernel:
+def _filter_kernel(op: FilterOp, guard: Guard | None) -> Kernel:
     fn = op.fn
     if guard is not None:
         return partial(_filter_guarded, op, guard)
@@ -282,19 +282,19 @@ def _filter_kernel(op: Filter, guard: Guard | None) -> Kernel:
     return kernel
 
 
-def _filter_guarded(op: Filter, guard: Guard, block: Block, idx: Any) -> Block:
+def _filter_guarded(op: FilterOp, guard: Guard, block: Block, idx: Any) -> Block:
     rows, fn = block.own_rows(), op.fn
     kept = call_each(op, rows, ints(idx), lambda row, _: fn(row), guard, index_of(op, idx), none=False)
     return Rows([BAD if k is BAD else row if k else None for row, k in zip(rows, kept, strict=True)], owned=True)
 
 
-def _families(op: FlatMap, idx: Indices) -> np.ndarray:
+def _families(op: FlatMapOp, idx: Indices) -> np.ndarray:
     """The parent indices of some children, each once."""
     assert op.max_fan_out is not None
     return np.unique(as_array(idx) // op.max_fan_out)
 
 
-def _flat_map_kernel(op: FlatMap, guard: Guard | None) -> Kernel:
+def _flat_map_kernel(op: FlatMapOp, guard: Guard | None) -> Kernel:
     fan_out = op.max_fan_out
     assert fan_out is not None
 
@@ -309,7 +309,7 @@ def _flat_map_kernel(op: FlatMap, guard: Guard | None) -> Kernel:
     return kernel
 
 
-def _children(op: FlatMap, rows: list[Any], numbers: list[int], guard: Guard | None) -> list[list[Any]]:
+def _children(op: FlatMapOp, rows: list[Any], numbers: list[int], guard: Guard | None) -> list[list[Any]]:
     """The children of each element; a missing or bad element has none."""
     children = op.children
     if guard is not None:
@@ -328,7 +328,7 @@ def _children(op: FlatMap, rows: list[Any], numbers: list[int], guard: Guard | N
 
 
 @fetcher.register
-def _(op: Batch, guard: Guard | None = None) -> Fetch:
+def _(op: BatchOp, guard: Guard | None = None) -> Fetch:
     """The function also takes `empty`, which makes the arrays to stack elements in."""
     parent, layout = fetcher(op.parent, guard), _BatchLayout(op)
     make = make_batch if guard is None else partial(_batch_of_good, guard)
@@ -353,7 +353,7 @@ def _(op: Batch, guard: Guard | None = None) -> Fetch:
 
 
 def make_batch(
-    op: Batch | GlobalBatch, block: Block, index: int | None = None, empty: trees.Empty | None = None
+    op: BatchOp | GlobalBatch, block: Block, index: int | None = None, empty: trees.Empty | None = None
 ) -> Any:
     """One batch from its elements, stacked in arrays that `empty` makes; `index` is the batch's, if it has one."""
     if op.batch_fn is not None:
@@ -375,7 +375,7 @@ def make_batch(
     return batch
 
 
-def _check_all_there(op: Batch | GlobalBatch, block: Block) -> None:
+def _check_all_there(op: BatchOp | GlobalBatch, block: Block) -> None:
     """Raises if elements are missing, which is all that a stream's batch of `None` can mean."""
     if isinstance(block, Rows) and op.is_stream and len(block) and all(row is None for row in block.items):
         raise PipelineError(
@@ -389,7 +389,7 @@ def _check_all_there(op: Batch | GlobalBatch, block: Block) -> None:
         ) from None
 
 
-def _batch_of_good(guard: Guard, op: Batch, block: Block, index: int, empty: trees.Empty | None) -> Any:
+def _batch_of_good(guard: Guard, op: BatchOp, block: Block, index: int, empty: trees.Empty | None) -> Any:
     """One batch from its elements, without the bad ones; if all are bad, so is the batch."""
     if isinstance(block, Rows):
         block = block.keep([row is not BAD for row in block.items])
@@ -399,7 +399,7 @@ def _batch_of_good(guard: Guard, op: Batch, block: Block, index: int, empty: tre
 class _BatchLayout:
     """The concatenated parent indices of batches, and where each batch begins and ends in them."""
 
-    def __init__(self, op: Batch):
+    def __init__(self, op: BatchOp):
         self.op, self._length, self._parent_length = op, op.length(), op.parent.length()
 
     def __call__(self, idx: Indices) -> tuple[Indices, list[tuple[int, int]]]:

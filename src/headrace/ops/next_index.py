@@ -10,7 +10,7 @@ from headrace.errors import NextIndexError, NoNextIndexError
 from headrace.ops.base import Op
 from headrace.ops.buffer import Limit, ToStream
 from headrace.ops.combine import Interleave
-from headrace.ops.group import Batch
+from headrace.ops.group import BatchOp
 from headrace.ops.streams.base import Position
 from headrace.ops.streams.combine import interleaved_part
 
@@ -38,7 +38,7 @@ def position_at(op: Op, index: int) -> Position:
         raise NextIndexError(f"A next index must be an int of 0 or more; got {index!r}.")
     below = index.__index__()
     for each in chain:
-        if isinstance(each, Batch):
+        if isinstance(each, BatchOp):
             below *= each.batch_size
         elif isinstance(each, Limit):
             below = min(below, each.count)
@@ -52,7 +52,7 @@ def _up(chain: list[Op], base: ToStream, count: int) -> tuple[int, Position]:
     """The number of outputs that `count` elements make, and the position after them."""
     position: Position = count
     for each in reversed(chain):
-        if isinstance(each, Batch):
+        if isinstance(each, BatchOp):
             count = count // each.batch_size if each.drop_remainder else -(-count // each.batch_size)
         elif isinstance(each, Interleave):
             position = (1 % each.cycle_length, 1, ((0, position), *(None,) * (each.cycle_length - 1)))
@@ -67,7 +67,9 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
     last = op
     while not isinstance(op, ToStream):
         is_one = isinstance(op, Interleave) and op.num_datasets == 1 and not op.is_sparse
-        if not (is_one or op.is_transparent or (op.is_elementwise and op.keeps_count) or isinstance(op, Batch | Limit)):
+        if not (
+            is_one or op.is_transparent or (op.is_elementwise and op.keeps_count) or isinstance(op, BatchOp | Limit)
+        ):
             raise _refusal(last, op)
         chain.append(op)
         op = interleaved_part(op, 0) if isinstance(op, Interleave) else op.parents[0]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.errors import PipelineError
-from headrace.ops.base import ENDLESS, Op, Unary, from_parents
+from headrace.ops.base import ENDLESS, Op, Unary, cached_from_parents
 from headrace.ops.lanes import Lane
 from headrace.ops.seeds import check_seed, set_seed
 from headrace.options import DatasetOptions, check_counts
@@ -33,7 +33,7 @@ class IndexOp(Unary):
         raise NotImplementedError
 
     @property
-    @from_parents
+    @cached_from_parents
     def gathers_columns(self) -> bool:
         return self.parent.gathers_columns
 
@@ -220,7 +220,7 @@ class Slice(IndexOp):
         return self.count
 
     @property
-    @from_parents
+    @cached_from_parents
     def endless(self) -> bool:
         """An open-ended slice of an endless dataset is endless."""
         return self.parent.endless and self.count >= ENDLESS // (2 * abs(self.step))
@@ -271,7 +271,7 @@ class Repeat(IndexOp):
                 "Drop one of the two."
             )
 
-    @from_parents
+    @cached_from_parents
     def length(self) -> int:
         n = self.parent.length()
         if n == 0:

@@ -10,15 +10,15 @@ from headrace.ops.base import Op
 from headrace.ops.blocks import by_part
 from headrace.ops.buffer import ToStream
 from headrace.ops.combine import Interleave, RouteOp
-from headrace.ops.element import FlatMap
-from headrace.ops.group import Batch
+from headrace.ops.element import FlatMapOp
+from headrace.ops.group import BatchOp
 from headrace.ops.order import IndexOp
 from headrace.ops.source import Source, UserDataset
 
 MOST_SHOWN = 20
 
 
-def last_own(op: Op) -> Op:
+def last_visible_op(op: Op) -> Op:
     """The last operation that does anything to elements or their order."""
     while op.is_transparent or isinstance(op, ToStream):
         op = op.parents[0]
@@ -27,7 +27,7 @@ def last_own(op: Op) -> Op:
 
 def show_elements(top: Op, first: int, stop: int) -> str:
     """Names some outputs of a stage, with the operation that makes them."""
-    op = last_own(top)
+    op = last_visible_op(top)
     which = f"element {first}" if stop == first + 1 else f"elements {first} to {stop - 1}"
     return f"{which} of {op.label()} (pipeline at {op.site}"
 
@@ -61,13 +61,13 @@ def source_items(op: Op, idx: np.ndarray) -> list[tuple[Op, np.ndarray]]:
             return [item for k, places in by_part(which) for item in source_items(op.parts[k], inner[places])]
         if isinstance(op, IndexOp):
             idx = op.indices(idx)
-        elif isinstance(op, Batch):
+        elif isinstance(op, BatchOp):
             starts, stops = op.bounds(idx)
             pieces = [np.arange(a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
             if not pieces:
                 return []
             idx = np.concatenate(pieces)
-        elif isinstance(op, FlatMap) and op.max_fan_out:
+        elif isinstance(op, FlatMapOp) and op.max_fan_out:
             idx = np.unique(idx // op.max_fan_out)
         op = op.parents[0]
     return [(op, idx)]

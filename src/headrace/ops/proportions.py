@@ -86,7 +86,7 @@ class Shares:
             return which[k - first * BLOCK], inner[k - first * BLOCK]
         numbers, place = np.unique(k // BLOCK, return_inverse=True)
         if self._period > KEPT_TOTAL and FEW * len(numbers) > len(k):  # scattered over a long period
-            return self._walk(k)
+            return self._iteration(k)
         blocks = [self._block(number) for number in numbers.tolist()]
         # All blocks but the last have the same size.
         places = place * BLOCK + k % BLOCK
@@ -130,7 +130,7 @@ class Shares:
             first, stop, rest = first - begin, stop - end, rest - p
         return which, inner
 
-    def _walk(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _iteration(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Outputs in any order: those that a part takes are dropped before the next part."""
         which, inner = np.empty(len(k), np.intp), np.empty(len(k), np.int64)
         left, rest, k = np.arange(len(k)), self._period, _exact(k, self._period**2)

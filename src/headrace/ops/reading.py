@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.errors import PipelineError, in_words
+from headrace.errors import PipelineError, format_error
 from headrace.errors.signals import let_through
 from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Columns, Indices, Ints, Rows, as_array
@@ -164,7 +164,7 @@ class _ManyReader:
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
-                "%s: `__getitems__` does not work, so its items are read one by one: %s", op.label(), in_words(e)
+                "%s: `__getitems__` does not work, so its items are read one by one: %s", op.label(), format_error(e)
             )
             return rows
 

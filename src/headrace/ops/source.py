@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import ENDLESS, Kept, Op, describe
+from headrace.ops.base import ENDLESS, Op, ProcessLocal, describe
 from headrace.ops.lanes import Lane
 from headrace.ops.seeds import check_seed
 from headrace.ops.state_fields import Fields, count
@@ -17,7 +17,7 @@ class Source(Op):
 
     name = "source"
     source: Any
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     @cached_property
     def _length(self) -> int:
@@ -91,7 +91,7 @@ class UserDataset(Op):
     optional_fields = ("state",)
     dataset: Any
     stream: bool
-    kept: Kept = field(default_factory=Kept, repr=False)
+    kept: ProcessLocal = field(default_factory=ProcessLocal, repr=False)
 
     @property
     def parents(self) -> tuple[Op, ...]:

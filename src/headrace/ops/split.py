@@ -9,11 +9,11 @@ import numpy as np
 from headrace.errors import PipelineError
 from headrace.ops.base import Op
 from headrace.ops.order import GroupShuffle, IndexOp, Repeat, Shuffle, Slice, WindowShuffle, epoch_length
-from headrace.storage.splits import Part, parse
+from headrace.storage.splits import SplitTerm, parse
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Split(IndexOp):
+class SplitOp(IndexOp):
     """Elements `starts[i]` to `stops[i]` for each i in turn, from each epoch of the parent."""
 
     name = "split"
@@ -50,10 +50,10 @@ def split_of(op: Op, text: str) -> Op:
         ((start, stop),) = found
         return Slice(op, start, 1, stop - start)  # consecutive indices stay a range
     starts, stops = zip(*found, strict=True)
-    return Split(op, starts, stops)
+    return SplitOp(op, starts, stops)
 
 
-def _named(part: Part, text: str) -> PipelineError:
+def _named(part: SplitTerm, text: str) -> PipelineError:
     sliced = part.text.removeprefix(part.name) or "[:80%]"
     return PipelineError(
         f"A dataset has no splits with names, but {part.text!r} has the name {part.name!r}. Write "

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.errors.lazy_imports import later
+from headrace.errors.lazy_imports import lazy_module
 from headrace.protocols import RandomAccessDataSource as RandomAccessDataSource
 from headrace.sources import given as _given
 from headrace.storage.memory import ArrayDataSource as ArrayDataSource
@@ -13,7 +13,7 @@ from headrace.storage.memory import SharedMemoryDataSource as SharedMemoryDataSo
 if TYPE_CHECKING:
     from headrace.sources.array_record import ArrayRecordDataSource as ArrayRecordDataSource
 
-__getattr__, __dir__, _MODULE_OF = later(
+__getattr__, __dir__, _MODULE_OF = lazy_module(
     __name__,
     {
         "sources.array_record": ("ArrayRecordDataSource",),

@@ -24,11 +24,11 @@ from headrace.errors import (
     HeadraceError,
     PipelineError,
     RemoteError,
-    in_words,
+    format_error,
     optional,
     without_secrets,
 )
-from headrace.errors.addresses import redacted, secrets_in, told_apart
+from headrace.errors.addresses import redacted, secrets_in, with_identity_digest
 from headrace.storage import files
 from headrace.storage.files import MappedFiles
 from headrace.storage.indices import place_of
@@ -58,7 +58,7 @@ def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
     return found
 
 
-def each(function: Callable[[str], Any], paths: Any) -> Any:
+def map_paths(function: Callable[[str], Any], paths: Any) -> Any:
     """Applies a function to a path, or to each in a dict of paths."""
     return {name: function(path) for name, path in paths.items()} if isinstance(paths, dict) else function(paths)
 
@@ -107,7 +107,7 @@ def damage_named(path: str, what: str) -> Iterator[None]:
     except Exception as e:  # libraries raise anything for a damaged file
         cause = without_secrets(e, hidden)
         if files.is_remote(path) and not isinstance(e, _OF_DAMAGE):
-            raise RemoteError(f"{path} could not be read: {redacted(in_words(e), hidden)}.") from cause
+            raise RemoteError(f"{path} could not be read: {redacted(format_error(e), hidden)}.") from cause
         found = redacted(" ".join(str(e).split()).rstrip("."), hidden) or type(e).__name__
         raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from cause
 
@@ -229,7 +229,7 @@ class StoredArrays:
     def __repr__(self) -> str:
         inside = self._group.strip("/")
         chosen = (f", group={inside!r}" if inside else "") + (f", keys={self._keys}" if self._keys else "")
-        return f"{type(self).__name__}({told_apart(self._path)!r}{chosen}, length={self._length})"
+        return f"{type(self).__name__}({with_identity_digest(self._path)!r}{chosen}, length={self._length})"
 
 
 def _check_lengths(path: str, arrays: Any) -> None:
@@ -335,10 +335,13 @@ class WholeArrays(ArrayDataSource):
 
     def __init__(self, paths: Path | Mapping[str, Path], read: Callable[[str], Any]):
         self._paths = existing(paths, what=f"Files of {type(self).__name__}")
-        super().__init__(each(read, self._paths))
+        super().__init__(map_paths(read, self._paths))
 
     def __repr__(self) -> str:
-        paths, arrays = each(told_apart, self._paths), super().__repr__().removeprefix("ArrayDataSource(")
+        paths, arrays = (
+            map_paths(with_identity_digest, self._paths),
+            super().__repr__().removeprefix("ArrayDataSource("),
+        )
         return f"{type(self).__name__}({paths!r}, {arrays}"
 
 
@@ -355,7 +358,7 @@ class NpyDataSource(WholeArrays):
 
     def __init__(self, paths: Path | Mapping[str, Path]):
         super().__init__(paths, _mapped)
-        self._versions = each(files.fingerprint, self._paths)
+        self._versions = map_paths(files.fingerprint, self._paths)
         named = self._paths if isinstance(self._paths, dict) else {"": self._paths}
         self._open = [(path, files.LocalFile(path)) for path in named.values() if not files.is_remote(path)]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import PipelineError, optional
-from headrace.sources.record_files import Damaged, Pace, Reader, RecordFiles, damage
+from headrace.sources.record_files import Damaged, Reader, ReadSpeed, RecordFiles, damage
 from headrace.storage import files
 from headrace.threads import num_cores
 
@@ -47,11 +47,11 @@ class ArrayRecordDataSource(RecordFiles):
     def __init__(self, paths: Any, reader_options: Mapping[str, str] | None = None):
         options = READER_OPTIONS | dict(reader_options or {})
         self._options = ",".join(f"{name}:{value}" for name, value in options.items())
-        self._pace = Pace()
+        self._pace = ReadSpeed()
         super().__init__(paths)
 
     def _open(self, path: str) -> Reader:
-        return _Reader(path, self._options, self._pace)
+        return _ArrayRecordReader(path, self._options, self._pace)
 
     def _count_remote(self, file: files.File) -> int:
         """Opens a file with a hole in place of the records: the reader only looks at both ends."""
@@ -74,8 +74,8 @@ class ArrayRecordDataSource(RecordFiles):
                 return reader.num_records
 
 
-class _Reader:
-    def __init__(self, path: str, options: str, pace: Pace):
+class _ArrayRecordReader:
+    def __init__(self, path: str, options: str, pace: ReadSpeed):
         make = optional("array_record.python.array_record_module", extra="arrayrecord").ArrayRecordReader
         try:
             # As bytes, since the name may not be Unicode.

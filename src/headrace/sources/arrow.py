@@ -5,8 +5,8 @@ from typing import Any
 
 from headrace.errors import DataError, optional
 from headrace.sources.tables import (
-    Choice,
-    Group,
+    ColumnSelection,
+    RowGroup,
     Scan,
     TableDataSource,
     arrow,
@@ -49,14 +49,14 @@ class ArrowDataSource(TableDataSource):
             groups, nulls = [], set()
             for i in range(reader.num_batches):
                 table = with_columns(table_without_views(reader.table(i, wholly=_has_views(reader.schema))), wanted)
-                groups.append(Group(file, i, table.num_rows, f"record batch {i}"))
+                groups.append(RowGroup(file, i, table.num_rows, f"record batch {i}"))
                 nulls |= columns_with_nulls(table)
         return Scan(reader.schema, groups, nulls)
 
     def _reader(self, path: str) -> "_Batches":
         return self._opened.get(path, lambda: _Batches(path, self._input(path), self._choice))
 
-    def _read(self, group: Group) -> Any:
+    def _read(self, group: RowGroup) -> Any:
         return self._reader(self.paths[group.file]).table(group.place, wholly=True)
 
 
@@ -68,7 +68,7 @@ def _has_views(schema: Any) -> bool:
 class _Batches:
     """The record batches of an IPC file or stream by number; threads may share it."""
 
-    def __init__(self, path: str, source: Any, choice: Choice):
+    def __init__(self, path: str, source: Any, choice: ColumnSelection):
         ipc = optional("pyarrow.ipc", extra="parquet")
         magic = source.read(6)
         if magic[:4] == b"FEA1":

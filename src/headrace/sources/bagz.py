@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.errors import PipelineError, optional
-from headrace.sources.record_files import Damaged, Pace, Part, Reader, RecordFiles, damage
+from headrace.sources.record_files import Damaged, FilePart, Reader, ReadSpeed, RecordFiles, damage
 from headrace.storage import files
 
 MOST_THREADS = 16  # of the reader's batch call, when that pays
@@ -36,18 +36,18 @@ class BagzDataSource(RecordFiles):
 
     def __init__(self, paths: Any, reader_options: Mapping[str, Any] | None = None):
         self._options = {"max_parallelism": MOST_THREADS} | dict(reader_options or {})
-        self._pace = Pace()
+        self._pace = ReadSpeed()
         super().__init__(paths)
 
-    def _files_of(self, part: Part) -> list[Part]:
+    def _files_of(self, part: FilePart) -> list[FilePart]:
         shards = [] if os.path.exists(part.path) else shards_of(part.path)
-        parts: list[Part] = []
+        parts: list[FilePart] = []
         for path in shards or [part.path]:
             parts += super()._files_of(part._replace(path=files.like(part.path, path)))
         return parts
 
     def _open(self, path: str) -> Reader:
-        return _Reader(path, self._options, self._pace)
+        return _BagzReader(path, self._options, self._pace)
 
     def _count_remote(self, file: files.File) -> int:
         """A file ends with the offsets where records end; the last one is also where these numbers begin."""
@@ -62,8 +62,8 @@ class BagzDataSource(RecordFiles):
         return num_records
 
 
-class _Reader:
-    def __init__(self, path: str, options: Mapping[str, Any], pace: Pace):
+class _BagzReader:
+    def __init__(self, path: str, options: Mapping[str, Any], pace: ReadSpeed):
         bagz = optional("bagz", extra="bagz")
         try:
             chosen = bagz.Reader.Options(**options)

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.errors import DataError, PipelineError, optional
 from headrace.sources.tables import (
     MAGIC_BYTES,
-    Group,
+    RowGroup,
     Scan,
     TableDataSource,
     Unpacked,
@@ -160,7 +160,7 @@ class CsvDataSource(TableDataSource):
                     names = self._header(path, block)
                 else:
                     table = self._parse(block, names)
-                    groups.append(Group(file, (offset, len(block), tuple(names)), table.num_rows, place))
+                    groups.append(RowGroup(file, (offset, len(block), tuple(names)), table.num_rows, place))
                     types |= {f.name: _wider(types.get(f.name, f.type), f.type) for f in table.schema}
                     nulls |= columns_with_nulls(table)
             offset, line = offset + len(block), line + num_lines(block)
@@ -259,7 +259,7 @@ class CsvDataSource(TableDataSource):
 
         return super()._one_schema([arrow().schema([(f.name, suited(f)) for f in schema]) for schema in schemas])
 
-    def _read(self, group: Group) -> Any:
+    def _read(self, group: RowGroup) -> Any:
         offset, length, names = group.place
         path = self.paths[group.file]
         file = self._file(path)

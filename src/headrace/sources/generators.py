@@ -44,10 +44,10 @@ class GeneratorIterDataset(IterDataset[T]):
         self._label = f"from_generator({getattr(factory, '__qualname__', type(factory).__name__)})"
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  (the class gives it states)
-        return Opened(self._factory, self._label)
+        return LazyIterator(self._factory, self._label)
 
 
-class Opened(Iterator[T]):
+class LazyIterator(Iterator[T]):
     """The elements of an iterable that a function makes when the first element is requested."""
 
     def __init__(self, make: Callable[[], Iterable[T]], label: str):

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.dataset import IterDataset
 from headrace.errors import DataError, PipelineError, StateError, optional
-from headrace.sources.generators import Opened
+from headrace.sources.generators import LazyIterator
 from headrace.sources.tables import blaming, check_array
 from headrace.sources.torch_data import StateDictIterator, copy_of
 from headrace.storage import files
@@ -186,14 +186,14 @@ def _places(parts: Parts, rows: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def column(
     chunks: list[Any], shape: Shape, name: str, features: Any, *, decode: bool = True
-) -> "Numbers | Lists | Objects":
+) -> "NumberColumn | Lists | Objects":
     """A column of a dataset, with values of this shape."""
     if shape is None:
         return Objects(chunks, name, features, decode=decode)
-    return Numbers(chunks, shape) if isinstance(shape, tuple) else Lists(chunks)
+    return NumberColumn(chunks, shape) if isinstance(shape, tuple) else Lists(chunks)
 
 
-class Numbers:
+class NumberColumn:
     """A column of numbers, or of arrays of the same shape, without nulls.
 
     The buffers of a mapped file are parts of one buffer, so most columns have a single buffer to gather from. The value
@@ -398,8 +398,8 @@ class HuggingFaceDataSource:
             raise PipelineError("`decode=False` is for a dataset without a format: call its `with_format(None)` first.")
         self._formatted = given["type"] is not None
         self._names: list[str] = dataset.column_names if given["output_all_columns"] else given["columns"]
-        self._places = Places(dataset.data)
-        self._order_places = None if dataset._indices is None else Places(dataset._indices)
+        self._places = BufferRows(dataset.data)
+        self._order_places = None if dataset._indices is None else BufferRows(dataset._indices)
         self._shapes = {name: self._shape_of(name) for name in self._names}
 
     @property
@@ -462,12 +462,12 @@ class HuggingFaceDataSource:
         }
 
     @cached_property
-    def _order(self) -> Numbers:
+    def _order(self) -> NumberColumn:
         """The rows of the table that the dataset has, if it was shuffled or selected from."""
         chunks = filled(self._dataset._indices.column(0))
         for chunk in chunks:
             chunk.validate()
-        return Numbers(chunks, ())
+        return NumberColumn(chunks, ())
 
     def _taken(self, name: str, rows: np.ndarray) -> Any:
         """The values of a column in these rows."""
@@ -506,7 +506,7 @@ class HuggingFaceDataSource:
         return f"HuggingFaceDataSource(num_rows={len(self)}, fingerprint={self._dataset._fingerprint}{options})"
 
 
-class Places:
+class BufferRows:
     """The mapped files that hold the rows of a Hugging Face table."""
 
     def __init__(self, table: Any):
@@ -519,7 +519,7 @@ class Places:
         for block in (block for beside in stacked for block in beside if hasattr(block, "path")):
             size = self._mapped.size_of(block.path)
             if size is not None and size < _mapped_bytes(block.table):  # it was truncated before the source was made
-                raise files.changed(block.path)
+                raise files.changed_error(block.path)
 
     def check(self, rows: np.ndarray) -> None:
         """Raises if a file that holds one of these rows has changed."""
@@ -629,7 +629,7 @@ class HuggingFaceRows(IterDataset[Element]):
     def __iter__(self) -> Iterator[Element]:  # type: ignore[override]  (the class gives states to those without)
         dataset, convert = self._dataset, _conversion_of_rows(self._dataset)
         if _forgets(dataset._ex_iterable):
-            return Opened(lambda: map(convert, copy_of(dataset)), self._label)
+            return LazyIterator(lambda: map(convert, copy_of(dataset)), self._label)
         return HuggingFaceIterator(dataset, convert, self._label)
 
 

@@ -216,7 +216,7 @@ _NOTE = NOTE.encode()
 
 
 @dataclass(frozen=True)
-class Format:
+class LineFormat:
     """How lines are parsed."""
 
     name: str
@@ -272,8 +272,8 @@ def _text(line: bytes) -> str:
     return str(line, "utf-8").removesuffix("\n").removesuffix("\r")
 
 
-JSON = Format("JSON lines", True, json_parser, "Every line must be one JSON value: fix the line, or remove it.")
-TEXT = Format("text", False, lambda: _text, "Text must be UTF-8: convert the file, or fix the line.")
+JSON = LineFormat("JSON lines", True, json_parser, "Every line must be one JSON value: fix the line, or remove it.")
+TEXT = LineFormat("text", False, lambda: _text, "Text must be UTF-8: convert the file, or fix the line.")
 
 
 # ----------------------------------------------------------------------------------------------------------- index
@@ -336,7 +336,7 @@ def scan(
     while at < file.size:
         block = file.read(at, min(step, file.size - at))
         if not block:
-            raise files.changed(path)
+            raise files.changed_error(path)
         view = np.frombuffer(block, np.uint8)
         begins = np.flatnonzero(view == ord("\n")) + 1
         found.append(begins + at)
@@ -393,7 +393,7 @@ class LinesDataSource(IndexedFiles[T]):
     """The lines of files, by index."""
 
     _what, _digest, _indexing_threads = "lines", "sha256", 8
-    _format: ClassVar[Format]
+    _format: ClassVar[LineFormat]
 
     def __init__(self, paths: Any, *, index_dir: str | os.PathLike | None = None):
         self._open_files(paths, LineIndex, index_dir, what=f"{self._format.name} files", maps=True)
@@ -435,7 +435,7 @@ class LinesDataSource(IndexedFiles[T]):
         for (path, _), cut, length, pieces in zip(wanted, cuts, num_bytes, self._pool.read(wanted), strict=True):
             lines = cut(pieces)
             if sum(map(len, lines)) != length:  # it was truncated since it was opened
-                raise files.changed(path)
+                raise files.changed_error(path)
             found += lines
         return found
 
@@ -598,7 +598,7 @@ def _of_one_version(path: str, file: BinaryIO, chunks: Iterable[bytes]) -> Itera
     version = files.version_of(os.fstat(file.fileno()))
     for chunk in chunks:
         if files.version_of(os.fstat(file.fileno())) != version:
-            raise files.changed(path)
+            raise files.changed_error(path)
         yield chunk
 
 
@@ -693,7 +693,7 @@ _BLANK: Any = object()
 class LinesIterDataset(IterDataset[Line]):
     """The lines of files, one file after the other."""
 
-    _format: ClassVar[Format]
+    _format: ClassVar[LineFormat]
 
     def __init__(self, paths: Any, *, max_line_bytes: int = LINE_BYTES, max_window_bytes: int = WINDOW_BYTES):
         super().__init__()
@@ -746,7 +746,7 @@ class TextLinesIterDataset(LinesIterDataset[str]):
 class LinesIterator(DatasetIterator[Line]):
     """Iterates over the lines of files; opens a file for the first of its lines."""
 
-    def __init__(self, paths: list[str], form: Format, max_line_bytes: int, max_window_bytes: int):
+    def __init__(self, paths: list[str], form: LineFormat, max_line_bytes: int, max_window_bytes: int):
         super().__init__()
         self._max_line_bytes, self._max_window_bytes = max_line_bytes, max_window_bytes
         self._paths, self._format, self._parse = paths, form, form.parser()

@@ -15,7 +15,7 @@ LARGEST_COUNT = 1 << 48  # larger counts are mistakes, and would overflow sums
 SHOWN = 60
 
 
-class Node(NamedTuple):
+class JsonValue(NamedTuple):
     """A value in a JSON file, and where it is: `$.splits[0].name`."""
 
     path: str
@@ -28,29 +28,29 @@ class Node(NamedTuple):
         shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
         return DataError(f"{self.path}: expected {expected}, got {shown} at `{self.place}`. Was it written by hand?")
 
-    def members(self) -> dict[str, "Node"]:
+    def members(self) -> dict[str, "JsonValue"]:
         """The members of an object."""
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
-        return {name: Node(self.path, f"{self.place}.{name}", value) for name, value in self.value.items()}
+        return {name: JsonValue(self.path, f"{self.place}.{name}", value) for name, value in self.value.items()}
 
-    def get(self, name: str) -> "Node | None":
+    def get(self, name: str) -> "JsonValue | None":
         """A member of an object; None if it is missing or null."""
         found = self.members().get(name)
         return None if found is None or found.value is None else found
 
-    def at(self, name: str) -> "Node":
+    def at(self, name: str) -> "JsonValue":
         """A member of an object, which must exist."""
         found = self.get(name)
         if found is None:
             raise DataError(f"{self.path}: `{name}` is missing at `{self.place}`. Was it written by hand?")
         return found
 
-    def items(self) -> list["Node"]:
+    def items(self) -> list["JsonValue"]:
         """The items of a list."""
         if not isinstance(self.value, list):
             raise self.wrong("a list")
-        return [Node(self.path, f"{self.place}[{i}]", value) for i, value in enumerate(self.value)]
+        return [JsonValue(self.path, f"{self.place}[{i}]", value) for i, value in enumerate(self.value)]
 
     def text(self) -> str:
         """A string."""
@@ -76,7 +76,7 @@ class Node(NamedTuple):
         return files.below(folder, name)
 
 
-def read(path: str) -> Node:
+def read(path: str) -> JsonValue:
     """The object in a JSON file."""
     with files.open_stream(path) as stream:
         content = stream.read()
@@ -86,6 +86,6 @@ def read(path: str) -> Node:
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
         raise DataError(f"{path} is not JSON: {e}. Was it written or copied to its end?") from e
-    node = Node(path, "$", found)
+    node = JsonValue(path, "$", found)
     node.members()
     return node

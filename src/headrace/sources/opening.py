@@ -25,7 +25,7 @@ from headrace.sources.tf_example import parse_example
 from headrace.sources.tfrecord import begins_record
 from headrace.storage import files
 from headrace.storage.files import GZIP, ZSTD, is_folder, like, listed, name_of
-from headrace.storage.splits import Part, parse, parts_of
+from headrace.storage.splits import SplitTerm, parse, parts_of
 
 # --------------------------------------------------------------------------------------------------------- formats
 # The formats: how their files and folders look, and what reads them.
@@ -83,7 +83,7 @@ def _is_text(begin: bytes) -> bool:
     return b"\0" not in begin and not any(form.begins(begin) for form in _TELLING if form.begins)
 
 
-_CSV, _IDX = "tables.CsvDataSource", "array_files.IdxDataSource"
+_CSV, _IDX = "csv.CsvDataSource", "array_files.IdxDataSource"
 _JSON, _JSON_STREAM = "json_lines.JsonLinesDataSource", "json_lines.JsonLinesIterDataset"
 _TEXT, _TEXT_STREAM = "json_lines.TextLinesDataSource", "json_lines.TextLinesIterDataset"
 _TFRECORD, _TFRECORD_STREAM = "tfrecord.TFRecordDataSource", "tfrecord.TFRecordIterDataset"
@@ -111,10 +111,10 @@ _BINARY = (
         "Parquet",
         (".parquet", ".pq"),
         _starts(b"PAR1"),
-        "tables.ParquetDataSource",
+        "parquet.ParquetDataSource",
         checksums="pages, if written with `write_page_checksum`; not the footer",
     ),
-    Format("Arrow", (".arrow", ".feather", ".ipc", ".arrows"), _ARROW, "tables.ArrowDataSource"),
+    Format("Arrow", (".arrow", ".feather", ".ipc", ".arrows"), _ARROW, "arrow.ArrowDataSource"),
     Format("NumPy", (".npy",), _starts(b"\x93NUMPY"), "array_files.NpyDataSource", many=False),
     Format(
         "HDF5",
@@ -169,7 +169,7 @@ _TEXTS = (
 )
 FOLDERS = (
     Format("TFDS", (), None, "tfds.TfdsDataSource", checksums="every record; not the descriptions", decodes=True),
-    Format("Hugging Face", (), None, "opening.saved.open_saved", decodes=True),
+    Format("Hugging Face", (), None, "opening.open_saved", decodes=True),
     Format(
         "Zarr",
         (".zarr",),
@@ -181,7 +181,7 @@ FOLDERS = (
         "images",
         (),
         None,
-        "images.ImageFolderDataSource",
+        "image_folder.ImageFolderDataSource",
         checksums="PNG: all bytes; JPEG, WebP and BMP: none",
         decodes=True,
     ),
@@ -379,7 +379,7 @@ def _length_alone(source: Any, what: str) -> int:
     return length
 
 
-def _sliced(source: Any, parts: list[tuple[Part, int, int]], split: str) -> SlicedSource:
+def _sliced(source: Any, parts: list[tuple[SplitTerm, int, int]], split: str) -> SlicedSource:
     """Parts of a source, each of a split that has a first index there and a length."""
     ranges = []
     for part, first, length in parts:
@@ -520,7 +520,7 @@ def paths_of(path: Any) -> list[str]:
     if _is_one_folder(path):
         return [one for one in listed(os.fsdecode(path)) if not is_hidden(one)]
     given = [path] if isinstance(path, str | os.PathLike) else path
-    plain = [file for one in given for file in _meant(one)] if isinstance(given, Sequence) else given
+    plain = [file for one in given for file in _expand_paths(one)] if isinstance(given, Sequence) else given
     return files.expand(plain, what="Data files", folders=True)  # which `open` has an error for
 
 
@@ -599,7 +599,7 @@ def _has_range(path: Any) -> bool:
     return _RANGE.search(os.fsdecode(path)) is not None and not os.path.exists(path)
 
 
-def _meant(path: Any) -> list[Any]:
+def _expand_paths(path: Any) -> list[Any]:
     """The files or patterns that a path means: without a range, and with each shard of `name@3.bagz`."""
     if not isinstance(path, str | os.PathLike):
         return [path]
@@ -672,6 +672,6 @@ def saved_splits(folder: str) -> list[str]:
         return [folder]
 
 
-def _rows_of_split(split: metadata.Node) -> int:
+def _rows_of_split(split: metadata.JsonValue) -> int:
     lengths = split.get("shardLengths")
     return 0 if lengths is None else sum(length.number() for length in lengths.items())

@@ -20,10 +20,10 @@ from headrace.ops.blocks import Block, Columns, Rows
 from headrace.sources.base import numbers_in
 from headrace.sources.notes import RECORD
 from headrace.sources.tables import (
-    Choice,
-    Group,
+    ColumnSelection,
     GroupIterator,
     Restored,
+    RowGroup,
     Scan,
     TableDataSource,
     arrow,
@@ -84,16 +84,16 @@ class ParquetDataSource(TableDataSource):
             for i in range(footer.num_row_groups):
                 chunk = footer.row_group(i).column(0)
                 offset = chunk.dictionary_page_offset or chunk.data_page_offset
-                groups.append(Group(file, i, footer.row_group(i).num_rows, f"row group {i} at offset {offset}"))
+                groups.append(RowGroup(file, i, footer.row_group(i).num_rows, f"row group {i} at offset {offset}"))
             wanted = self._choice.schema(path, schema_without_views(reader.schema_arrow))
             noted = notes_in(path, reader.schema_arrow) is not None
             return Scan(reader.schema_arrow, groups, set(with_nulls(reader, wanted, self.columns, noted=noted)))
 
-    def _read(self, group: Group) -> Any:
+    def _read(self, group: RowGroup) -> Any:
         with self._file(self.paths[group.file]) as reader:
             return reader.read_row_group(group.place, columns=self._choice.reads(reader.schema_arrow.names))
 
-    def _count(self, groups: list[Group]) -> list[int]:
+    def _count(self, groups: list[RowGroup]) -> list[int]:
         if self.filters is None or not groups:
             return super()._count(groups)
         path, expression = self.paths[groups[0].file], self._choice.expression
@@ -106,14 +106,14 @@ class ParquetDataSource(TableDataSource):
             return self._count_by_statistics(path, groups, expression)
         return self._count_by_reading(path, groups, looked_at, skips=not has_views and _drops_nan(self.filters))
 
-    def _count_by_statistics(self, path: str, groups: list[Group], expression: Any) -> list[int]:
+    def _count_by_statistics(self, path: str, groups: list[RowGroup], expression: Any) -> list[int]:
         """Reads only groups for which statistics do not say that all rows pass the filters, or none."""
         with self._blaming(path):
             left = self._fragment(path).split_by_row_group(expression)
             counts = {part.row_groups[0].id: part.count_rows(filter=expression) for part in left}
         return [counts.get(group.place, 0) for group in groups]
 
-    def _count_by_reading(self, path: str, groups: list[Group], columns: list[str], *, skips: bool) -> list[int]:
+    def _count_by_reading(self, path: str, groups: list[RowGroup], columns: list[str], *, skips: bool) -> list[int]:
         """Reads the columns that filters use: statistics ignore NaN. If `skips`, they may rule out groups."""
         expression = self._choice.expression
         with self._blaming(path):
@@ -121,7 +121,7 @@ class ParquetDataSource(TableDataSource):
             if skips:
                 left = {part.row_groups[0].id for part in self._fragment(path).split_by_row_group(expression)}
 
-        def count(group: Group) -> int:
+        def count(group: RowGroup) -> int:
             with self._blaming(f"{path}, {group.line},"), self._file(path) as reader:
                 table = reader.read_row_group(group.place, columns=columns)
                 return table_without_views(table).filter(expression).num_rows
@@ -216,7 +216,7 @@ class ParquetIterDataset(IterDataset[Row]):
     ):
         super().__init__()
         paths = _paths(path, read_kwargs)
-        opener = _Opener(paths[0], Choice(columns, None), read_kwargs)
+        opener = _Opener(paths[0], ColumnSelection(columns, None), read_kwargs)
         self._rows = [ParquetRows(one, opener) for one in paths]
         self.set_slice(slice(None))
 
@@ -241,11 +241,11 @@ def _paths(path: str | os.PathLike | Sequence[str | os.PathLike], read_kwargs: d
 class _Opener:
     """Opens files that must have the same columns as the first of them."""
 
-    def __init__(self, first: str, choice: Choice, read_kwargs: dict[str, Any]):
+    def __init__(self, first: str, choice: ColumnSelection, read_kwargs: dict[str, Any]):
         self._first, self._choice, self._read_kwargs = first, choice, read_kwargs
         self._pool = files.Pool(CYCLE_LENGTH)
 
-    def open(self, path: str) -> "_File":
+    def open(self, path: str) -> "_ParquetFile":
         """Opens a file, and checks its columns."""
         file = self._file(path)
         if path == self._first:
@@ -261,17 +261,17 @@ class _Opener:
         with contextlib.closing(self._file(self._first)) as file:
             return file.schema
 
-    def _file(self, path: str) -> "_File":
+    def _file(self, path: str) -> "_ParquetFile":
         on_a_filesystem = self._read_kwargs.get("filesystem") is not None
         mapped = MappedFiles([] if on_a_filesystem else [path])
         with blaming(path, WHAT):
             maps = self._read_kwargs.get("memory_map", False)
             source = path if on_a_filesystem else open_input(path, self._pool, maps=maps)
-            return _File(path, open_parquet(path, source, **self._read_kwargs), self._choice, mapped)
+            return _ParquetFile(path, open_parquet(path, source, **self._read_kwargs), self._choice, mapped)
 
 
 @contextlib.contextmanager
-def _closed_after_errors(file: "_File") -> Iterator[None]:
+def _closed_after_errors(file: "_ParquetFile") -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -279,10 +279,10 @@ def _closed_after_errors(file: "_File") -> Iterator[None]:
         raise
 
 
-class _File:
+class _ParquetFile:
     """An open file, in which a column has the same type in all row groups."""
 
-    def __init__(self, path: str, reader: Any, choice: Choice, mapped: MappedFiles):
+    def __init__(self, path: str, reader: Any, choice: ColumnSelection, mapped: MappedFiles):
         self._path, self._reader, self._choice, self._mapped = path, reader, choice, mapped
         with _closed_after_errors(self):
             self.schema = one_schema([path], [schema_without_views(reader.schema_arrow)], choice)
@@ -353,7 +353,7 @@ class ParquetIterator(GroupIterator[Row]):
     def __init__(self, path: str, opener: _Opener):
         super().__init__()
         self._path, self._opener = path, opener
-        self._file: _File | None = None
+        self._file: _ParquetFile | None = None
         self._rows: Iterator[Row] = iter(())  # of the row group that was read last, from `_row` on
 
     def __next__(self) -> Row:
@@ -395,7 +395,7 @@ class ParquetIterator(GroupIterator[Row]):
         if file is not None:
             file.close()
 
-    def _open(self) -> _File:
+    def _open(self) -> _ParquetFile:
         self._assert_not_closed()
         if self._file is None:
             self._file = self._opener.open(self._path)
@@ -445,4 +445,4 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
         arrow().schema([field.with_type(arrow().null()) if field.name in nulls else field for field in one])
         for one in (first, schema)
     ]
-    one_schema([first_path, path], compared, Choice(None, None))
+    one_schema([first_path, path], compared, ColumnSelection(None, None))

@@ -47,7 +47,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Records `start` to `stop` of a file; without `stop`, all from `start` on."""
 
     path: str
@@ -111,13 +111,13 @@ class RecordFiles(FileSource[bytes], abc.ABC):
     def _count_remote(self, file: files.File) -> int:
         """The number of records of a remote file, without reading all of it."""
 
-    def _files_of(self, part: Part) -> list[Part]:
+    def _files_of(self, part: FilePart) -> list[FilePart]:
         """The parts of all files that the path of a part means, which may be a pattern or an address."""
         if not files.is_remote(part.path) and not glob.has_magic(part.path):
             return [part]
         return [part._replace(path=path) for path in files.expand(part.path, what=f"{self.FORMAT} files")]
 
-    def _name_missing(self, given: list[Part]) -> None:
+    def _name_missing(self, given: list[FilePart]) -> None:
         """Raises an error that names all missing files."""
         missing: list[str] = []
         num_paths = 0
@@ -131,7 +131,7 @@ class RecordFiles(FileSource[bytes], abc.ABC):
         if missing:
             raise files.not_found(missing, num_paths, what=f"{self.FORMAT} files") from None
 
-    def _stop_of(self, part: Part) -> int:
+    def _stop_of(self, part: FilePart) -> int:
         if part.stop is not None and (part.is_known or files.is_remote(part.path)):
             self._check_version(part.path)
             return part.stop
@@ -245,7 +245,7 @@ class RecordFiles(FileSource[bytes], abc.ABC):
         return [f"{identity(path)}[{start}:{stop}]" for path, (start, stop) in ranges]
 
 
-def _given(paths: Any, form: str) -> list[Part]:
+def _given(paths: Any, form: str) -> list[FilePart]:
     if isinstance(paths, str | os.PathLike | FileInstruction):
         return _parts(paths)
     if not isinstance(paths, Sequence):
@@ -255,25 +255,25 @@ def _given(paths: Any, form: str) -> list[Part]:
     return [part for path in paths for part in _parts(path)]
 
 
-def _parts(given: Any) -> list[Part]:
+def _parts(given: Any) -> list[FilePart]:
     """One part, or one for each file that a path with braces means."""
     return [_part(one) for one in files.in_braces(given)] if isinstance(given, str) and "{" in given else [_part(given)]
 
 
-def _part(given: Any) -> Part:
+def _part(given: Any) -> FilePart:
     if not isinstance(given, str) and isinstance(given, FileInstruction):  # the second check is slow
         stop = given.skip + given.take if given.take >= 0 else None
-        return Part(os.fsdecode(given.filename), given.skip, stop, is_known=True)
+        return FilePart(os.fsdecode(given.filename), given.skip, stop, is_known=True)
     if not isinstance(given, str | os.PathLike):
         raise _not_a_path(given)
     path = os.fsdecode(given)
     found = re.fullmatch(r"(.*)\[(\d*):(\d*)\]", path, re.DOTALL) if path.endswith("]") else None
     if found is None:
-        return Part(path, 0, None)
+        return FilePart(path, 0, None)
     start, stop = int(found[2] or 0), int(found[3]) if found[3] else None
     if stop is not None and stop < start:
         raise PipelineError(f"{path} asks for records from {start} to {stop}: the end is before the start.")
-    return Part(files.like(path, found[1]), start, stop)
+    return FilePart(files.like(path, found[1]), start, stop)
 
 
 def _not_a_path(given: Any) -> PipelineError:
@@ -338,7 +338,7 @@ class Readers(Holder):
         file.close()
 
 
-class Pace:
+class ReadSpeed:
     """Whether reading records one by one is slow, so that cores should share it: from a slow disk, or large ones."""
 
     is_volatile = True  # no part of what a source is

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import DataError, PipelineError, RemoteError, without_secrets
-from headrace.errors.addresses import redacted, told_apart
+from headrace.errors.addresses import redacted, with_identity_digest
 from headrace.storage.files import is_remote
 from headrace.storage.indices import BlockSource, place_of, places_of
 
@@ -204,7 +204,7 @@ class SqlDataSource(BlockSource[Row]):
     def __repr__(self) -> str:
         connect = self._connect
         where = repr(connect) if isinstance(connect, str) else getattr(connect, "__qualname__", type(connect).__name__)
-        query = told_apart(self._query)
+        query = with_identity_digest(self._query)
         if len(query) > _LONGEST_SHOWN:
             digest = hashlib.sha1(query.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
             query = f"{query[:_LONGEST_SHOWN]}… (sha1 {digest[:12]})"

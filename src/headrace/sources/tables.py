@@ -36,7 +36,7 @@ from headrace.sources.notes import BARE, RECORD, dtype_named
 from headrace.storage import files
 from headrace.storage.files import MappedFiles
 from headrace.storage.indices import Parts, place_of, places_of
-from headrace.storage.private import Place
+from headrace.storage.private import StoragePlace
 from headrace.storage.sidecar import Index
 from headrace.threads import map_in_threads
 from headrace.trees import ShapeDtypeStruct
@@ -322,7 +322,7 @@ def open_input(path: str, pool: files.Pool, *, maps: bool = False) -> Any:
     return arrow().memory_map(name) if maps else arrow().OSFile(name)
 
 
-class Recent:
+class LruCache:
     """A cache whose values are made when first requested: once, even if several threads request one.
 
     If they weigh more than `most` together, the least recently used are dropped, but never the newest.
@@ -394,7 +394,7 @@ class Unpacked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ColumnSelection:
     """Columns and filters; `a.b` is the field `b` of the structs in column `a`, unless a column has that name."""
 
     columns: Sequence[str] | None
@@ -497,7 +497,7 @@ def prefixes(path: str) -> Iterable[str]:
     return itertools.accumulate(path.split("."), "{}.{}".format)
 
 
-def one_schema(paths: list[str], schemas: list[Any], choice: Choice) -> Any:
+def one_schema(paths: list[str], schemas: list[Any], choice: ColumnSelection) -> Any:
     """The schema of the chosen columns of all files; raises if it differs, or if the filters do not fit it."""
     first = choice.schema(paths[0], schemas[0])
     seen: set[int] = set()  # files have equal schemas in the same object
@@ -586,7 +586,9 @@ def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Note
     first_path, first = told[0]
     for path, one in told if len({id(one) for one in notes}) > 1 else []:
         names = first.columns.keys() | one.columns.keys()
-        other = [name for name in names if gist(first.columns.get(name)) != gist(one.columns.get(name))]
+        other = [
+            name for name in names if comparable_note(first.columns.get(name)) != comparable_note(one.columns.get(name))
+        ]
         if other or first.is_bare != one.is_bare:
             what = f"column {other[0]!r}" if other else "elements"
             raise DataError(
@@ -596,13 +598,17 @@ def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Note
     return None if None in notes else [one for _, one in told]
 
 
-def gist(note: Any) -> Any:
+def comparable_note(note: Any) -> Any:
     """A note without what may differ between files of the same elements."""
     if isinstance(note, dict):
-        return {name: found for name, one in note.items() if (found := gist(one)) is not None} or None
+        return {name: found for name, one in note.items() if (found := comparable_note(one)) is not None} or None
     if not isinstance(note, list):
         return note
-    return [ARRAY, note[1], len(note[2]), gist(note[3])] if note[0] == ARRAY else list(map(gist, note))
+    return (
+        [ARRAY, note[1], len(note[2]), comparable_note(note[3])]
+        if note[0] == ARRAY
+        else list(map(comparable_note, note))
+    )
 
 
 def noted_spec(kind: Any, note: Any, *, nulls: bool) -> Any:
@@ -773,7 +779,7 @@ class StoredScans:
     def __init__(self, paths: Sequence[str], what: str, columns: Sequence[str] | None):
         named = json.dumps([what, columns, list(map(os.path.abspath, paths))])
         name = hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
-        self._place = Place(os.path.join(files.cache_folder(), FOLDER, f".{name}"))
+        self._place = StoragePlace(os.path.join(files.cache_folder(), FOLDER, f".{name}"))
         self._schemas: list[Any] = []
         self._files: list[Any] = []
         self._read()
@@ -853,7 +859,7 @@ OPENING_THREADS = 16
 MOST_OPEN = 64  # files whose footers or readers are kept
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows of a file that are decoded together; `place` says where, for the format, and `line`, for messages."""
 
     file: int
@@ -867,7 +873,7 @@ class Scan:
     """What is known of a file without its rows; `nulls` names the columns that have some."""
 
     schema: Any
-    groups: list[Group]
+    groups: list[RowGroup]
     nulls: set[str]
 
 
@@ -885,7 +891,7 @@ class TableDataSource:
     cache_bytes: int = CACHE_BYTES
 
     def __post_init__(self):
-        self._choice = Choice(self.columns, self.filters)
+        self._choice = ColumnSelection(self.columns, self.filters)
         self.columns = None if self.columns is None else list(self.columns)
         self.paths = files.expand(self.paths, what=self.what)
         self._pool = files.Pool(MOST_OPEN)
@@ -918,7 +924,7 @@ class TableDataSource:
             version = files.fingerprint(path)
             if (found := stored.find(number, version)) is not None:  # type: ignore[union-attr]
                 schema, groups, nulls = found
-                scans[number] = Scan(schema, [Group(number, *group) for group in groups], set(nulls))
+                scans[number] = Scan(schema, [RowGroup(number, *group) for group in groups], set(nulls))
                 self._versions[path] = version
         missing = [number for number in numbers if number not in scans]
         if missing:
@@ -967,7 +973,7 @@ class TableDataSource:
         """Finds the schema, groups and nulls of a file."""
         raise NotImplementedError
 
-    def _read(self, group: Group) -> Any:
+    def _read(self, group: RowGroup) -> Any:
         """The rows of a group as a pyarrow table, with at least the needed columns; not filtered."""
         raise NotImplementedError
 
@@ -975,7 +981,7 @@ class TableDataSource:
         """The schema of the chosen columns, the same for all files."""
         return one_schema(self.paths, schemas, self._choice)
 
-    def _count(self, groups: list[Group]) -> list[int]:
+    def _count(self, groups: list[RowGroup]) -> list[int]:
         """How many rows of each group of a file pass the filters."""
         if self.filters is None:
             return [group.num_rows for group in groups]
@@ -986,7 +992,7 @@ class TableDataSource:
         if not files.is_remote(path):  # the pool checks remote ones
             found = files.fingerprint(path)
             if found != self._versions.setdefault(path, found):
-                raise files.changed(path)
+                raise files.changed_error(path)
             if self.maps:
                 self._mapped.add(path)
         return open_input(path, self._pool, maps=self.maps)
@@ -1002,12 +1008,12 @@ class TableDataSource:
         """Turns errors of pyarrow into ones that name the file and the place in it."""
         return blaming(place, self.what)
 
-    def _table(self, group: Group) -> Any:
+    def _table(self, group: RowGroup) -> Any:
         """The chosen rows and columns of a group."""
         with self._blaming_group(group):
             return self._choice.of(table_without_views(self._read(group)), self._schema)
 
-    def _blaming_group(self, group: Group) -> contextlib.AbstractContextManager[None]:
+    def _blaming_group(self, group: RowGroup) -> contextlib.AbstractContextManager[None]:
         return self._blaming(f"{self.paths[group.file]}, {group.line},")
 
     def _decode(self, number: int) -> Any:
@@ -1103,8 +1109,8 @@ class TableDataSource:
         return self.paths[file], index - (int(self._parts.ends[first - 1]) if first else 0)
 
     def _open_caches(self) -> None:
-        self._opened = Recent(MOST_OPEN, lambda _: 1)
-        self._decoded = Recent(self.cache_bytes, num_bytes, self._decode)
+        self._opened = LruCache(MOST_OPEN, lambda _: 1)
+        self._decoded = LruCache(self.cache_bytes, num_bytes, self._decode)
 
     def close(self) -> None:
         """Closes files and drops decoded groups; reading from the source opens them again."""

@@ -61,12 +61,12 @@ class Member(NamedTuple):
     end: int
 
 
-def damaged(path: str, at: int, what: str) -> DamagedTar:
+def damaged_error(path: str, at: int, what: str) -> DamagedTar:
     """The error for an archive that is not as it should be at an offset."""
     return DamagedTar(f"{path} is damaged at offset {at}: {what}. {_HAS_NO_FILE}")
 
 
-def refused(path: str, at: int, what: str) -> DamagedTar:
+def refused_error(path: str, at: int, what: str) -> DamagedTar:
     """The error for a file in an archive of a kind that is not read."""
     return DamagedTar(f"{path}, at offset {at}: {what}")
 
@@ -83,7 +83,7 @@ def members(path: str, read: Read, at: int, stop: float = math.inf) -> Iterator[
             raise _ends_early(path, at, len(header))
         field, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
         if not _is_sum(header, checksum):
-            raise damaged(path, at, "the checksum of a header is wrong")
+            raise damaged_error(path, at, "the checksum of a header is wrong")
         size = extended["size"] if "size" in extended else _number(path, size, at)
         begin = at + BLOCK
         end = begin + (size + BLOCK - 1) // BLOCK * BLOCK
@@ -101,7 +101,7 @@ def members(path: str, read: Read, at: int, stop: float = math.inf) -> Iterator[
             extended, end = {}, begin
         elif kind not in b"KD":
             what = _SPARSE if kind == b"S" else f"has the kind {kind!r}, which is not read."
-            raise refused(path, at, f"{_name(field, prefix, magic)!r} {what}")
+            raise refused_error(path, at, f"{_name(field, prefix, magic)!r} {what}")
         at = end
 
 
@@ -110,13 +110,13 @@ def _check_end(path: str, read: Read, at: int) -> None:
     while block := read(at, 1 << 16):
         if block.count(0) != len(block):
             what = "its end is marked here, but more follows. Archives that were joined by `cat` are read one by one"
-            raise damaged(path, at, what)
+            raise damaged_error(path, at, what)
         at += len(block)
 
 
 def _ends_early(path: str, at: int, left: int) -> DamagedTar:
     what = f"it ends {left} bytes into a header" if left else "it ends without the blocks of zeros that mark its end"
-    error = damaged(path, at, what)
+    error = damaged_error(path, at, what)
     if not left and at:
         error.add_note(f"To read what there is all the same, add them: head -c 1024 /dev/zero >> {shlex.quote(path)}")
     return error
@@ -146,7 +146,7 @@ def _number(path: str, field: bytes, at: int) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise damaged(path, at, f"a header has the size {field!r}")
+        raise damaged_error(path, at, f"a header has the size {field!r}")
     return number
 
 
@@ -163,7 +163,7 @@ def _text(name: bytes) -> str:
 
 def _check_link(path: str, name: str, at: int) -> None:
     if key_of(name) is not None:
-        raise refused(
+        raise refused_error(
             path,
             at,
             f"{name!r} is a link, which has no content of its own. Write the archive with `tar --dereference "
@@ -175,7 +175,7 @@ def _extended(path: str, read: Read, kind: bytes, begin: int, size: int, at: int
     """What a header for the next file says: its name and size."""
     content = read(begin, size) if size <= LONGEST_NAME else b""
     if len(content) < size:
-        raise damaged(path, at, f"a header says that {size} bytes of a name or of attributes follow")
+        raise damaged_error(path, at, f"a header says that {size} bytes of a name or of attributes follow")
     if kind == b"L":
         return {"path": _text(content.partition(b"\0")[0])}
     if not any(name in content for name in (b"path=", b"size=", b"GNU.sparse.")):  # times and the like
@@ -183,15 +183,15 @@ def _extended(path: str, read: Read, kind: bytes, begin: int, size: int, at: int
     found: dict[str, Any] = {}
     for name, value in _attributes(path, content, at):
         if name.startswith("GNU.sparse."):
-            raise refused(path, at, f"a file {_SPARSE}")
+            raise refused_error(path, at, f"a file {_SPARSE}")
         if name == "path":
             found["path"] = _text(value)
         elif name == "size":
             if not value.isdigit():
-                raise damaged(path, at, f"a header has the size {value!r}")
+                raise damaged_error(path, at, f"a header has the size {value!r}")
             found["size"] = int(value[:30])
     if found and kind == b"g":
-        raise refused(path, at, "a global header gives one name or size to many files, which is not read.")
+        raise refused_error(path, at, "a global header gives one name or size to many files, which is not read.")
     return found
 
 
@@ -204,7 +204,7 @@ def _attributes(path: str, content: bytes, at: int) -> Iterator[tuple[str, bytes
         entry = content[place + len(digits) + 1 : stop]
         name, equals, value = entry.partition(b"=")
         if not place + len(digits) < stop <= len(content) or not equals or not value.endswith(b"\n"):
-            raise damaged(path, at, "the attributes of a file cannot be read")
+            raise damaged_error(path, at, "the attributes of a file cannot be read")
         yield _text(name), value[:-1]
         place = stop
 
@@ -249,10 +249,10 @@ def samples(
                 yield sample, end
             sample, num_bytes = {KEY: key}, 0
         if extension in sample:
-            raise refused(path, end, f"the sample {key!r} has two files with the extension {extension!r}.")
+            raise refused_error(path, end, f"the sample {key!r} has two files with the extension {extension!r}.")
         num_bytes += member.size
         if num_bytes > most_bytes:
-            raise refused(
+            raise refused_error(
                 path,
                 end,
                 f"the sample {key!r} has at least {num_bytes} bytes, and `max_sample_bytes` is {most_bytes}. If it "
@@ -264,7 +264,7 @@ def samples(
         yield sample, end
 
 
-class Window:
+class ReadWindow:
     """The bytes of a file from one offset to the next, some of them read ahead."""
 
     def __init__(self, path: str, file: Any, offset: int, ahead_bytes: int):
@@ -313,7 +313,7 @@ class Window:
 
     def _too_short(self, member: Member, left: int) -> Exception:
         what = f"{member.name!r} has {member.size} bytes, and the archive ends {member.size - left} bytes too early"
-        return damaged(self._path, member.begin, what)
+        return damaged_error(self._path, member.begin, what)
 
 
 # --------------------------------------------------------------------------------------------------- random access
@@ -342,7 +342,7 @@ class SampleIndex(Index):
         return np.array([0, *(end for _, end in found)], np.int64)
 
 
-class _Skipping(Window):
+class _Skipping(ReadWindow):
     """Reads headers, and passes by the content of large files."""
 
     def pass_by(self, member: Member) -> None:
@@ -401,7 +401,7 @@ class TarDataSource(IndexedFiles[Sample]):
         for (begin, stop), piece in zip(spans, pieces, strict=True):
             found += _parsed(path, _whole(file, piece, begin, stop), begin, stop)
         if len(found) != len(places):
-            raise files.changed(path)
+            raise files.changed_error(path)
         return found
 
 
@@ -504,14 +504,14 @@ class TarIterator(DatasetIterator[Sample]):
         self._file = file = _opened(path)
         if self._offset > file.size:
             raise self._another_file()
-        window = Window(path, file, self._offset, STREAM_READ_BYTES)
+        window = ReadWindow(path, file, self._offset, STREAM_READ_BYTES)
         most_bytes = self._max_sample_bytes if isinstance(file, Inflated) else math.inf
         found = members(path, window.read, self._offset)
         self._samples = samples(path, found, window.content, most_bytes=most_bytes)
 
     def _not_inflated(self, error: zlib.error) -> DamagedTar:
         what = f"the compressed bytes of the sample that begins here cannot be read ({error})"
-        return damaged(self._paths[self._number], self._offset, what)
+        return damaged_error(self._paths[self._number], self._offset, what)
 
     def _another_file(self) -> StateError:
         return StateError(
@@ -525,7 +525,7 @@ class TarIterator(DatasetIterator[Sample]):
         if self._offset == 0:
             return True
         with contextlib.closing(_opened(path)) as file, contextlib.suppress(DataError, zlib.error):
-            window = Window(path, file, 0, STREAM_READ_BYTES)
+            window = ReadWindow(path, file, 0, STREAM_READ_BYTES)
             return any(member.end == self._offset for member in members(path, window.read, 0, self._offset))
         return False
 

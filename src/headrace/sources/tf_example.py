@@ -412,7 +412,7 @@ INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 EXACT_INTS = 1 << 53  # ints up to here are exact as float64
 
 
-class Leaf(NamedTuple):
+class EncodedLeaf(NamedTuple):
     """Values as one list of an Example, and the note on them."""
 
     kind: int
@@ -486,7 +486,7 @@ class _Features:
             return self._add_leaf(name, together)
         return "parts", tag, tuple(self.add(f"{name}/{i}", item) for i, item in enumerate(items))
 
-    def _add_leaf(self, name: str, leaf: Leaf) -> Any:
+    def _add_leaf(self, name: str, leaf: EncodedLeaf) -> Any:
         kind, values, note = leaf
         if kind == INT_KINDS:
             self._set(name, _ints(values))
@@ -546,14 +546,14 @@ def _utf8(text: str) -> bytes:
         raise PipelineError(f"The text {text[:100]!r} cannot be written as UTF-8: {e}.") from e
 
 
-def _leaf(name: str, value: Any) -> Leaf | None:
+def _leaf(name: str, value: Any) -> EncodedLeaf | None:
     """The values of an array, number or text; None for what has parts."""
     kind = type(value)
     if kind is np.ndarray:
         return _array(name, value)
     if kind in _SCALARS:
         word, field_number, make = _SCALARS[kind]
-        return Leaf(field_number, make(name, [value]), word)
+        return EncodedLeaf(field_number, make(name, [value]), word)
     for base in _SCALARS:  # a class derived from one of these
         if isinstance(value, base) and not isinstance(value, np.float64):
             return _leaf(name, base(value))
@@ -583,21 +583,23 @@ _SCALARS: dict[type, tuple[str, int, Callable[[str, Sequence[Any]], Any]]] = {
 }
 
 
-def _array(name: str, array: np.ndarray) -> Leaf | None:
+def _array(name: str, array: np.ndarray) -> EncodedLeaf | None:
     dtype, flat = array.dtype, array.reshape(-1)
     note = (dtype_name(dtype), array.shape) if array.ndim else (dtype_name(dtype),)
     if dtype.kind == "f" and dtype.itemsize <= 8:
-        return Leaf(FLOAT_KINDS, flat.astype(np.float64 if dtype.itemsize == 8 else np.float32, copy=False), note)
+        return EncodedLeaf(
+            FLOAT_KINDS, flat.astype(np.float64 if dtype.itemsize == 8 else np.float32, copy=False), note
+        )
     if dtype.kind in "iub":
         if dtype.kind == "u" and dtype.itemsize == 8 and flat.size and flat.max() > np.iinfo(np.int64).max:
             raise PipelineError(f"Feature {name!r} has {flat.max()}, but an Example holds only int64.")
-        return Leaf(INT_KINDS, flat.astype(np.int64, copy=False), note)
+        return EncodedLeaf(INT_KINDS, flat.astype(np.int64, copy=False), note)
     if dtype.kind in "mM":
-        return Leaf(INT_KINDS, flat.astype(dtype.newbyteorder("="), copy=False).view(np.int64), note)
+        return EncodedLeaf(INT_KINDS, flat.astype(dtype.newbyteorder("="), copy=False).view(np.int64), note)
     if dtype.kind == "S":
-        return Leaf(TEXTS, flat.tolist(), note)
+        return EncodedLeaf(TEXTS, flat.tolist(), note)
     if dtype.kind == "U":
-        return Leaf(TEXTS, list(map(_utf8, flat.tolist())), note)
+        return EncodedLeaf(TEXTS, list(map(_utf8, flat.tolist())), note)
     if dtype.kind == "O" and array.ndim:
         return None
     raise _cannot_hold(name, f"{'an array' if array.ndim else 'a scalar'} of {dtype}")
@@ -614,13 +616,13 @@ def _tag(items: Any) -> str:
     return "tuple" if isinstance(items, tuple) else "list"
 
 
-def _together(name: str, items: Sequence[Any], tag: str) -> Leaf | None:
+def _together(name: str, items: Sequence[Any], tag: str) -> EncodedLeaf | None:
     """The values of all items as one list; None if they do not fit into one."""
     kinds = set(map(type, items))
     if len(kinds) == 1 and (kind := kinds.pop()) in _SCALARS:
         word, field_number, make = _SCALARS[kind]
-        return Leaf(field_number, make(name, items), sequence_note(tag, [word] * len(items)))
-    leaves: list[Leaf] = []
+        return EncodedLeaf(field_number, make(name, items), sequence_note(tag, [word] * len(items)))
+    leaves: list[EncodedLeaf] = []
     for item in items:
         leaf = _together(name, item, _tag(item)) if is_sequence(item) else _leaf(name, item)
         if leaf is None:
@@ -629,12 +631,12 @@ def _together(name: str, items: Sequence[Any], tag: str) -> Leaf | None:
     return _joined(leaves, tag)
 
 
-def _joined(leaves: list[Leaf], tag: str) -> Leaf | None:
+def _joined(leaves: list[EncodedLeaf], tag: str) -> EncodedLeaf | None:
     notes = [leaf.note for leaf in leaves]
     kinds = {leaf.kind for leaf in leaves}
     if kinds == {TEXTS}:
         texts = [text for leaf in leaves for text in leaf.values]
-        return Leaf(TEXTS, texts, sequence_note(tag, notes) if texts else (tag, tuple(notes)))
+        return EncodedLeaf(TEXTS, texts, sequence_note(tag, notes) if texts else (tag, tuple(notes)))
     if TEXTS in kinds:
         return None
     arrays = [leaf.values for leaf in leaves]
@@ -644,7 +646,9 @@ def _joined(leaves: list[Leaf], tag: str) -> Leaf | None:
             return None
         arrays = [array.astype(np.float64, copy=False) for array in arrays]
     flat = np.concatenate([np.empty(0, np.int64 if kinds == {INT_KINDS} else np.float32), *arrays])
-    return Leaf(min(kinds, default=FLOAT_KINDS), flat, sequence_note(tag, notes) if flat.size else (tag, tuple(notes)))
+    return EncodedLeaf(
+        min(kinds, default=FLOAT_KINDS), flat, sequence_note(tag, notes) if flat.size else (tag, tuple(notes))
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- feature
@@ -751,23 +755,23 @@ def names_in_order(data: bytes, begin: int, end: int) -> list[bytes]:
         return []
 
 
-def in_step(
+def advance_together(
     features: Mapping[str, Feature], names: list[bytes], data: bytes, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Which records have exactly these names in this order, laid out as writers do; and the columns of those."""
     wanted = {name.encode(): name for name in features}
-    walk = Walk(data, starts, ends)
+    iteration = WireWalk(data, starts, ends)
     found: dict[str, MakeColumn] = {}
     for name in names:
         if name in wanted:
-            found[wanted[name]] = walk.read(name, features[wanted[name]])
+            found[wanted[name]] = iteration.read(name, features[wanted[name]])
         else:
-            walk.skip(name)
-        if not walk.fits.any():
-            return walk.fits, {}
-    walk.fits &= walk.at == ends
-    num_rows = int(np.count_nonzero(walk.fits))
-    rows: Any = slice(None) if num_rows == len(starts) else np.flatnonzero(walk.fits)
+            iteration.skip(name)
+        if not iteration.fits.any():
+            return iteration.fits, {}
+    iteration.fits &= iteration.at == ends
+    num_rows = int(np.count_nonzero(iteration.fits))
+    rows: Any = slice(None) if num_rows == len(starts) else np.flatnonzero(iteration.fits)
     try:
         columns = {
             name: found[name](rows) if name in found else feature.absent(name, num_rows)
@@ -775,10 +779,10 @@ def in_step(
         }
     except Malformed:
         return np.zeros(len(starts), bool), {}
-    return walk.fits, columns if num_rows else {}
+    return iteration.fits, columns if num_rows else {}
 
 
-class Walk:
+class WireWalk:
     """An offset in each of many records; a record that does not have the expected bytes there does not fit.
 
     A message must end where the message around it ends, so the offset of a record that fits is always inside it; the
@@ -1030,7 +1034,7 @@ class ExampleParser(Map):
         while data and len(left) >= FEWEST_TOGETHER and failures < MOST_FAILURES:
             start = int(starts[left[0]])
             names = names_in_order(data, start, start + int(lengths[left[0]]))
-            fits, columns = in_step(self.features, names, data, starts[left], starts[left] + lengths[left])
+            fits, columns = advance_together(self.features, names, data, starts[left], starts[left] + lengths[left])
             if columns:
                 parts.append((left[fits], columns))
             failures += np.count_nonzero(fits) < FEWEST_TOGETHER

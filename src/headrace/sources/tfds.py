@@ -20,7 +20,7 @@ from headrace.errors.suggestions import closest
 from headrace.sources import metadata
 from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.sources.image_folder import decode_image
-from headrace.sources.metadata import Node
+from headrace.sources.metadata import JsonValue
 from headrace.sources.tf_example import ExampleParser, Feature
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.storage import files
@@ -137,7 +137,7 @@ ENCODINGS = ("none", "bytes", "zlib")
 
 
 @dataclass(frozen=True)
-class Leaf:
+class TensorFeature:
     """A number, text, array or image, in as many nested sequences as there are `lengths`."""
 
     name: str
@@ -235,19 +235,19 @@ class Leaf:
         return zlib.decompressobj().decompress(value, size + 1)
 
 
-def mapped(function: Callable[[Leaf], Any], tree: Any) -> Any:
+def mapped(function: Callable[[TensorFeature], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: mapped(function, child) for key, child in tree.items()}
     return tuple(mapped(function, child) for child in tree) if isinstance(tree, tuple) else function(tree)
 
 
-def leaves(tree: Any) -> list[Leaf]:
-    found: list[Leaf] = []
+def leaves(tree: Any) -> list[TensorFeature]:
+    found: list[TensorFeature] = []
     mapped(found.append, tree)
     return found
 
 
-def features_of(feature: Node, name: str, *, decode: bool) -> Any:
+def features_of(feature: JsonValue, name: str, *, decode: bool) -> Any:
     """A feature of `features.json`, as a leaf or a tree of leaves."""
     members = feature.members()
     kind, content = next((item for item in members.items() if item[0] != "pythonClassName"), ("nothing", feature))
@@ -261,25 +261,25 @@ def features_of(feature: Node, name: str, *, decode: bool) -> Any:
             around, items = (_size(content.get("length")),), inside(content.at("feature"), name)
             return mapped(lambda leaf: replace(leaf, lengths=around + leaf.lengths), items)
         case "classLabel":
-            return Leaf(name, np.dtype(np.int64), is_label=True)
+            return TensorFeature(name, np.dtype(np.int64), is_label=True)
         case "text":
-            return Leaf(name, np.dtype(object))
+            return TensorFeature(name, np.dtype(object))
         case "translation":
             told, lengths = content.get("languages"), ()
             keys = [] if told is None else [language.text() for language in told.items()]
             variable = content.get("variableLanguagesPerExample")
             if variable is not None and variable.value:
                 keys, lengths = ("language", "translation"), (None,)
-            return {key: Leaf(f"{name}/{key}", np.dtype(object), lengths=lengths) for key in keys}
+            return {key: TensorFeature(f"{name}/{key}", np.dtype(object), lengths=lengths) for key in keys}
         case "image" | "video" if not decode:
-            return Leaf(name, np.dtype(object), lengths=() if kind == "image" else (None,))
+            return TensorFeature(name, np.dtype(object), lengths=() if kind == "image" else (None,))
         case "image":
-            return Leaf(name, _dtype(name, content), _shape(content, num_axes=3), "image")
+            return TensorFeature(name, _dtype(name, content), _shape(content, num_axes=3), "image")
         case "video":
             length, *shape = _shape(content, num_axes=4)
-            return Leaf(name, _dtype(name, content), tuple(shape), "image", (length,), is_video=True)
+            return TensorFeature(name, _dtype(name, content), tuple(shape), "image", (length,), is_video=True)
         case "tensor" | "boundingBox" | "audio" if _encoding(content) in ENCODINGS:
-            return Leaf(name, _dtype(name, content), _shape(content), _encoding(content))
+            return TensorFeature(name, _dtype(name, content), _shape(content), _encoding(content))
     shown = members["pythonClassName"].value if "pythonClassName" in members else "feature"
     raise PipelineError(
         f"Feature {name!r} is a {shown} ({kind}), which is not supported. Read the folder with `tfds.data_source`, "
@@ -287,12 +287,12 @@ def features_of(feature: Node, name: str, *, decode: bool) -> Any:
     )
 
 
-def _encoding(content: Node) -> str:
+def _encoding(content: JsonValue) -> str:
     told = content.get("encoding")
     return "none" if told is None else told.text().lower()
 
 
-def _dtype(name: str, content: Node) -> np.dtype:
+def _dtype(name: str, content: JsonValue) -> np.dtype:
     node = content.get("dtype")
     told = "uint8" if node is None else node.text()
     try:
@@ -304,13 +304,13 @@ def _dtype(name: str, content: Node) -> np.dtype:
     return dtype
 
 
-def _size(node: Node | None) -> int | None:
+def _size(node: JsonValue | None) -> int | None:
     """A size, which is -1 if unknown."""
     size = -1 if node is None else node.number(least=-1)
     return None if size < 0 else size
 
 
-def _shape(content: Node, *, num_axes: int | None = None) -> tuple[int | None, ...]:
+def _shape(content: JsonValue, *, num_axes: int | None = None) -> tuple[int | None, ...]:
     told = content.get("shape")
     sizes = None if told is None else told.get("dimensions")
     shape = () if sizes is None else tuple(map(_size, sizes.items()))
@@ -319,15 +319,15 @@ def _shape(content: Node, *, num_axes: int | None = None) -> tuple[int | None, .
     return shape
 
 
-def supervised(features: dict[str, Any], described: Node) -> Any:
+def supervised(features: dict[str, Any], described: JsonValue) -> Any:
     """The features that `dataset_info.json` names as input and target."""
 
-    def named(key: Node) -> Any:
+    def named(key: JsonValue) -> Any:
         if key.text() not in features:
             raise key.wrong(f"a feature ({', '.join(features)})")
         return features[key.text()]
 
-    def chosen(keys: Node) -> Any:
+    def chosen(keys: JsonValue) -> Any:
         if key := keys.get("featureKey"):
             return named(key)
         if together := keys.get("tuple"):
@@ -448,7 +448,7 @@ class TfdsDataSource:
 
     @property
     def element_spec(self) -> Any:
-        return None if any(leaf.is_list for leaf in leaves(self._tree)) else mapped(Leaf.spec, self._tree)
+        return None if any(leaf.is_list for leaf in leaves(self._tree)) else mapped(TensorFeature.spec, self._tree)
 
     def __len__(self) -> int:
         return self._parts.length
@@ -493,7 +493,7 @@ class TfdsDataSource:
         return self._named
 
 
-def _described(folder: str) -> Node:
+def _described(folder: str) -> JsonValue:
     """The content of `dataset_info.json`."""
     try:
         return metadata.read(files.below(folder, "dataset_info.json"))
@@ -517,12 +517,12 @@ def _features(path: str, *, decode: bool) -> dict[str, Any]:
     return features
 
 
-def _file_format(described: Node) -> str:
+def _file_format(described: JsonValue) -> str:
     told = described.get("fileFormat")
     return "tfrecord" if told is None else told.text()
 
 
-def _splits(folder: str, described: Node) -> dict[str, list[Piece]]:
+def _splits(folder: str, described: JsonValue) -> dict[str, list[Piece]]:
     """The files of each split."""
     splits: dict[str, list[Piece]] = {}
     listed = described.get("splits")

@@ -127,7 +127,7 @@ class DamagedFile(DataError, PipelineError):
     """A TFRecord file cannot be read at some record."""
 
 
-def damaged(path: str, number: int, offset: int, what: str) -> DamagedFile:
+def damaged_error(path: str, number: int, offset: int, what: str) -> DamagedFile:
     """The error for an unreadable record."""
     return DamagedFile(
         f"{path} is damaged at record {number}, offset {offset}: {what}. Was it written or copied to its end, and is "
@@ -263,7 +263,7 @@ def find_offsets(file: files.File, path: str, advance: Callable[[int], None] = l
         ends = at + np.cumsum(lengths + FRAME_BYTES)
         if ends[-1] > size:
             what = f"it has {lengths[-1]} bytes, and the file ends {ends[-1] - size} bytes too early"
-            raise damaged(path, number + len(lengths) - 1, int(ends[-1] - lengths[-1] - FRAME_BYTES), what)
+            raise damaged_error(path, number + len(lengths) - 1, int(ends[-1] - lengths[-1] - FRAME_BYTES), what)
         found.append(ends)
         advance(int(ends[-1]) - at)
         number, at, mean = number + len(lengths), int(ends[-1]), int(lengths.mean())
@@ -278,13 +278,13 @@ def _lengths_in(path: str, block: bytes, number: int, offset: int) -> np.ndarray
         headers.append(header)
         at += header[0] + FRAME_BYTES
     if not headers:
-        raise damaged(path, number, offset, f"the file ends {len(block)} bytes into it, before its length")
+        raise damaged_error(path, number, offset, f"the file ends {len(block)} bytes into it, before its length")
     lengths, crcs = (np.array(column, np.uint64) for column in zip(*headers, strict=True))
     wrong = masked_crcs_of_lengths(lengths) != crcs
     if (wrong | (lengths > LONGEST)).any():
         first = int(np.argmax(wrong if wrong.any() else lengths > LONGEST))
         what = "the checksum of its length is wrong" if wrong.any() else f"it claims to have {lengths[first]} bytes"
-        raise damaged(path, number + first, offset + int(lengths[:first].sum()) + FRAME_BYTES * first, what)
+        raise damaged_error(path, number + first, offset + int(lengths[:first].sum()) + FRAME_BYTES * first, what)
     return lengths.astype(np.int64)
 
 
@@ -345,7 +345,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
         sizes = ends[np.append(first[1:], len(places)) - 1] - begins[first]
         pieces = self._pool.get(path).read_many(list(zip(begins[first].tolist(), sizes.tolist(), strict=True)))
         if any(len(piece) != size for piece, size in zip(pieces, sizes.tolist(), strict=True)):
-            raise files.changed(path)
+            raise files.changed_error(path)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         moved = np.repeat(np.cumsum(sizes) - sizes - begins[first], np.diff(first, append=len(places)))
         starts, lengths = begins + moved + HEADER.size, ends - begins - FRAME_BYTES
@@ -354,7 +354,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
             wrong = np.flatnonzero(masked(found) != _numbers_at(data, starts + lengths, "<u4"))
             if len(wrong):
                 what = "the checksum of its bytes is wrong"
-                raise damaged(path, int(places[wrong[0]]), int(begins[wrong[0]]), what)
+                raise damaged_error(path, int(places[wrong[0]]), int(begins[wrong[0]]), what)
         return data, starts, lengths
 
 
@@ -505,7 +505,7 @@ class TFRecordIterator(DatasetIterator[bytes]):
     def _broken(self, what: str) -> DamagedFile | StateError:
         offset = self._offset + self._at
         number = _number_of_record(self._path, offset)
-        return another_file(self._path, offset) if number is None else damaged(self._path, number, offset, what)
+        return another_file(self._path, offset) if number is None else damaged_error(self._path, number, offset, what)
 
 
 def _number_of_record(path: str, offset: int) -> int | None:

@@ -11,7 +11,7 @@ from headrace import trees
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
-from headrace.sources.generators import Opened
+from headrace.sources.generators import LazyIterator
 from headrace.storage.indices import place_of, places_of
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
@@ -116,10 +116,10 @@ class TorchIterDataset(IterDataset[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  (the class gives states to those without)
         if _has_states(self._dataset) or _has_states(iter(copy_of(self._dataset))):
             return StateDictIterator(self._dataset, as_arrays, self._label)
-        return Opened(lambda: map(as_arrays, copy_of(self._dataset)), self._label)
+        return LazyIterator(lambda: map(as_arrays, copy_of(self._dataset)), self._label)
 
 
-class StateDictIterator(Opened[Any], DatasetIterator[Any]):
+class StateDictIterator(LazyIterator[Any], DatasetIterator[Any]):
     """Iterates over a copy of a dataset with the states of it or its iterator, and converts its elements."""
 
     def __init__(self, dataset: Any, convert: Callable[[Any], Any], label: str):

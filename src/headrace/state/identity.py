@@ -220,11 +220,11 @@ def kept(value: Any) -> Any:
     return (
         value
         if value is None or isinstance(value, _FIXED)
-        else Numbers(number(value), number(value, counts_code=False))
+        else ValueDigests(number(value), number(value, counts_code=False))
     )
 
 
-class Numbers(NamedTuple):
+class ValueDigests(NamedTuple):
     """The numbers of a value, with the code of functions in it and without."""
 
     with_code: int
@@ -233,7 +233,7 @@ class Numbers(NamedTuple):
 
 def number(value: Any, *, counts_code: bool = True) -> int:
     """A value as a number; without `counts_code`, functions in it count by what they depend on only."""
-    if isinstance(value, Numbers):
+    if isinstance(value, ValueDigests):
         return value.with_code if counts_code else value.without_code
     if value is None or isinstance(value, bool | int | float):
         return number_of(value)

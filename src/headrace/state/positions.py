@@ -89,7 +89,7 @@ BESIDE = ("pipeline", "functions", "checksum")
 MOST_SHOWN = 8  # differences in an error
 
 
-class Identity:
+class PipelineIdentity:
     """What states have besides the position; computed once for each iterator."""
 
     def __init__(self, op: Op):
@@ -176,7 +176,7 @@ def _warn(text: str) -> None:
 
 def _after(op: Op, count: int) -> Json:
     """The state of a stream after so many elements, which are read here, without threads."""
-    position, stream = None, open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _NoWatch()))
+    position, stream = None, open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _SilentWatch()))
     try:
         while count and (run := stream.pull(count)) is not None:
             taken = min(count, len(run.block))
@@ -186,7 +186,7 @@ def _after(op: Op, count: int) -> Json:
     return encode(op, position)
 
 
-class _NoWatch:
+class _SilentWatch:
     """Warns of nothing: the filter's elements come again."""
 
     def saw(self, seen: int, kept: int) -> None:
@@ -315,7 +315,7 @@ def _check_dict(state: Any) -> None:
 def _check(op: Op, found: Any, fields: Any) -> None:
     """Raises unless an entry belongs to this operation with these arguments."""
     _check_dict(fields)
-    if found != op.name:
+    if found not in (op.name, op.former_name):
         raise StateError(
             f"This is the state of another pipeline: it has `{found}` where the pipeline has {op.label()} "
             f"(pipeline at {op.site})."

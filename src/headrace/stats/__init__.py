@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.engine.plan import Plan
 from headrace.ops.base import Op
-from headrace.ops.origins import last_own
+from headrace.ops.origins import last_visible_op
 from headrace.ops.recorder import StageNumbers, StageRecord, Totals
 from headrace.stats import tables, verdicts
 
 if TYPE_CHECKING:
-    from headrace.engine.iteration import Walk
+    from headrace.engine.iteration import Iteration
 
 RECENT_S = 5.0
 SHORTEST_S = 0.3  # the verdict on less would be chance
@@ -121,26 +121,26 @@ class Stats:
     _position: Any = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, walk: "Walk", now_s: float) -> "Stats":
+    def of(cls, iteration: "Iteration", now_s: float) -> "Stats":
         """The statistics of an iterator."""
-        recorder = walk.recorder
+        recorder = iteration.recorder
         totals = recorder.totals(now_s)
         before = next((each for each in recorder.snapshots if now_s - each.at_s <= RECENT_S), None)
         recent = _between(recorder.records, before, totals) if before is not None else None
         whole = _between(recorder.records, None, totals)
         return dataclasses.replace(
             whole,
-            elements=whole.elements - walk.num_ahead(),
-            bad_records=walk.bad_records.stats(),
+            elements=whole.elements - iteration.num_ahead(),
+            bad_records=iteration.bad_records.stats(),
             recent=recent,
-            _pipeline=walk.op,
-            _position=walk.position(),
+            _pipeline=iteration.op,
+            _position=iteration.position(),
         )
 
     @classmethod
-    def between(cls, walk: "Walk", before: Totals | None, now_s: float) -> "Stats":
+    def between(cls, iteration: "Iteration", before: Totals | None, now_s: float) -> "Stats":
         """The statistics of an iterator since a moment; `None` is the beginning."""
-        return _between(walk.recorder.records, before, walk.recorder.totals(now_s))
+        return _between(iteration.recorder.records, before, iteration.recorder.totals(now_s))
 
     @property
     def wall_s(self) -> float:
@@ -212,10 +212,10 @@ class Stats:
 def _between(records: dict[Any, StageRecord], before: Totals | None, after: Totals) -> Stats:
     """What was done between two moments; `None` is the beginning."""
     nothing, none = StageNumbers(), (0.0, 0.0)
-    outputs = _less(after.outputs, nothing if before is None else before.outputs)
+    outputs = _difference(after.outputs, nothing if before is None else before.outputs)
     stages = []
     for key, numbers in after.stages.items():
-        done = _less(numbers, nothing if before is None else before.stages.get(key, nothing))
+        done = _difference(numbers, nothing if before is None else before.stages.get(key, nothing))
         stages.append(_stage(records[key], key, done))
     operations = []
     for (where, label), (seconds, elements) in after.operations.items():
@@ -234,7 +234,7 @@ def _between(records: dict[Any, StageRecord], before: Totals | None, after: Tota
     )
 
 
-def _less(after: StageNumbers, before: StageNumbers) -> StageNumbers:
+def _difference(after: StageNumbers, before: StageNumbers) -> StageNumbers:
     differences: list[Any] = [a - b for a, b in zip(after, before, strict=True)]
     return StageNumbers(*differences)
 
@@ -242,7 +242,7 @@ def _less(after: StageNumbers, before: StageNumbers) -> StageNumbers:
 def _stage(record: StageRecord, key: Any, done: StageNumbers) -> StageStats:
     op = None if record.op is None else record.op()
     return StageStats(
-        stage=key[0].name if op is None else last_own(op).label(),
+        stage=key[0].name if op is None else last_visible_op(op).label(),
         where=record.where,
         computed_by=record.computed_by,
         elements=done.elements,

@@ -26,7 +26,7 @@ COPIED_BYTES = 4e9  # a second, into a worker's memory, where that was not measu
 
 
 @dataclass(frozen=True)
-class Part:
+class PartCost:
     """Threads or workers that compute a part of the pipeline.
 
     Attributes:
@@ -64,7 +64,7 @@ class Bounds:
     loop_s: float
     own_s: float
     own_cpu_s: float
-    parts: tuple[Part, ...]
+    parts: tuple[PartCost, ...]
     output_bytes: float
     cores: int
     reads_s: float = 0.0
@@ -73,15 +73,15 @@ class Bounds:
     def of(cls, stats: "Stats") -> "Bounds":
         """The costs of a run."""
         outputs = max(stats.elements, 1)
-        parts: dict[str, Part] = {}
+        parts: dict[str, PartCost] = {}
         for stage in stats.stages:
             if stage.where == "consumer":
                 continue
             key = stage.stage if stage.where == "thread" else stage.where  # workers compute all stages in turn
-            before = parts.get(key, Part(stage.where, 0, 0.0, 0.0))
+            before = parts.get(key, PartCost(stage.where, 0, 0.0, 0.0))
             work_s = before.work_s + max(0.0, stage.busy_s - stage.starved_s) / outputs
             number = max(before.number, stage.computed_by)
-            parts[key] = Part(stage.where, number, work_s, before.cpu_s + stage.cpu_s / outputs)
+            parts[key] = PartCost(stage.where, number, work_s, before.cpu_s + stage.cpu_s / outputs)
         made = tuple(parts.values())
         elsewhere_s = sum(part.cpu_s for part in made)
         return cls(
@@ -120,7 +120,7 @@ class Bounds:
         return next((1 << i for i in range(8) if self.with_threads(1 << i) >= wanted), MOST_THREADS)
 
     @property
-    def slowest(self) -> Part | None:
+    def slowest(self) -> PartCost | None:
         """The threads or workers that could give least."""
         return min(self.parts, key=lambda part: part.rate, default=None)
 

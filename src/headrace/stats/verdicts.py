@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.stats.bounds import WAITING, Bounds, Part
+from headrace.stats.bounds import WAITING, Bounds, PartCost
 
 if TYPE_CHECKING:
     from headrace.stats import Stats
@@ -43,7 +43,7 @@ def _of_loop(stats: "Stats", bounds: Bounds) -> str:
     )
 
 
-def _culprit(stats: "Stats", part: Part) -> str:
+def _culprit(stats: "Stats", part: PartCost) -> str:
     in_use = f"{stats.cpu_s / stats.wall_s:.2g} of {Bounds.of(stats).cores} cores are in use"
     return culprit(stats, part.where, in_use)
 

@@ -302,7 +302,7 @@ def as_layout(found: Any) -> Layout:
     return found
 
 
-def damaged(folder: str, what: str) -> DataError:
+def damaged_error(folder: str, what: str) -> DataError:
     """The error for a folder that is not as it was written."""
     return DataError(f"{folder} cannot be read as a cache of elements: {what}. Remove it: it is made again.")
 
@@ -404,7 +404,7 @@ class ColumnReader:
     def __init__(self, folder: str, length: int, manifest: dict[str, Any]):
         self._length, self._tree = length, columns_of(as_layout(manifest["layout"]), manifest["shapes"])
         if self._tree is None:
-            raise damaged(folder, f"{manifest['layout']} is not a layout of arrays")
+            raise damaged_error(folder, f"{manifest['layout']} is not a layout of arrays")
         self._columns: list[Column] = []
         each_column(self._columns.append, self._tree)
         self._paths = [os.path.join(folder, COLUMN.format(column.number)) for column in self._columns]
@@ -412,7 +412,7 @@ class ColumnReader:
         for column, (path, version) in zip(self._columns, versions.items(), strict=True):
             if version.size != length * column.row_bytes:
                 name, expected = os.path.basename(path), length * column.row_bytes
-                raise damaged(folder, f"{name} has {version.size} bytes, not {expected}")
+                raise damaged_error(folder, f"{name} has {version.size} bytes, not {expected}")
         self._pool = files.Pool(versions=versions, maps=True)
         self._open: tuple[list[Take], list[Callable[[], None]]] | None = None  # with what checks files
 
@@ -525,7 +525,7 @@ class RecordReader:
         self._path = os.path.join(folder, RECORDS)
         version = files.fingerprint(self._path)
         if version.size != self._num_bytes:
-            raise damaged(folder, f"{RECORDS} has {version.size} bytes, not {self._num_bytes}")
+            raise damaged_error(folder, f"{RECORDS} has {version.size} bytes, not {self._num_bytes}")
         self._pool = files.Pool(versions={self._path: version}, maps=True)
         self._decoders: list[Decode] = [decoder(as_layout(layout)) for layout in manifest["layouts"]]
 
@@ -534,7 +534,7 @@ class RecordReader:
         path = os.path.join(self._folder, OFFSETS)
         found = np.memmap(path, "<i8", "r") if 8 * self._length >= MAPPED_BYTES else np.fromfile(path, "<i8")
         if len(found) != self._length + 1 or found[0] != 0 or found[-1] != self._num_bytes:
-            raise damaged(self._folder, f"{OFFSETS} does not fit {RECORDS}")
+            raise damaged_error(self._folder, f"{OFFSETS} does not fit {RECORDS}")
         return np.asarray(found)
 
     def read(self, places: np.ndarray) -> list[Any]:
@@ -556,7 +556,7 @@ class RecordReader:
             layout = as_layout(json.loads(buffer[at + 16 : at + 16 + length]))
             return decoder(layout)(buffer, at + 16 + (length + 7 & ~7))[0]
         except (struct.error, ValueError, IndexError, KeyError, TypeError) as e:
-            raise damaged(self._folder, f"an element at offset {at} is damaged ({e})") from e
+            raise damaged_error(self._folder, f"an element at offset {at} is damaged ({e})") from e
 
     def close(self) -> None:
         self._pool.close()
@@ -584,7 +584,7 @@ class KeptElements(BlockSource[Any]):
             if manifest["version"] != VERSION:
                 raise ValueError(f"its version is {manifest['version']}, and this one of Headrace reads {VERSION}")
         except (ValueError, KeyError, TypeError) as e:
-            raise damaged(self.folder, str(e)) from e
+            raise damaged_error(self.folder, str(e)) from e
         with contextlib.suppress(OSError):
             os.utime(self.folder)  # so that one sees which were used last
         return manifest

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from headrace.errors import DataError, PipelineError
-from headrace.errors.addresses import digest, identity, redacted, told_apart
+from headrace.errors.addresses import digest, identity, redacted, with_identity_digest
 from headrace.threads import map_in_threads
 
 # ----------------------------------------------------------------------------------------------------- descriptors
@@ -34,7 +34,7 @@ from headrace.threads import map_in_threads
 T = TypeVar("T")
 
 
-class Kept:
+class OpenFiles:
     """The files that all sources of this process keep open: at most half of its descriptors.
 
     The least recently used file of all holders is dropped first. Holders are called without holding the lock here.
@@ -125,7 +125,7 @@ def most_descriptors() -> int:
     return limit if limit != resource.RLIM_INFINITY else 1 << 20
 
 
-KEPT = Kept()
+KEPT = OpenFiles()
 
 
 class Holder:
@@ -350,7 +350,7 @@ def version_of(status: os.stat_result) -> tuple[int, int]:
 
 def shown_paths(paths: Sequence[str]) -> str:
     """The first of some files for reprs, without secrets, and how many there are."""
-    first = repr(told_apart(paths[0])) if paths else ""
+    first = repr(with_identity_digest(paths[0])) if paths else ""
     return first if len(paths) == 1 else f"{first}{', ' if first else ''}num_files={len(paths)}"
 
 
@@ -371,7 +371,7 @@ def cache_folder() -> str:
     return os.environ.get("HEADRACE_CACHE") or os.path.join(home, "headrace")
 
 
-def changed(path: str) -> DataError:
+def changed_error(path: str) -> DataError:
     """The error for a file that changed after its source was made."""
     return DataError(f"{path} has changed since its source was made. Make the source again.")
 
@@ -396,7 +396,7 @@ class LocalFile:
     def check_unchanged(self, path: str) -> None:
         """Raises if the file was truncated or written to since it was opened."""
         if version_of(os.fstat(self._fd)) != self._found:
-            raise changed(path)
+            raise changed_error(path)
 
     def read(self, offset: int, length: int) -> bytes:
         try:
@@ -413,11 +413,11 @@ class LocalFile:
 
     def _read_again(self, offset: int, length: int, fault: OSError) -> bytes:
         """Tries again after a fault that may pass, as those of network file systems do."""
-        from headrace.storage.remote import Patience, may_pass
+        from headrace.storage.remote import RetryPolicy, may_pass
 
         if not may_pass(fault):
             raise fault
-        patience = Patience(self._path, f"Reading bytes {offset} to {offset + length} of")
+        patience = RetryPolicy(self._path, f"Reading bytes {offset} to {offset + length} of")
         while True:
             patience.after(fault)
             try:
@@ -430,7 +430,7 @@ class LocalFile:
     def _reopen(self) -> None:
         again = LocalFile(self._path)
         if again.version != self.version:
-            raise changed(self._path)
+            raise changed_error(self._path)
         os.dup2(again._fd, self._fd, inheritable=False)  # other threads may be reading
         again.close()
 
@@ -466,7 +466,7 @@ class MappedFile:
         """Raises if the file was truncated, written to or replaced since it was opened."""
         with contextlib.suppress(FileNotFoundError):  # a mapped file stays readable
             if version_of(os.stat(path)) != self._found:
-                raise changed(path)
+                raise changed_error(path)
 
     def read(self, offset: int, length: int) -> bytes:
         return self.read_many([(offset, length)])[0]
@@ -515,7 +515,7 @@ class Pool(Holder):
     def _opened(self, path: str) -> File:
         file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long, so without the lock
         if file.version != self._versions.setdefault(path, file.version):
-            raise changed(path)
+            raise changed_error(path)
         return self._hold(path, file)
 
     def read(self, wanted: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[list[bytes]]:
@@ -597,7 +597,7 @@ class MappedFiles:
         if not is_remote(path):
             found = version_of(os.stat(path))
             if found != self._versions.setdefault(path, found):
-                raise changed(path)
+                raise changed_error(path)
 
     def size_of(self, path: str) -> int | None:
         """The size of a file, if it existed."""
@@ -614,7 +614,7 @@ class MappedFiles:
             version = self._versions.get(path)
             with contextlib.suppress(FileNotFoundError):
                 if version is not None and version_of(os.stat(path)) != version:
-                    raise changed(path)
+                    raise changed_error(path)
 
     def check_all(self) -> None:
         """The same for all files."""

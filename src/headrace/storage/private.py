@@ -26,7 +26,7 @@ class Untrusted(OSError):
     """Others may have written what was stored, so it must be ignored."""
 
 
-class Place(NamedTuple):
+class StoragePlace(NamedTuple):
     """Where something may be stored: in a folder of this user, or beside the file that it describes."""
 
     path: str

@@ -35,7 +35,7 @@ from headrace.errors import (
     PipelineError,
     RemoteError,
     available,
-    in_words,
+    format_error,
     install_command,
     optional,
     without_secrets,
@@ -101,7 +101,7 @@ def _status(fault: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-class Patience:
+class RetryPolicy:
     """Counts the faults of an operation, and waits between tries."""
 
     def __init__(self, path: str, doing: str):
@@ -120,7 +120,7 @@ class Patience:
             if not may_pass(fault) and all(_status(link) in MISSING for link in _with_causes(fault)):
                 raise FileNotFoundError(f"{self._path} does not exist.") from self._told(fault)
             fault = fault.__cause__ or fault  # the cause says more
-        what = redacted(in_words(fault), self._secrets)
+        what = redacted(format_error(fault), self._secrets)
         if not may_pass(fault):
             raise RemoteError(
                 f"{self._doing} {self._path} failed with {what}. Check the address and your credentials (see "
@@ -164,7 +164,7 @@ def _setting(name: str, default: float) -> float:
 
 def patiently(call: Callable[[], T], path: str, doing: str) -> T:
     """The result of a call, which is tried again while its faults are transient."""
-    patience = Patience(path, doing)
+    patience = RetryPolicy(path, doing)
     while True:
         try:
             return call()
@@ -299,7 +299,7 @@ def object_name(path: str, version: str) -> str:
     return digest(f"{identity(path, unsure=not is_checksum)}\n{without_login(_options_of(path))}")
 
 
-def look(path: str) -> Seen:
+def inspect_object(path: str) -> Seen:
     """What the server says about a file now."""
     info = _info(path)
     version = next((f"{name}={info[name]}" for name in VERSIONS if info.get(name)), "")
@@ -365,7 +365,7 @@ LOCK = ".lock"
 _PARTIAL = re.compile(r"\.partial-(\d+)-")
 
 
-def the_cache() -> "Cache":
+def the_cache() -> "BlockCache":
     """The cache that the environment configures; unused if others may write to its folder."""
     most_bytes = os.environ.get("HEADRACE_CACHE_BYTES") or str(CACHE_BYTES)
     if not most_bytes.isdecimal():
@@ -374,11 +374,11 @@ def the_cache() -> "Cache":
     try:
         check_folder(folder, within=cache_folder())
     except Untrusted as e:
-        return Cache(folder, 0, why_not=str(e))
-    return Cache(folder, int(most_bytes))
+        return BlockCache(folder, 0, why_not=str(e))
+    return BlockCache(folder, int(most_bytes))
 
 
-class Cache:
+class BlockCache:
     """Pieces in a folder, of which the least recently used is removed first; threads and processes may share it.
 
     A piece appears under its name when it is complete; until then, the name of its file states its final size. The lock
@@ -519,7 +519,7 @@ def fetch(path: str, seen: Seen, ranges: Sequence[tuple[int, int]]) -> list[byte
     Afterwards the file must still have the version `seen`, so no byte is of another one.
     """
     pieces: dict[int, bytes] = {}
-    patience = Patience(path, f"Reading bytes {ranges[0][0]} to {ranges[-1][1]} of")
+    patience = RetryPolicy(path, f"Reading bytes {ranges[0][0]} to {ranges[-1][1]} of")
     while True:
         left = [i for i in range(len(ranges)) if i not in pieces]
         answers = _ask(path, [ranges[i] for i in left])
@@ -554,7 +554,7 @@ def _ask(path: str, ranges: Sequence[tuple[int, int]]) -> list[Any]:
 
 def check_unchanged(path: str, seen: Seen) -> None:
     """Raises if a file no longer has the version `seen`."""
-    now = look(path)
+    now = inspect_object(path)
     if now != seen:
         raise DataError(
             f"{path} was replaced while it was open: its server said {_in_words(seen)}, and now says {_in_words(now)}. "
@@ -602,7 +602,7 @@ STREAM_BYTES = 8 << 20  # the most that a stream reads ahead
 
 def fingerprint(path: str) -> Fingerprint:
     """The size and version: a checksum, or the modification time."""
-    seen = look(path)
+    seen = inspect_object(path)
     return RemoteFile(path).version if seen.size is None else Fingerprint(seen.size, seen.version)
 
 
@@ -611,7 +611,7 @@ class RemoteFile:
 
     def __init__(self, path: str):
         self._path = path
-        self._seen = seen = look(path)
+        self._seen = seen = inspect_object(path)
         self._cache = the_cache()
         self._key = seen.key(path)
         self._lock = threading.Lock()
@@ -727,7 +727,7 @@ def local_copy(path: str) -> str:
 
     The cache may remove it to make room, so call this whenever you open it. An open copy stays readable.
     """
-    seen, cache = look(path), the_cache()
+    seen, cache = inspect_object(path), the_cache()
     if cache.why_not:
         raise RemoteError(f"{path} must be copied to the cache as a whole. {cache.why_not}")
     if seen.size is None or not cache.fits(seen.size):

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.errors import DataError
 from headrace.progress import Bar
 from headrace.storage import files
-from headrace.storage.private import Place
+from headrace.storage.private import StoragePlace
 
 MAPPED_BYTES = 1 << 20  # indexes of at least this size are mapped, so processes share them
 
@@ -38,7 +38,7 @@ class Index(abc.ABC):
         self.path, self.version, self._bar = path, files.fingerprint(path), bar
         is_known = self.is_stored and self.version.version  # some servers report no version
         places = list(self._places(index_dir)) if is_known else []
-        self._kept: Place | None = None
+        self._kept: StoragePlace | None = None
         for place in places:
             found = self._read(place)
             if found is not None:
@@ -66,7 +66,7 @@ class Index(abc.ABC):
     def _found(self) -> np.ndarray:
         with contextlib.closing(files.open_file(self.path)) as file:
             if file.version != self.version:
-                raise files.changed(self.path)
+                raise files.changed_error(self.path)
             if self._bar is not None:
                 self._bar.expect(file.size)
             numbers = self._find(file)
@@ -74,18 +74,18 @@ class Index(abc.ABC):
             raise DataError(f"{self.path} was written to while it was indexed. Make the source when it is done.")
         return numbers
 
-    def _places(self, index_dir: str | None) -> Iterator[Place]:
+    def _places(self, index_dir: str | None) -> Iterator[StoragePlace]:
         """Where it may be stored, the best place first; patterns do not match names that begin with a dot."""
         if index_dir is None and not files.is_remote(self.path):
             near, name = os.path.split(os.path.abspath(self.path))
-            yield Place(os.path.join(near, f".{name}{self.SUFFIX}"), beside=self.path)
+            yield StoragePlace(os.path.join(near, f".{name}{self.SUFFIX}"), beside=self.path)
         folder = os.path.join(files.cache_folder(), self.FOLDER) if index_dir is None else index_dir
-        yield Place(os.path.join(folder, f".{files.digest_of(self.path, self.version)}{self.SUFFIX}"))
+        yield StoragePlace(os.path.join(folder, f".{files.digest_of(self.path, self.version)}{self.SUFFIX}"))
 
     def _digest(self) -> bytes:
         return hashlib.sha256(f"{self.SUFFIX} {tuple(self.version)}".encode(errors="surrogateescape")).digest()
 
-    def _read(self, place: Place, *, checked: bool = True) -> np.ndarray | None:
+    def _read(self, place: StoragePlace, *, checked: bool = True) -> np.ndarray | None:
         """The stored numbers, if they are complete and of this version of the file."""
         try:
             with place.open() as kept:
@@ -101,7 +101,7 @@ class Index(abc.ABC):
         whole = len(numbers) == count and (not checked or zlib.crc32(numbers.data) == checksum)
         return numbers if whole else None
 
-    def _write(self, place: Place) -> bool:
+    def _write(self, place: StoragePlace) -> bool:
         """Stores the numbers, completely or not at all; returns whether it could."""
         numbers = np.ascontiguousarray(self.numbers, "<i8")
         try:

@@ -26,7 +26,7 @@ class Bound(NamedTuple):
     unit: str  # "%", "shard", or "" for records
 
 
-class Part(NamedTuple):
+class SplitTerm(NamedTuple):
     """One term of a sum: `train[:80%]`, `train`, or `[:80%]`."""
 
     text: str
@@ -77,7 +77,7 @@ class Part(NamedTuple):
         return sum(shards[:number])
 
 
-def parse(text: Any) -> list[Part]:
+def parse(text: Any) -> list[SplitTerm]:
     """The terms of a sum.
 
     >>> parse("train[:80%]+test")
@@ -89,7 +89,7 @@ Part(text='test', name='test', start=None, stop=None)]
     return [_parsed(term.strip(), text) for term in text.split("+")]
 
 
-def _parsed(term: str, text: str) -> Part:
+def _parsed(term: str, text: str) -> SplitTerm:
     def wrong(why: str) -> PipelineError:
         where = "" if term == text else f", in {text!r}"
         return PipelineError(f"{term!r}{where} is not a split{why}. {_EXAMPLES}")
@@ -103,11 +103,11 @@ def _parsed(term: str, text: str) -> Part:
             raise wrong(f": write a slice in brackets, with a colon, as in `[:{name}]`")
         if ":" in name and _SLICE.fullmatch(name):
             raise wrong(f": write a slice in brackets, as in `[{name}]`")
-        return Part(term, name)
+        return SplitTerm(term, name)
     if one := _ONE_SHARD.fullmatch(sliced):
         number = int(one[1])
         stop = None if number == -1 else Bound(number + 1, "shard")
-        return Part(term, name, Bound(number, "shard"), stop)
+        return SplitTerm(term, name, Bound(number, "shard"), stop)
     both = _SLICE.fullmatch(sliced)
     if both is None:
         raise wrong(_what_is_wrong(sliced))
@@ -116,7 +116,7 @@ def _parsed(term: str, text: str) -> Part:
         raise wrong(": both ends of a slice are in the same unit")
     unit = unit or other or ""
     try:
-        return Part(term, name, *(None if end is None else _bound(end, unit) for end in (start, stop)))
+        return SplitTerm(term, name, *(None if end is None else _bound(end, unit) for end in (start, stop)))
     except ValueError as e:
         raise wrong(f": {e}") from None
 
@@ -137,13 +137,13 @@ def _what_is_wrong(sliced: str) -> str:
     return "" if ":" in sliced else ": a slice has a colon"
 
 
-def parts_of(text: Any, names: Collection[str], what: str, hint: str = "") -> list[Part]:
+def parts_of(text: Any, names: Collection[str], what: str, hint: str = "") -> list[SplitTerm]:
     """The terms of a sum of splits that have these names; `all` is the sum of all, and the only one needs no name.
 
     In errors, `what` is said to have the splits, and the hint comes last.
     """
     if isinstance(text, str) and text in names:  # whatever characters it has
-        return [Part(text, text)]
+        return [SplitTerm(text, text)]
     parts = []
     for part in parse(text):
         if not part.name and len(names) == 1:
@@ -157,17 +157,17 @@ def parts_of(text: Any, names: Collection[str], what: str, hint: str = "") -> li
     return parts
 
 
-def _all(part: Part, names: Collection[str]) -> list[Part]:
+def _all(part: SplitTerm, names: Collection[str]) -> list[SplitTerm]:
     if not part.is_whole:
         sliced = part.text.removeprefix("all")
         raise PipelineError(
             f"{part.text!r} slices `all`, which is only taken as a whole. Slice its splits and add them: "
             f"{'+'.join(name + sliced for name in names)!r}."
         )
-    return [Part(name, name) for name in names]
+    return [SplitTerm(name, name) for name in names]
 
 
-def _unknown(part: Part, names: Collection[str], what: str) -> str:
+def _unknown(part: SplitTerm, names: Collection[str], what: str) -> str:
     """What is wrong with a part of a split that does not exist, or that is not named."""
     known, sliced = list(filter(None, names)), part.text.removeprefix(part.name)
     if not known:

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.engine.workers.messages import is_worker_process
 from headrace.errors import DataError, PipelineError
-from headrace.text.origin import Origin
+from headrace.text.origin import TokenizerOrigin
 
 Token = int | str | Literal[True] | None
 """A token by its id or its name; `True` is the tokenizer's own BOS or EOS."""
@@ -39,7 +39,7 @@ class Settings:
 class Encoder(abc.ABC):
     """A tokenizer that is open in this process. Each library has a subclass."""
 
-    def __init__(self, origin: Origin, settings: Settings):
+    def __init__(self, origin: TokenizerOrigin, settings: Settings):
         self.origin, self.settings = origin, settings
         self._open(origin)
         self._check_dtype()
@@ -77,7 +77,7 @@ class Encoder(abc.ABC):
     # ---- for each library
 
     @abc.abstractmethod
-    def _open(self, origin: Origin) -> None:
+    def _open(self, origin: TokenizerOrigin) -> None:
         """Opens the tokenizer."""
 
     @abc.abstractmethod

@@ -7,13 +7,13 @@ import numpy as np
 
 from headrace.errors import PipelineError, optional
 from headrace.text.encoder import Encoder
-from headrace.text.origin import Origin
+from headrace.text.origin import TokenizerOrigin
 
 
 class HuggingFaceEncoder(Encoder):
     """A `tokenizers.Tokenizer`, with its padding and truncation turned off."""
 
-    def _open(self, origin: Origin) -> None:
+    def _open(self, origin: TokenizerOrigin) -> None:
         self._set_threads()
         self._tokenizer = optional("tokenizers", extra="text").Tokenizer.from_str(origin.read().decode())
         self._tokenizer.no_padding()  # or tokens would depend on the other texts of a block

@@ -23,7 +23,7 @@ _RANKS = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
 
 
 @dataclass(frozen=True)
-class Origin:
+class TokenizerOrigin:
     """A tokenizer that may not be open yet: its file, the contents of its file, or its name.
 
     Attributes:
@@ -61,7 +61,7 @@ class Origin:
         return " ".join(filter(None, (self.library, self.name, self.digest)))
 
 
-def origin_of(tokenizer: Any, pattern: str | None, special_tokens: Mapping[str, int] | None) -> Origin:
+def origin_of(tokenizer: Any, pattern: str | None, special_tokens: Mapping[str, int] | None) -> TokenizerOrigin:
     """The origin of a tokenizer that users gave as an object, a path, or a name."""
     if isinstance(tokenizer, str | os.PathLike):
         origin = _of_path(os.fsdecode(tokenizer), pattern, special_tokens)
@@ -79,7 +79,7 @@ def origin_of(tokenizer: Any, pattern: str | None, special_tokens: Mapping[str, 
 # --------------------------------------------------------------------------------------------------- paths
 
 
-def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] | None) -> Origin:
+def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] | None) -> TokenizerOrigin:
     if not files.is_remote(path):
         if not os.path.exists(path):
             return _of_name(path)
@@ -87,22 +87,22 @@ def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] |
     contents = _read(path)
     library, name, digest = _library_of_file(path, contents), os.path.basename(place_of(path)), _digest(contents)
     if library != TIKTOKEN:
-        return Origin(library, name, digest, path=path)
+        return TokenizerOrigin(library, name, digest, path=path)
     if pattern is None:
         raise PipelineError(
             f"{path} has the ranks of a tiktoken encoding, but not how to split texts: also give `pattern`, the "
             "regular expression of its words, and `special_tokens`, a dict of their ids, if it has any."
         )
-    return Origin(library, name, digest, pattern, tuple(sorted((special_tokens or {}).items())), path=path)
+    return TokenizerOrigin(library, name, digest, pattern, tuple(sorted((special_tokens or {}).items())), path=path)
 
 
-def _of_name(name: str) -> Origin:
+def _of_name(name: str) -> TokenizerOrigin:
     """A tiktoken encoding by its name."""
     known: list[str] = []
     if re.fullmatch(r"[\w-]+", name):
         known = optional("tiktoken", extra="text").list_encoding_names()
         if name in known:
-            return Origin(TIKTOKEN, name)
+            return TokenizerOrigin(TIKTOKEN, name)
     names = f", and tiktoken knows no encoding of that name: it knows {', '.join(sorted(known))}" if known else ""
     raise FileNotFoundError(f"There is no tokenizer file {name!r}{names}. Give the path to the file of a tokenizer.")
 
@@ -133,7 +133,7 @@ def _digest(contents: bytes) -> str:
 # ------------------------------------------------------------------------------------------------- objects
 
 
-def _of_object(tokenizer: Any) -> Origin:
+def _of_object(tokenizer: Any) -> TokenizerOrigin:
     packages = {kind.__module__.partition(".")[0] for kind in type(tokenizer).__mro__}
     library = next((name for name in _CONTENTS if name in packages), None)
     if library is None:
@@ -154,7 +154,7 @@ def _of_object(tokenizer: Any) -> Origin:
             f"This {type(tokenizer).__name__} cannot be written to a file, as it has to be for other processes "
             f"({type(e).__name__}: {e}). A tokenizer with parts written in Python cannot: call it in a `map`."
         ) from e
-    return Origin(library, getattr(tokenizer, "name", ""), _digest(contents), contents=contents)
+    return TokenizerOrigin(library, getattr(tokenizer, "name", ""), _digest(contents), contents=contents)
 
 
 _NOT_IN_THE_FILE = ("encode_special_tokens", "_add_bos", "_add_eos", "_reverse", "_emit_unk_piece", "_enable_sampling")

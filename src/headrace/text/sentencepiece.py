@@ -6,13 +6,13 @@ import numpy as np
 
 from headrace.errors import optional
 from headrace.text.encoder import Encoder
-from headrace.text.origin import Origin
+from headrace.text.origin import TokenizerOrigin
 
 
 class SentencePieceEncoder(Encoder):
     """A `sentencepiece.SentencePieceProcessor`."""
 
-    def _open(self, origin: Origin) -> None:
+    def _open(self, origin: TokenizerOrigin) -> None:
         library = optional("sentencepiece", extra="text")
         self._processor = library.SentencePieceProcessor(model_proto=origin.read())
 

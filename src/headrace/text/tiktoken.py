@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.errors import DataError, PipelineError, optional
 from headrace.text.encoder import Encoder
-from headrace.text.origin import Origin
+from headrace.text.origin import TokenizerOrigin
 from headrace.threads import map_in_threads
 
 THREADS = min(8, os.cpu_count() or 1)  # as many as the library itself uses
@@ -21,7 +21,7 @@ TEXTS_PER_THREAD = 4  # for fewer, starting a thread does not pay
 class TiktokenEncoder(Encoder):
     """A `tiktoken.Encoding`."""
 
-    def _open(self, origin: Origin) -> None:
+    def _open(self, origin: TokenizerOrigin) -> None:
         tiktoken = optional("tiktoken", extra="text")
         if origin.pattern is not None:
             self._encoding = tiktoken.Encoding(
@@ -72,7 +72,7 @@ class TiktokenEncoder(Encoder):
         return self._encoding.eot_token if has_one else None
 
 
-def _ranks(origin: Origin) -> dict[bytes, int]:
+def _ranks(origin: TokenizerOrigin) -> dict[bytes, int]:
     """The ranks in a file, which has a line for each token: the token in base 64, and its rank."""
     ranks = {}
     for number, line in enumerate(origin.read().splitlines(), 1):

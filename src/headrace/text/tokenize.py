@@ -14,7 +14,7 @@ from headrace.errors import DataError, HeadraceError, PipelineError
 from headrace.options import check_count
 from headrace.text.encoder import Encoder, Settings, Token
 from headrace.text.hugging_face import HuggingFaceEncoder
-from headrace.text.origin import HUGGING_FACE, SENTENCEPIECE, TIKTOKEN, Origin, origin_of
+from headrace.text.origin import HUGGING_FACE, SENTENCEPIECE, TIKTOKEN, TokenizerOrigin, origin_of
 from headrace.text.sentencepiece import SentencePieceEncoder
 from headrace.text.tiktoken import TiktokenEncoder
 from headrace.trees import ShapeDtypeStruct
@@ -186,7 +186,7 @@ _opened: "weakref.WeakValueDictionary[Any, Encoder]" = weakref.WeakValueDictiona
 _opening = threading.Lock()
 
 
-def opened(origin: Origin, settings: Settings) -> Encoder:
+def opened(origin: TokenizerOrigin, settings: Settings) -> Encoder:
     """An open tokenizer; this process opens it once for each setting."""
     key = origin, settings, settings.bos is True, settings.eos is True  # since True == 1
     with _opening:
@@ -204,7 +204,7 @@ def opened(origin: Origin, settings: Settings) -> Encoder:
 # ------------------------------------------------------------------------------------------------- arguments
 
 
-def _allowed(special: Collection[str] | Literal["all"], origin: Origin) -> frozenset[str] | Literal["all"]:
+def _allowed(special: Collection[str] | Literal["all"], origin: TokenizerOrigin) -> frozenset[str] | Literal["all"]:
     if special and origin.library != TIKTOKEN:
         raise PipelineError(f"allowed_special is for tiktoken only, not for {origin}. Leave it out.")
     if special == "all":

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.sources import ArrowDataSource, ParquetDataSource
-from headrace.sources.tables import Recent
+from headrace.sources.tables import LruCache
 
 pa = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")
@@ -140,5 +140,5 @@ def counted(source):
         decoded.append(number)
         return decode(number)
 
-    source._decoded = Recent(source.cache_bytes, lambda columns: sum(c.nbytes for c in columns.values()), watched)
+    source._decoded = LruCache(source.cache_bytes, lambda columns: sum(c.nbytes for c in columns.values()), watched)
     return decoded

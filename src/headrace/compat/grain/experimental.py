@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.dataset import IterDataset, MapDataset, as_stream
 from headrace.dataset.base import Dataset
 from headrace.errors import PipelineError
-from headrace.errors.lazy_imports import later
+from headrace.errors.lazy_imports import lazy_module
 from headrace.iterator import DatasetIterator, StreamIterator
 from headrace.ops.group import batch_and_pad as batch_and_pad
 from headrace.options import AutotuneParameter
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-__getattr__, __dir__, _MODULE_OF = later(
+__getattr__, __dir__, _MODULE_OF = lazy_module(
     __name__,
     {
         "checkpoint.elastic": ("ElasticIterator",),
@@ -219,7 +219,7 @@ class _Borrowed(DatasetIterator):
         self._iterator.set_state(state)
 
 
-class _Given(IterDataset):
+class _GivenIterDataset(IterDataset):
     """An open iterator as a dataset that starts where the iterator is."""
 
     def __init__(self, iterator: CheckpointableIterator):
@@ -240,7 +240,7 @@ class ThreadPrefetchDatasetIterator(StreamIterator[_T]):
     """
 
     def __init__(self, parent: CheckpointableIterator[_T], prefetch_buffer_size: int | AutotuneParameter):
-        super().__init__(_Given(parent).prefetch(prefetch_buffer_size)._op)
+        super().__init__(_GivenIterDataset(parent).prefetch(prefetch_buffer_size)._op)
 
 
 MapWithIndexTransform = MapWithIndex

@@ -17,25 +17,11 @@ from headrace.errors.signals import in_pipeline
 from headrace.loader import DataLoader, in_order
 from headrace.state import positions
 
-
-class marks:
-    """The base classes that Keras looks for."""
-
-    class MapDataset:
-        __slots__ = ()
-
-    class IterDataset:
-        __slots__ = ()
-
-    class DataLoader:
-        __slots__ = ()
-
-
-_MARKED: tuple[tuple[type, type], ...] = (
-    (MapDataset, marks.MapDataset),
-    (IterDataset, marks.IterDataset),
-    (DataLoader, marks.DataLoader),
+_MARKED: tuple[tuple[type, type], ...] = tuple(
+    (kind, type(kind.__name__, (), {"__slots__": (), "__module__": __name__}))
+    for kind in (MapDataset, IterDataset, DataLoader)
 )
+"""With the base classes that Keras looks for."""
 _FILE = in_pipeline.__code__.co_filename
 _FILE_OF_GRAIN = os.path.join(os.path.dirname(__file__), "grain", "_src", "python", "dataset")  # there is no such file
 _times_installed = 0

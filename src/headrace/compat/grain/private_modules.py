@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from headrace.dataset import IterDataset, MapDataset
-from headrace.errors.lazy_imports import later
+from headrace.errors.lazy_imports import lazy_module
 from headrace.iterator import DatasetIterator
 from headrace.options import ReadOptions
 from headrace.sharding import ShardOptions
@@ -72,7 +72,7 @@ def module(path: str) -> ModuleType | None:
         return None
     made = ModuleType(name, f"Names of Headrace in the place of `{name}`.")
     made.__path__ = []  # type: ignore[attr-defined]  # a package
-    made.__getattr__, made.__dir__, _ = later(name, MODULES.get(path, {}))  # type: ignore[method-assign]
+    made.__getattr__, made.__dir__, _ = lazy_module(name, MODULES.get(path, {}))  # type: ignore[method-assign]
     return made
 
 

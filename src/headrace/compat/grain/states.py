@@ -12,7 +12,7 @@ from headrace.errors import StateError
 from headrace.ops.base import Op
 from headrace.ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
 from headrace.ops.combine import Interleave, Mix, Zip
-from headrace.ops.element import FlatMap, Map, MapWithIndex, RandomMap
+from headrace.ops.element import FlatMapOp, MapOp, MapWithIndexOp, RandomMapOp
 from headrace.ops.group import Rebatch
 from headrace.ops.order import Repeat, WindowShuffle
 from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack
@@ -75,7 +75,7 @@ def _mixed(op: Mix, state: Json) -> Json:
 def _is_one_to_one(op: Any) -> bool:
     """Whether element `i` of a cache comes from index `i` of the data."""
     below: Any = op.parent
-    while isinstance(below, Map) or below.is_transparent:
+    while isinstance(below, MapOp) or below.is_transparent:
         below = below.parent
     return isinstance(below, ToStream) and not below.parent.is_sparse
 
@@ -94,9 +94,9 @@ FORMS: dict[Any, Form] = {
         _window,
         "parent_window_start_state",
     ),
-    RandomMap: _renamed("random_map", count="index_for_rng"),
-    MapWithIndex: _renamed("map_with_index", count="counter"),
-    FlatMap: _renamed("a FlatMapIterDataset", taken_of_group="next_index_in_buffer"),
+    RandomMapOp: _renamed("random_map", count="index_for_rng"),
+    MapWithIndexOp: _renamed("map_with_index", count="counter"),
+    FlatMapOp: _renamed("a FlatMapIterDataset", taken_of_group="next_index_in_buffer"),
     Limit: _renamed("a LimitIterDataset", taken="count_elements_read"),
     Repeat: _renamed("a RepeatIterDataset", epoch="epoch"),
     Rebatch: _renamed("a RebatchIterDataset", rows_taken="batch_idx"),

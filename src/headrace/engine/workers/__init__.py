@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from headrace.engine.plan import Plan, Stages, has_workers, ready_for_workers
-from headrace.engine.tuning import Choice, TrialStream, number
+from headrace.engine.tuning import TrialResult, TrialStream, resolve_num_workers
 from headrace.engine.workers.messages import is_worker_process
 from headrace.errors import ClosedError, MissingDependency, optional
 from headrace.ops import profile
@@ -52,7 +52,7 @@ class Workers:
         if sys.platform == "win32" and not hasattr(op.options, "open_pool"):
             return _in_a_thread(op, position, context)
         if _is_tuned(op):
-            choice = op.kept.of(Choice)
+            choice = op.kept.of(TrialResult)
             if choice.workers is None and not single_step:
                 workers = partial(self._opened, op, context=context, single_step=False)
                 end = lambda: self._end(self._key(self._plan.sharing_workers(op)))  # noqa: E731
@@ -189,9 +189,9 @@ def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
     """A pool of the kind that the options ask for, with the most workers that any of them asks for."""
     numbers, options = [op.options.num_workers for op in group], group[0].options
     if type(options) in pool_openers:
-        num_workers = AUTOTUNE if AUTOTUNE in numbers else max(map(number, numbers))
+        num_workers = AUTOTUNE if AUTOTUNE in numbers else max(map(resolve_num_workers, numbers))
         return pool_openers[type(options)](shared_plan, num_workers, options)
-    num_workers = max(map(number, numbers))
+    num_workers = max(map(resolve_num_workers, numbers))
     if hasattr(options, "open_pool"):
         return options.open_pool(shared_plan, num_workers)  # pyright: ignore[reportAttributeAccessIssue]
     from headrace.engine.workers.pool import ProcessPool
@@ -203,7 +203,7 @@ def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream
     warnings.warn(
         "Worker processes need a POSIX system: `mp_prefetch` computes ahead in a thread here.", RuntimeWarning, 2
     )
-    size = number(op.options.num_workers) * op.options.buffer_size_or(1)
+    size = resolve_num_workers(op.options.num_workers) * op.options.buffer_size_or(1)
     return context.ahead(open_stream(op.parent, position, context), Prefetch(op.parent, size))
 
 

@@ -128,7 +128,7 @@ def module_of(value: object) -> str:
 # ---- in a worker
 
 
-class Missing:
+class DeferredImports:
     """The main script's imports that this worker has not imported yet."""
 
     def __init__(self, imports: Imports):

@@ -62,7 +62,9 @@ class SharedPlan:
         """Where the plan is in the file; first use writes it."""
         value = (self.pipelines, self.init, self.options)
         try:
-            return Writer(Slot(self.fd)).dump((*value, _Nodes(), _Cells()), partial(_PlanPickler, self._classes))
+            return Writer(Slot(self.fd)).dump(
+                (*value, _Nodes(), _NotebookCells()), partial(_PlanPickler, self._classes)
+            )
         except WorkerError:
             raise
         except Exception as e:
@@ -90,7 +92,7 @@ class _Nodes:
     """A placeholder for JAX's node types among the classes pickled before it."""
 
 
-class _Cells:
+class _NotebookCells:
     """A placeholder for the cells of a notebook that have the functions pickled before it."""
 
 
@@ -107,7 +109,7 @@ class _PlanPickler(Pickler):
             self._classes.add(obj)
         if isinstance(obj, types.FunctionType):
             self._files.add(obj.__code__.co_filename)
-        if isinstance(obj, _Cells):
+        if isinstance(obj, _NotebookCells):
             return dict, (notebooks.cells(self._files),)
         if isinstance(obj, _Nodes):
             return list, (jax_nodes(self._classes),)

@@ -36,10 +36,10 @@ from headrace.protocols import ChunkLimits, PoolLoad
 # What pools of workers have in common: one thread uses one at a time, waiting can be interrupted, and it ends once.
 
 
-P = TypeVar("P", bound="ClosingPool")
+P = TypeVar("P", bound="PoolBase")
 
 
-class ClosingPool:
+class PoolBase:
     """The part of a `TaskPool` that does not depend on what its workers are."""
 
     def __init__(self, shared_plan: SharedPlan):
@@ -114,7 +114,7 @@ class ClosingPool:
             self.close(wait=False)
 
 
-_pools: "weakref.WeakSet[ClosingPool]" = weakref.WeakSet()
+_pools: "weakref.WeakSet[PoolBase]" = weakref.WeakSet()
 
 
 def open_pools(kind: type[P]) -> list[P]:
@@ -137,7 +137,7 @@ STUCK_S = 10.0  # a worker whose threads have not run for this long is stuck
 LEASED_SLOTS = 8  # how many blocks a consumer may keep without a copy, besides one per worker
 
 
-class Pending:
+class PendingChunk:
     """A task under way; `make(number)` makes the task when it is sent to the process of that number."""
 
     __slots__ = ("answer", "attempts", "cancelled", "describe", "make", "number", "slot", "took_s")
@@ -156,7 +156,7 @@ class Pending:
         return self.answer.total if isinstance(self.answer, Extent) else None
 
 
-class ProcessPool(ClosingPool):
+class ProcessPool(PoolBase):
     """A `TaskPool` of worker processes with one plan."""
 
     chunk_limits = ChunkLimits()
@@ -253,7 +253,9 @@ class ProcessPool(ClosingPool):
 
     # ---- tasks
 
-    def submit(self, make: Callable[[int], Task], describe: Callable[[], str], worker: int | None = None) -> Pending:
+    def submit(
+        self, make: Callable[[int], Task], describe: Callable[[], str], worker: int | None = None
+    ) -> PendingChunk:
         """Gives a task to a worker."""
         with self.locked():
             self._check()
@@ -263,8 +265,8 @@ class ProcessPool(ClosingPool):
             self._send(worker, pending)
             return pending
 
-    def _new_task(self, make: Callable[[int], Task], describe: Callable[[], str]) -> Pending:
-        pending = Pending(self._next_number, make, describe)
+    def _new_task(self, make: Callable[[int], Task], describe: Callable[[], str]) -> PendingChunk:
+        pending = PendingChunk(self._next_number, make, describe)
         self._next_number += 1
         return pending
 
@@ -290,14 +292,14 @@ class ProcessPool(ClosingPool):
             else:  # do not wait for room: the worker keeps the stream until it ends
                 self._drop(pending)
 
-    def ready(self, pending: Pending) -> bool:
+    def ready(self, pending: PendingChunk) -> bool:
         """Whether the answer is there."""
         with self.locked():
             if pending.answer is None:
                 self._read_answers(0)
             return pending.answer is not None
 
-    def wait(self, pending: Pending) -> bool:
+    def wait(self, pending: PendingChunk) -> bool:
         """Waits until any task has an answer; returns whether this one has."""
         with self.locked():
             if pending.answer is None:
@@ -305,7 +307,7 @@ class ProcessPool(ClosingPool):
                 self._read_answers(None)
             return pending.answer is not None
 
-    def result(self, pending: Pending) -> Any:
+    def result(self, pending: PendingChunk) -> Any:
         """Takes the answer to a task that has one; raises it if it is an error."""
         with self.locked():
             answer, slot = pending.answer, pending.slot
@@ -316,13 +318,13 @@ class ProcessPool(ClosingPool):
             pending.slot = None
             return self.slots.read(slot, answer)
 
-    def peek(self, pending: Pending) -> Any:
+    def peek(self, pending: PendingChunk) -> Any:
         """A copy of the answer to a task, without taking it; `None` if there is none."""
         if not isinstance(pending.answer, Extent) or pending.slot is None:
             return None
         return read(pending.slot.bytes(pending.answer.total).copy(), pending.answer)
 
-    def cancel(self, pending: Iterable[Pending]) -> None:
+    def cancel(self, pending: Iterable[PendingChunk]) -> None:
         """Drops tasks; workers skip those that they have not begun, if nothing else is under way."""
         if self.closed:
             return
@@ -334,7 +336,7 @@ class ProcessPool(ClosingPool):
             if all(each.cancelled for process in self._processes for each in process.tasks):
                 self._control.bytes(8).view(np.int64)[0] = self._next_number
 
-    def _send(self, worker: int, pending: Pending) -> None:
+    def _send(self, worker: int, pending: PendingChunk) -> None:
         pending.slot = pending.slot or self.slots.take()
         try:
             process = self._processes[worker]
@@ -353,7 +355,7 @@ class ProcessPool(ClosingPool):
             self._drop(pending)
             raise
 
-    def _drop(self, pending: Pending) -> None:
+    def _drop(self, pending: PendingChunk) -> None:
         if pending.slot is not None:
             size = pending.answer.total if isinstance(pending.answer, Extent) else 0
             self.slots.give_back(pending.slot, size)
@@ -476,7 +478,7 @@ class ProcessPool(ClosingPool):
                 let_through(e)
                 pending.answer = e
 
-    def _blame(self, pending: Pending, status: int) -> None:
+    def _blame(self, pending: PendingChunk, status: int) -> None:
         """Counts a worker's death against a task; the second one becomes the task's answer."""
         pending.attempts += 1
         if pending.attempts > 1:
@@ -518,7 +520,7 @@ class ProcessPool(ClosingPool):
             os.close(self._wake_fds.pop())
 
 
-def _message(pending: Pending, task: Task) -> bytes:
+def _message(pending: PendingChunk, task: Task) -> bytes:
     """The message that sends a task; a task that is long or has a block goes into its slot."""
     assert pending.slot is not None
     if not isinstance(task, BlockTask):

@@ -23,7 +23,7 @@ from headrace.errors import WorkerError
 from headrace.errors.signals import let_through, suppress
 
 if TYPE_CHECKING:
-    from headrace.engine.workers.pool import Pending, ProcessPool
+    from headrace.engine.workers.pool import PendingChunk, ProcessPool
 
 
 def _has_pidfd() -> bool:
@@ -61,7 +61,7 @@ class Process:
 
     def __init__(self, index: int):
         self.index, self.number = index, next(Process._numbers)
-        self.tasks: deque[Pending] = deque()
+        self.tasks: deque[PendingChunk] = deque()
         self.ready = False
         self.num_streams = 0
         self.since = time.monotonic()  # when it began its oldest task

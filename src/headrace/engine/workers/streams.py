@@ -26,7 +26,7 @@ from headrace.engine.workers.tracebacks import unpacked_error
 from headrace.errors import BadRecord, ElementTimeout
 from headrace.ops.base import Op
 from headrace.ops.blocks import Block
-from headrace.ops.origins import index_in, last_own, show_elements, show_source_indices
+from headrace.ops.origins import index_in, last_visible_op, show_elements, show_source_indices
 from headrace.ops.profile import waited
 from headrace.ops.streams import Context, MissingElement, Position, Run, Stream, open_stream
 from headrace.ops.streams.base import places_base, start_of, where_after
@@ -116,7 +116,7 @@ class StageStream(Stream):
 
     @cached_property
     def _label(self) -> str:
-        return last_own(self._stage.top).label()
+        return last_visible_op(self._stage.top).label()
 
     def _wait(self) -> float:
         """Waits for the next result; returns how long."""

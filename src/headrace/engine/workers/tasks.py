@@ -17,7 +17,7 @@ from headrace.engine.filling import fill_caches
 from headrace.engine.plan import Path, all_operations, find, last_batch, portable
 from headrace.engine.runtime import thread_executor
 from headrace.engine.threads import Threads
-from headrace.engine.workers.imports import Missing
+from headrace.engine.workers.imports import DeferredImports
 from headrace.engine.workers.messages import FAILURE, RESULT
 from headrace.engine.workers.plan_file import find_culprit
 from headrace.engine.workers.slots import Slot, Writer
@@ -27,10 +27,10 @@ from headrace.errors.signals import in_pipeline
 from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import ToStream
-from headrace.ops.guard import Guard, Step
+from headrace.ops.guard import Guard, GuardedCall
 from headrace.ops.inline import InlineExecutor
 from headrace.ops.kernels import fetcher
-from headrace.ops.origins import last_own
+from headrace.ops.origins import last_visible_op
 from headrace.ops.profile import Profile
 from headrace.ops.recorder import Operations, StageRecord, Times
 from headrace.ops.streams import Context, Position, Run, Stream, open_stream
@@ -135,7 +135,7 @@ def _decode(encoded: tuple[Any, ...]) -> list[Any]:
     return [kind(values) for values in columns]
 
 
-FAR = 1 << 30  # more elements than any chunk has
+UNBOUNDED = 1 << 30  # more elements than any chunk has
 MOST_FOUND = 1000  # the most operations to remember by path
 
 
@@ -228,7 +228,7 @@ class BlockTask:
         counts, given = Counts(), find(op, (0,) * self.depth)
 
         def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
-            return _Given(decode(self.block)) if op is given else None
+            return BlockInput(decode(self.block)) if op is given else None
 
         stream = open_stream(op, self.position, runner.context(counts, elsewhere=elsewhere))
         return runner.everything(stream, op, counts, memory, single_step=self.single_step)
@@ -354,7 +354,7 @@ class TaskRunner:
         positions: Any = None
         error = None
         try:
-            while (run := stream.pull(0 if single_step else FAR)) is not None:
+            while (run := stream.pull(0 if single_step else UNBOUNDED)) is not None:
                 if len(run.block):
                     blocks.append(run.block)
                     found = _positions(run)
@@ -418,7 +418,7 @@ class _Count:
         return taken
 
 
-class _Given(Stream):
+class BlockInput(Stream):
     """A stream of one given block; positions are counts of its elements."""
 
     is_relative = True
@@ -453,7 +453,7 @@ class TaskServer:
         self,
         pipelines: list[Op],
         options: DatasetOptions,
-        missing: Missing,
+        missing: DeferredImports,
         pack: Callable[[Writer, Any], Any] = Writer.dump,
     ):
         self._pack = pack
@@ -481,14 +481,14 @@ class TaskServer:
         self._missing.explain(error)
         return FAILURE, self._pack(Writer(slot), packed_error(error))
 
-    def late_step(self) -> Step | None:
+    def late_step(self) -> GuardedCall | None:
         """The call that has taken more than `timeout_s`, if there is one."""
         if self._timeout_s is None or self._runner.guard is None:
             return None
         begun = time.monotonic() - self._timeout_s
         return next((step for step in list(self._runner.guard.now.values()) if step.since < begun), None)
 
-    def late_error(self, step: Step) -> ElementTimeout:
+    def late_error(self, step: GuardedCall) -> ElementTimeout:
         """The error of a call that has taken too long."""
         where = step.where(step.j or 0)
         which = "elements from" if step.j is None else "element"
@@ -514,7 +514,7 @@ def begin(init: Callable[[int, int], None] | None, index: int, count: int) -> No
 
 def _cannot_be_sent(op: Op, result: Any, error: Exception) -> WorkerError:
     """The error for outputs that cannot be pickled."""
-    last = last_own(op)
+    last = last_visible_op(op)
     path, what = find_culprit([("", row) for row in result.block().rows()])
     found = f"{f'its {path}, ' if path else ''}{type(what).__name__},"
     return WorkerError(

@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 from headrace.engine.workers.pickling import ClassPickler
-from headrace.errors import FROM_WORKER, WorkerError, in_words, put_together, users_frames
+from headrace.errors import FROM_WORKER, WorkerError, format_error, put_together, users_frames
 from headrace.errors.signals import let_through
 
 MOST_FRAMES = 100  # in one traceback; of a longer one, the first and last are sent
@@ -22,7 +22,7 @@ LONGEST_CHAIN = 10  # of causes and contexts
 SHORT_TEXT = 1000
 
 
-class Place(NamedTuple):
+class FramePlace(NamedTuple):
     """Where a frame of a traceback stood."""
 
     file: str
@@ -36,53 +36,53 @@ class Place(NamedTuple):
     end_column: int
 
 
-class Told(NamedTuple):
+class SerializedError(NamedTuple):
     """An error in the form that is sent; for a group, `error` is its class, message and attributes."""
 
     error: Any
-    places: list[Place]
-    cause: "Told | None" = None
-    context: "Told | None" = None
+    places: list[FramePlace]
+    cause: "SerializedError | None" = None
+    context: "SerializedError | None" = None
     suppress_context: bool = False
-    parts: "tuple[Told, ...]" = ()
+    parts: "tuple[SerializedError, ...]" = ()
 
 
 def packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
     """An error and its traceback as bytes; if these are too many, only its text and last frames."""
-    packed = _dumps(_tell(error))
+    packed = _dumps(_serialize(error))
     if len(packed) <= most_bytes:
         return packed
-    return _dumps(Told(_plain(error), _places(users_frames(error))[-MOST_FRAMES // 10 :]))
+    return _dumps(SerializedError(_plain(error), _places(users_frames(error))[-MOST_FRAMES // 10 :]))
 
 
 def unpacked_error(packed: bytes) -> BaseException:
     """The error that a worker sent."""
-    return _hear(pickle.loads(packed))
+    return _deserialize(pickle.loads(packed))
 
 
 # ---- in the worker
 
 
-def _tell(error: BaseException, depth: int = 0) -> Told:
+def _serialize(error: BaseException, depth: int = 0) -> SerializedError:
     places = _places(users_frames(error))
     if not isinstance(error, Exception):  # such as SystemExit, which must not end the consumer
         said = WorkerError(f"A function raised {type(error).__name__}({error}) in a worker.")
         error = _like(said, error)
     if depth == LONGEST_CHAIN:
-        return Told(_sendable(error), places)
+        return SerializedError(_sendable(error), places)
 
-    def told(other: BaseException | None) -> Told | None:
-        return None if other is None else _tell(other, depth + 1)
+    def told(other: BaseException | None) -> SerializedError | None:
+        return None if other is None else _serialize(other, depth + 1)
 
     below = told(error.__cause__), told(error.__context__), error.__suppress_context__
     if isinstance(error, BaseExceptionGroup):
         kind = type(error) if _arrives(type(error)) else ExceptionGroup
-        parts = tuple(_tell(part, depth + 1) for part in error.exceptions)
-        return Told((kind, error.message, _state(error)), places, *below, parts)
-    return Told(_sendable(error), places, *below)
+        parts = tuple(_serialize(part, depth + 1) for part in error.exceptions)
+        return SerializedError((kind, error.message, _state(error)), places, *below, parts)
+    return SerializedError(_sendable(error), places, *below)
 
 
-def _places(traceback: TracebackType | None) -> list[Place]:
+def _places(traceback: TracebackType | None) -> list[FramePlace]:
     places = []
     while traceback is not None:
         frame, code = traceback.tb_frame, traceback.tb_frame.f_code
@@ -92,7 +92,7 @@ def _places(traceback: TracebackType | None) -> list[Place]:
         line = line or traceback.tb_lineno or code.co_firstlineno
         names = str(frame.f_globals.get("__name__", "")), code.co_name, code.co_qualname
         rest = code.co_firstlineno, line, end_line or line, column or 0, end_column or 0
-        places.append(Place(code.co_filename, *names, *rest))
+        places.append(FramePlace(code.co_filename, *names, *rest))
         traceback = traceback.tb_next
     half = MOST_FRAMES // 2
     return places if len(places) <= MOST_FRAMES else places[:half] + places[-half:]
@@ -107,7 +107,7 @@ def _sendable(error: Exception) -> Any:
 
 
 def _plain(error: BaseException) -> WorkerError:
-    return _like(WorkerError(in_words(error)[:SHORT_TEXT]), error)
+    return _like(WorkerError(format_error(error)[:SHORT_TEXT]), error)
 
 
 def _like(new: WorkerError, error: BaseException) -> WorkerError:
@@ -151,10 +151,10 @@ def _dumps(value: Any) -> bytes:
 # ---- in the consumer
 
 
-def _hear(told: Told) -> BaseException:
-    error = _group(told.error, [_hear(part) for part in told.parts]) if told.parts else told.error
-    error.__cause__ = None if told.cause is None else _hear(told.cause)
-    error.__context__ = None if told.context is None else _hear(told.context)
+def _deserialize(told: SerializedError) -> BaseException:
+    error = _group(told.error, [_deserialize(part) for part in told.parts]) if told.parts else told.error
+    error.__cause__ = None if told.cause is None else _deserialize(told.cause)
+    error.__context__ = None if told.context is None else _deserialize(told.context)
     error.__suppress_context__ = told.suppress_context
     return error.with_traceback(_traceback(told.places))
 
@@ -170,7 +170,7 @@ def _group(told: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseExcep
     return group
 
 
-def _traceback(places: list[Place]) -> TracebackType | None:
+def _traceback(places: list[FramePlace]) -> TracebackType | None:
     traceback = None
     for place in reversed(places):
         try:
@@ -180,7 +180,7 @@ def _traceback(places: list[Place]) -> TracebackType | None:
     return traceback
 
 
-def _at(place: Place, rest: TracebackType | None) -> TracebackType:
+def _at(place: FramePlace, rest: TracebackType | None) -> TracebackType:
     """A traceback that begins with a frame at a place: it compiles a function that fails there, and calls it."""
     tree: Any = ast.parse("lambda: fail", mode="eval")
     function, name = tree.body, tree.body.body

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from headrace.engine.workers.imports import Missing
+from headrace.engine.workers.imports import DeferredImports
 from headrace.engine.workers.messages import (
     ANSWER,
     FAILURE,
@@ -39,7 +39,7 @@ from headrace.engine.workers.plan_file import open_shared_plan
 from headrace.engine.workers.slots import Extent, Slot, Writer, read
 from headrace.engine.workers.tasks import CloseStream, Task, TaskServer, begin
 from headrace.engine.workers.tracebacks import packed_error
-from headrace.ops.guard import Step
+from headrace.ops.guard import GuardedCall
 
 PR_SET_PDEATHSIG = 1
 
@@ -67,11 +67,11 @@ def serve(
     index, count, plan, world = pickle.loads(_receive(connection) or _leave())
     known = read(Slot(slots_fd).bytes(world.total), world)
     _enter(known)
-    missing = Missing(known["imports"])
+    missing = DeferredImports(known["imports"])
     try:
         pipelines, init, options = missing.retry(open_shared_plan)(plan_fd, plan)
         begin(init, index, count)
-        worker = Worker(TaskServer(pipelines, options, missing), slots_fd)
+        worker = WorkerLoop(TaskServer(pipelines, options, missing), slots_fd)
         if options.timeout_s is not None:
             end_late = partial(_end_when_late, worker, connection, stacks_fd, options.timeout_s)
             threading.Thread(target=end_late, name="headrace-late", daemon=True).start()
@@ -146,7 +146,7 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-def _end_when_late(worker: "Worker", connection: socket.socket, stacks_fd: int, timeout_s: float) -> None:
+def _end_when_late(worker: "WorkerLoop", connection: socket.socket, stacks_fd: int, timeout_s: float) -> None:
     """Ends the process when a function or a read takes longer than `timeout_s`, with an error as the task's answer."""
     while True:
         os.utime(stacks_fd)  # shows that this thread runs
@@ -162,7 +162,7 @@ def _end_when_late(worker: "Worker", connection: socket.socket, stacks_fd: int, 
                 os._exit(1)
 
 
-class Worker:
+class WorkerLoop:
     """Answers messages: reads tasks from slots, and has a `TaskServer` write results to the same slots."""
 
     def __init__(self, server: TaskServer, slots_fd: int):
@@ -192,7 +192,7 @@ class Worker:
             kind, extent = self.server.answer(task, slot)
         return ANSWER.pack(number, kind, *extent, time.perf_counter() - begun)
 
-    def late_answer(self, step: Step) -> bytes:
+    def late_answer(self, step: GuardedCall) -> bytes:
         """The answer to the task under way when a call has taken too long."""
         number, slot = self._task
         extent = Writer(Slot(self._slots_fd, slot)).dump(packed_error(self.server.late_error(step)))

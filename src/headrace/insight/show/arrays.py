@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.errors.one_line import one_line
 from headrace.insight.show import drawings
-from headrace.insight.show.view import View, escaped
+from headrace.insight.show.view import ElementView, escaped
 
 FEW = 12  # values that are shown themselves
 MOST_READ = 1 << 20  # values of a large array that are looked at
@@ -46,22 +46,22 @@ def note_of(value: Any) -> str:
     return f"{one_line(str(value.dtype), 40).removeprefix('torch.')}{list(value.shape)}"
 
 
-def array_view(array: np.ndarray, note: str) -> View:
+def array_view(array: np.ndarray, note: str) -> ElementView:
     """An array of anything."""
     values = _some(array)
     stats = stats_of(array)
     if values.dtype.kind not in "iufb" or array.size <= FEW:
         text = _few(array) or stats
-        return View(note, text, lambda: escaped(text))
+        return ElementView(note, text, lambda: escaped(text))
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values.astype(np.int64)
     if not finite.size:
-        return View(note, stats, lambda: escaped(stats))
+        return ElementView(note, stats, lambda: escaped(stats))
     bars = drawings.bars_text(drawings.histogram(finite, BARS_IN_TEXT))
 
     def html() -> str:
         return f"{drawings.bars_svg(drawings.histogram(finite, BARS_IN_SVG))} {escaped(stats)}"
 
-    return View(note, f"{stats}  {bars}", html)
+    return ElementView(note, f"{stats}  {bars}", html)
 
 
 def stats_of(array: np.ndarray) -> str:

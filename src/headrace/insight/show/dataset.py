@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.errors import SpecError, in_words
+from headrace.errors import SpecError, format_error
 from headrace.errors.addresses import redacted
 from headrace.errors.notebooks import in_notebook
 from headrace.errors.one_line import one_line
@@ -31,7 +31,7 @@ def dataset_html(dataset: Any) -> str:
     try:
         return f"<div>{name}, {_inner_html(dataset)}</div>"
     except Exception as e:
-        return f"<div>{name}: {escaped(redacted(in_words(e)))}</div>"
+        return f"<div>{name}: {escaped(redacted(format_error(e)))}</div>"
 
 
 def _inner_html(dataset: Any) -> str:
@@ -97,7 +97,7 @@ def length_text(op: Op) -> str:
     try:
         count = num_outputs(op, surely=True) if op.is_stream else op.length()
     except Exception as e:  # of a user's `__len__`
-        return f"of a length that cannot be had: {in_words(e)}"
+        return f"of a length that cannot be had: {format_error(e)}"
     if count is None:
         return "of a length that is not known without reading data"
     return "endless" if count >= ENDLESS else f"{int(count):,} element{'s' * (count != 1)}"
@@ -110,7 +110,7 @@ def spec_text(op: Op) -> str:
     except SpecError:
         return "not known without reading data"
     except Exception as e:  # of a user's `output_spec`
-        return one_line(in_words(e), MOST_OF_SPEC)
+        return one_line(format_error(e), MOST_OF_SPEC)
 
 
 def _spec(spec: Any) -> str:

@@ -12,7 +12,7 @@ from headrace.insight.show.arrays import as_array, note_of
 from headrace.insight.show.sounds import is_sound, rate_in
 from headrace.insight.show.tokens import SEGMENTS, Decoder, decoder_for, decoders_of, token_view
 from headrace.insight.show.values import view_of
-from headrace.insight.show.view import View, escaped
+from headrace.insight.show.view import ElementView, escaped
 
 MOST_VALUES = 50
 MOST_ITEMS = 8  # of a list
@@ -21,7 +21,7 @@ DEEPEST = 6
 _SCALARS = (str, int, float, bool, np.number, type(None))
 MOST_COLUMNS = 16
 NUMBERS = frozenset(("int", "float", "bool", *(np.dtype(code).name for code in "?bhilqBHILQefd")))
-Views = list[tuple[str, View]]
+Views = list[tuple[str, ElementView]]
 _CELL = "vertical-align: top; text-align: left; padding: 2px 12px 2px 0"
 
 
@@ -137,11 +137,11 @@ def _cell(inner: str) -> str:
     return f'<td style="{_CELL}">{inner}</td>'
 
 
-def _note(view: View) -> str:
+def _note(view: ElementView) -> str:
     return f'<code style="opacity: 0.7; white-space: nowrap">{escaped(view.note)}</code>' if view.note else ""
 
 
-def _html_of(view: View) -> str:
+def _html_of(view: ElementView) -> str:
     try:
         return view.html()
     except Exception:
@@ -155,15 +155,15 @@ def _cut(line: str, width: int) -> str:
 # ------------------------------------------------------------------------------------------------ its values
 
 
-def _views(element: Any, dataset: Any) -> Iterator[tuple[str, View]]:
-    for count, found in enumerate(_walk("", element, decoders_of(dataset))):
+def _views(element: Any, dataset: Any) -> Iterator[tuple[str, ElementView]]:
+    for count, found in enumerate(_iteration("", element, decoders_of(dataset))):
         if count == MOST_VALUES:
             yield "…", _said("and more")
             return
         yield found
 
 
-def _walk(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -> Iterator[tuple[str, View]]:
+def _iteration(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -> Iterator[tuple[str, ElementView]]:
     """The values in an element, with their names."""
     fields = _fields(value) if depth < DEEPEST else None
     if fields is None:
@@ -181,13 +181,13 @@ def _walk(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -> Ite
         elif (tokens := _tokens(each, key, fields, decoders)) is not None:
             yield inner, tokens
         else:
-            yield from _walk(inner, each, decoders, depth + 1)
+            yield from _iteration(inner, each, decoders, depth + 1)
     if isinstance(value, list | tuple) and len(value) > len(fields):
         yield f"{name}[…]", _said(f"{len(value)} in all")
 
 
-def _said(text: str) -> View:
-    return View("", text, lambda: text)
+def _said(text: str) -> ElementView:
+    return ElementView("", text, lambda: text)
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
@@ -211,7 +211,7 @@ def _longest_sound(fields: Mapping[Any, Any]) -> Any:
     return max(arrays, key=lambda key: arrays[key].size, default=None)
 
 
-def _tokens(value: Any, key: Any, fields: Mapping[Any, Any], decoders: list[Decoder]) -> View | None:
+def _tokens(value: Any, key: Any, fields: Mapping[Any, Any], decoders: list[Decoder]) -> ElementView | None:
     decoder = decoder_for(key, fields, decoders)
     array = None if decoder is None else as_array(value)
     if decoder is None or array is None:

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 
 from headrace.images.headers import read_header
-from headrace.insight.show.view import View, data_url, num_bytes
+from headrace.insight.show.view import ElementView, data_url, num_bytes
 
 CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}
 LEAST_SIDE = 8  # of an image without an axis of channels, which might otherwise be a table of numbers
@@ -29,15 +29,15 @@ def encoded_kind(content: bytes) -> str | None:
     return "image/webp" if content[:4] == b"RIFF" and content[8:12] == b"WEBP" else None
 
 
-def encoded_image(content: bytes, kind: str) -> View:
+def encoded_image(content: bytes, kind: str) -> ElementView:
     """An image in a file."""
     header = read_header(content)
     size = f", {header.width}×{header.height}" if header else ""
     text = f"{kind.removeprefix('image/').upper()} image{size}"
     if len(content) > MOST_BYTES:
-        return View(f"bytes, {num_bytes(len(content))}", text, lambda: f"{text}: too large to show here")
+        return ElementView(f"bytes, {num_bytes(len(content))}", text, lambda: f"{text}: too large to show here")
     wide = header.width if header else LARGEST_SIDE
-    return View(f"bytes, {num_bytes(len(content))}", text, lambda: _img(data_url(kind, content), wide, 0))
+    return ElementView(f"bytes, {num_bytes(len(content))}", text, lambda: _img(data_url(kind, content), wide, 0))
 
 
 def images_in(array: np.ndarray) -> np.ndarray | None:
@@ -55,7 +55,7 @@ def images_in(array: np.ndarray) -> np.ndarray | None:
     return None
 
 
-def image_view(images: np.ndarray, note: str, stats: str) -> View:
+def image_view(images: np.ndarray, note: str, stats: str) -> ElementView:
     """Images as pixels; `stats` is what to say about values that are stretched."""
     number, height, width, channels = images.shape
     text = f"{CHANNELS[channels]} image {width}×{height}" if number == 1 else f"{number} images {width}×{height}"
@@ -68,7 +68,7 @@ def image_view(images: np.ndarray, note: str, stats: str) -> View:
         more = f" … {number} in all" if number > MOST_IN_BATCH else ""
         return f'<div style="max-width: 800px">{found}{more}</div><div>{stats}</div>'
 
-    return View(note, text, html)
+    return ElementView(note, text, html)
 
 
 def png(pixels: np.ndarray) -> bytes:

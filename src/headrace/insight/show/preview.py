@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import in_words
+from headrace.errors import format_error
 from headrace.errors.addresses import redacted
 from headrace.errors.signals import in_pipeline
 from headrace.ops.base import Op, parents_first
@@ -68,7 +68,7 @@ def reads_once(op: Op) -> bool:
 
 def _on_host(op: Op) -> Op:
     """The pipeline without what comes last and only moves elements: ahead, to a device, or in step with others."""
-    while op.is_stream and (op.stays_here or op.is_transparent):
+    while op.is_stream and (op.runs_in_consumer or op.is_transparent):
         op = op.parents[0]
     return op
 
@@ -78,7 +78,7 @@ def _effect(op: Op) -> str:
     for each in parents_first(op, lambda _: True):
         if isinstance(each, UserDataset) and each.stream and (each.parents or not _is_ours(each.dataset)):
             return f"reading {each.label()}, a stream of your own, may use up its elements"
-        if each.stays_here:
+        if each.runs_in_consumer:
             return f"{each.name} is in the middle of the pipeline"
     return "the source gives each element once" if reads_once(op) else ""
 
@@ -109,7 +109,7 @@ class _TimeLimit(Guard):
             raise _TooLong
 
 
-class _NoWatch:
+class _LenientWatch:
     """Lets filters drop what they like."""
 
     def saw(self, seen: int, kept: int) -> None:
@@ -118,7 +118,7 @@ class _NoWatch:
 
 def _elements(op: Op, guard: Guard) -> Elements:
     check_lanes(op)
-    stream = open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _NoWatch(), guard=guard))
+    stream = open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _LenientWatch(), guard=guard))
     try:
         while (run := in_pipeline(stream.pull, 0)) is not None:
             yield from run.block.own_rows()
@@ -135,7 +135,7 @@ def _find_first(op: Op, guard: Guard, found: list[First], done: threading.Event)
         return
     except BaseException as e:
         notes = "".join(f", {note}" for note in getattr(e, "__notes__", ()))
-        found.append(First([], f"cannot be computed: {redacted(in_words(e) + notes)}."))
+        found.append(First([], f"cannot be computed: {redacted(format_error(e) + notes)}."))
     finally:
         if found:
             done.set()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headrace.insight.show import drawings
-from headrace.insight.show.view import View, data_url, num_bytes
+from headrace.insight.show.view import ElementView, data_url, num_bytes
 
 RATES = ("sampling_rate", "sample_rate", "sr", "fs")
 MOST_CHANNELS = 8
@@ -33,7 +33,7 @@ def is_sound(array: np.ndarray) -> bool:
     return is_samples and array.ndim in (1, 2) and channels <= MOST_CHANNELS and max(array.shape) >= LEAST_SAMPLES
 
 
-def sound_view(array: np.ndarray, rate: int, note: str) -> View:
+def sound_view(array: np.ndarray, rate: int, note: str) -> ElementView:
     """Samples as a waveform with a player."""
     samples = array.reshape(len(array), -1) if array.ndim == 1 or array.shape[0] >= array.shape[1] else array.T
     scale = 1 / 32768 if array.dtype == np.int16 else 1.0
@@ -47,7 +47,7 @@ def sound_view(array: np.ndarray, rate: int, note: str) -> View:
         player = _player(data_url("audio/wav", wav(played, rate)))
         return f"{drawings.wave_svg(mono)}<br>{player}<div>{text}{cut}</div>"
 
-    return View(note, f"{text}  {drawings.wave_text(mono)}", html)
+    return ElementView(note, f"{text}  {drawings.wave_text(mono)}", html)
 
 
 def encoded_kind(content: bytes) -> str | None:
@@ -57,12 +57,12 @@ def encoded_kind(content: bytes) -> str | None:
     return _ENCODED.get(bytes(content[:4]))
 
 
-def encoded_sound(content: bytes, kind: str) -> View:
+def encoded_sound(content: bytes, kind: str) -> ElementView:
     """A sound in a file."""
     note, text = f"bytes, {num_bytes(len(content))}", f"{kind.removeprefix('audio/').upper()} sound"
     if len(content) > MOST_BYTES:
-        return View(note, text, lambda: f"{text}: too large to play here")
-    return View(note, text, lambda: _player(data_url(kind, content)))
+        return ElementView(note, text, lambda: f"{text}: too large to play here")
+    return ElementView(note, text, lambda: _player(data_url(kind, content)))
 
 
 def wav(samples: np.ndarray, rate: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors.one_line import one_line
-from headrace.insight.show.view import View, escaped, long_text
+from headrace.insight.show.view import ElementView, escaped, long_text
 from headrace.ops.base import Op, parents_first
 
 MOST_TOKENS = 1024
@@ -59,7 +59,7 @@ def decoder_for(name: str | None, fields: Mapping[Any, Any], decoders: list[Deco
     return by_name
 
 
-def token_view(tokens: np.ndarray, segments: np.ndarray | None, decoder: Decoder, note: str) -> View | None:
+def token_view(tokens: np.ndarray, segments: np.ndarray | None, decoder: Decoder, note: str) -> ElementView | None:
     """Tokens as text; None if they are none, or cannot be decoded."""
     if tokens.dtype.kind not in "iu" or tokens.ndim not in (1, 2) or not tokens.size:
         return None
@@ -75,4 +75,4 @@ def token_view(tokens: np.ndarray, segments: np.ndarray | None, decoder: Decoder
         shown = "".join(f"<div>{''.join(map(long_text, row))}</div>" for row in texts)
         return f'{shown}<div style="opacity: 0.6; text-align: left">{escaped(numbers)}</div>'
 
-    return View(note, " | ".join(one_line(repr(text), 400) for row in texts for text in row), html)
+    return ElementView(note, " | ".join(one_line(repr(text), 400) for row in texts for text in row), html)

@@ -10,7 +10,7 @@ _LONG = "white-space: pre-wrap; overflow-wrap: anywhere; max-height: 12em; overf
 
 
 @dataclass(frozen=True)
-class View:
+class ElementView:
     """One value as people look at it.
 
     Attributes:

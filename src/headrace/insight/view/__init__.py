@@ -22,9 +22,9 @@ class View:
         optional("starlette", extra="view")
         optional("uvicorn", extra="view")
         from headrace.insight.view.server import Server
-        from headrace.insight.view.shown import Shown
+        from headrace.insight.view.shown import PipelinePage
 
-        self._shown = Shown(pipeline, title)
+        self._shown = PipelinePage(pipeline, title)
         self._server = Server(self._shown, secrets.token_urlsafe(24), port)
         self._closed = threading.Event()
         self.url: str = self._server.url

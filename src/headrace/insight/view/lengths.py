@@ -11,7 +11,7 @@ from headrace.insight.report import Lengths
 from headrace.insight.view.outputs import Streams
 from headrace.ops.base import Op, parents_first
 from headrace.ops.buffer import ToStream
-from headrace.ops.group import Batch, PaddedBatch
+from headrace.ops.group import BatchOp, PaddedBatch
 from headrace.ops.packing.operations import Packer
 from headrace.ops.packing.report import Padding
 
@@ -56,7 +56,7 @@ def _of_padded(op: PaddedBatch, streams: Streams) -> list[Lengths]:
 
 def _of_elements(op: Op, streams: Streams) -> list[Lengths]:
     """The lengths of elements before the first batch."""
-    batches = [each for each in parents_first(op, lambda _: True) if isinstance(each, Batch)]
+    batches = [each for each in parents_first(op, lambda _: True) if isinstance(each, BatchOp)]
     before: Op = batches[0].parent if batches else op
     found = _lengths(_elements(before, streams, MOST_ELEMENTS))
     differ = {name: values for name, values in found.items() if len(set(values.tolist())) > 1}

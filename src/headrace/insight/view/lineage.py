@@ -17,9 +17,9 @@ from headrace.insight.view.outputs import Output, Streams
 from headrace.ops.base import Op
 from headrace.ops.buffer import Skip, ToStream
 from headrace.ops.combine import Interleave, Mixing, RouteOp, Zip
-from headrace.ops.element import Filter, FlatMap, MapWithIndex
+from headrace.ops.element import FilterOp, FlatMapOp, MapWithIndexOp
 from headrace.ops.global_batch import GlobalBatch
-from headrace.ops.group import Batch, PaddedBatch, Rebatch
+from headrace.ops.group import BatchOp, PaddedBatch, Rebatch
 from headrace.ops.order import IndexOp, Repeat
 from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack
 from headrace.ops.source import Source, UserDataset
@@ -62,7 +62,7 @@ def inputs_of(op: Op, output: Output, streams: Streams, *, alone: bool = True) -
         return _of_parts(op, output, streams)
     if isinstance(op, Interleave):
         return _of_interleave(op, output, streams)
-    if isinstance(op, Filter):
+    if isinstance(op, FilterOp):
         return [_of_filter(op, output, streams, alone=alone)]
     return [_of_parent(op, output, streams)]
 
@@ -74,7 +74,7 @@ def _of_parent(op: Any, output: Output, streams: Streams) -> Inputs:
     if isinstance(op, Repeat | Skip):
         start = None if isinstance(op, Repeat) and output.before[0] != output.after[0] else first
         return Inputs(op.parent, streams.between(op.parent, start, last)[-1:])
-    if isinstance(op, FlatMap):
+    if isinstance(op, FlatMapOp):
         if output.after[0]:  # there are more children of the element
             return Inputs(op.parent, list(islice(streams.outputs(op.parent, last), 1)))
         return Inputs(op.parent, streams.between(op.parent, first, last)[-1:])
@@ -90,7 +90,7 @@ def _of_parent(op: Any, output: Output, streams: Streams) -> Inputs:
     return _in_order(op, output, streams)
 
 
-def _of_filter(op: Filter, output: Output, streams: Streams, *, alone: bool) -> Inputs:
+def _of_filter(op: FilterOp, output: Output, streams: Streams, *, alone: bool) -> Inputs:
     found = streams.between(op.parent, _below(op, output.before), _below(op, output.after))
     if not alone:
         return Inputs(op.parent, found[-1:])
@@ -134,13 +134,13 @@ def _of_interleave(op: Interleave, output: Output, streams: Streams) -> list[Inp
 
 def _number_of(op: Any, position: Position, streams: Streams) -> int:
     """Which input of its group the next output is: the inputs travel as pairs with their numbers."""
-    tagged = dataclasses.replace(op, parent=MapWithIndex(op.parent, lambda number, element: (number, element)))
+    tagged = dataclasses.replace(op, parent=MapWithIndexOp(op.parent, lambda number, element: (number, element)))
     return next(streams.outputs(tagged, (*position[:-1], (0, position[-1])))).element[0]
 
 
 def _numbers_in_row(op: Any, position: Position, streams: Streams) -> list[int]:
     """Which inputs of its group a packed row has: they travel with their numbers, as a feature that rows list."""
-    numbered = MapWithIndex(op.parent, lambda number, element: {**element, _NUMBER: number})
+    numbered = MapWithIndexOp(op.parent, lambda number, element: {**element, _NUMBER: number})
     tagged = dataclasses.replace(op, parent=numbered, meta_features=(*op.meta_features, _NUMBER))
     row = next(streams.outputs(tagged, (*position[:-1], (0, position[-1])))).element
     return sorted({int(number) for number in np.ravel(row[_NUMBER])})
@@ -160,13 +160,13 @@ def inputs_at(op: Op, indices: list[int]) -> list[Inputs]:
     if isinstance(op, Zip):
         return [Inputs(part, indices) for part in op.parts]
     (parent,) = op.parents
-    if isinstance(op, Batch):
+    if isinstance(op, BatchOp):
         bounds = zip(*(each.tolist() for each in op.bounds(idx)), strict=True)
         rows = [i for start, stop in bounds for i in range(start, stop)]
         return [Inputs(parent, rows[:MOST], f"{MOST} of {len(rows):,}" * (len(rows) > MOST))]
     if isinstance(op, IndexOp):
         return [Inputs(parent, op.indices(idx).tolist())]
-    if isinstance(op, FlatMap) and op.max_fan_out:
+    if isinstance(op, FlatMapOp) and op.max_fan_out:
         return [Inputs(parent, list(dict.fromkeys((idx // op.max_fan_out).tolist())))]
     return [Inputs(parent, indices)]
 

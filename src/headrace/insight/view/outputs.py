@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.engine.bad_records import BadRecords
 from headrace.engine.plan import Plan
-from headrace.errors import PipelineError, StateError, in_words
+from headrace.errors import PipelineError, StateError, format_error
 from headrace.errors.signals import in_pipeline
 from headrace.ops.base import Op
 from headrace.ops.buffer import ToStream
@@ -106,7 +106,7 @@ class Finder:
         except PipelineError:
             raise
         except Exception as e:
-            raise PipelineError(f"Element {number:,} cannot be reached: {in_words(e)}") from e
+            raise PipelineError(f"Element {number:,} cannot be reached: {format_error(e)}") from e
 
     def _walk_to(self, number: int) -> Output:
         with self._lock:

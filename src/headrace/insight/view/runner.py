@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from headrace.errors import ClosedError, in_words
+from headrace.errors import ClosedError, format_error
 from headrace.insight.report import plain_numbers
 from headrace.ops.streams import Position
 
@@ -113,7 +113,7 @@ class Runner:
         except ClosedError:
             self._end("waiting")
         except Exception as e:
-            self.failure = " ".join([in_words(e), *getattr(e, "__notes__", ())])
+            self.failure = " ".join([format_error(e), *getattr(e, "__notes__", ())])
             self._end("failed")
 
     def _end(self, state: str) -> None:
@@ -138,7 +138,7 @@ class Runner:
         return True
 
     def _note(self, iterator: Any, now: float, count: int) -> None:
-        self.position = iterator._walk.position()
+        self.position = iterator._iteration.position()
         self._remember(count, self.position)
         self._noted.append((now, count))
 

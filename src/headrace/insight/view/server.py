@@ -18,10 +18,10 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.errors import HeadraceError, in_words
+from headrace.errors import HeadraceError, format_error
 from headrace.errors.one_line import one_line
 from headrace.insight.report import asset
-from headrace.insight.view.shown import Shown
+from headrace.insight.view.shown import PipelinePage
 
 HOST = "127.0.0.1"
 STOP_S = 5.0
@@ -40,7 +40,7 @@ HEADERS = {
 }
 
 
-class Gate:
+class AuthMiddleware:
     """Lets requests through that have the token and name this server; adds the headers that protect the page."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: tuple[str, ...]):
@@ -55,10 +55,10 @@ class Gate:
                 message["headers"] += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
             await send(message)
 
-        app = self._app if self._is_welcome(scope) else PlainTextResponse("Forbidden", 403)
+        app = self._app if self._is_authorized(scope) else PlainTextResponse("Forbidden", 403)
         await app(scope, receive, with_headers)
 
-    def _is_welcome(self, scope: Scope) -> bool:
+    def _is_authorized(self, scope: Scope) -> bool:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         given = scope["path"].split("/", 2)[1].encode(errors="replace")
         return len(hosts) == 1 and hosts[0] in self._hosts and hmac.compare_digest(given, self._token.encode())
@@ -67,7 +67,7 @@ class Gate:
 class Server:
     """Serves what is shown of a pipeline, in a thread."""
 
-    def __init__(self, shown: Shown, token: str, port: int = 0):
+    def __init__(self, shown: PipelinePage, token: str, port: int = 0):
         self._socket = socket.create_server((HOST, port))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}/{token}/"
@@ -94,7 +94,7 @@ class Server:
         self._socket.close()
 
 
-def _app(shown: Shown, token: str, hosts: tuple[str, ...]) -> Starlette:
+def _app(shown: PipelinePage, token: str, hosts: tuple[str, ...]) -> Starlette:
     def html(make: Callable[[Request], str]) -> Callable[[Request], Response]:
         return lambda request: HTMLResponse(make(request))
 
@@ -107,7 +107,7 @@ def _app(shown: Shown, token: str, hosts: tuple[str, ...]) -> Starlette:
         except HeadraceError as e:
             return PlainTextResponse(str(e), 404)
         except Exception as e:  # of the user's functions
-            return PlainTextResponse(in_words(e), 500)
+            return PlainTextResponse(format_error(e), 500)
 
     def told(act: Callable[[], Any]) -> Callable[[Request], Response]:
         def do(_: Request) -> Response:
@@ -137,5 +137,5 @@ def _app(shown: Shown, token: str, hosts: tuple[str, ...]) -> Starlette:
         Route("/run", told(shown.runner.run), methods=["POST"]),
         Route("/pause", told(shown.runner.pause), methods=["POST"]),
     ]
-    gate = Middleware(Gate, token=token, hosts=hosts)
+    gate = Middleware(AuthMiddleware, token=token, hosts=hosts)
     return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=[gate])

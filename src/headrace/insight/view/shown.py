@@ -12,11 +12,11 @@ from headrace.insight.show import element_html
 from headrace.insight.view.lengths import measure
 from headrace.insight.view.outputs import Streams
 from headrace.insight.view.runner import Runner
-from headrace.insight.view.trace import Step, Tracer
+from headrace.insight.view.trace import Tracer, TraceStep
 from headrace.ops.buffer import ToStream
 
 
-class Shown:
+class PipelinePage:
     """A pipeline that runs, and its page in pieces.
 
     Args:
@@ -112,7 +112,7 @@ class Shown:
         """The operation that the runner's positions belong to."""
         return getattr(self._pipeline, "dataset", self._pipeline)._stream_op
 
-    def _step(self, step: Step) -> dict[str, Any]:
+    def _step(self, step: TraceStep) -> dict[str, Any]:
         return {
             "node": self._graph.number_of(step.op),
             "label": label_of(step.op),
@@ -129,6 +129,6 @@ class Shown:
         }
 
 
-def _changes_nothing(step: Step) -> bool:
+def _changes_nothing(step: TraceStep) -> bool:
     """Whether an operation hands on what it gets, so that it needs no column."""
     return not step.note and (step.op.is_transparent or isinstance(step.op, ToStream))

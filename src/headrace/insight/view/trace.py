@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.errors import PipelineError, in_words
+from headrace.errors import PipelineError, format_error
 from headrace.errors.addresses import redacted
 from headrace.errors.signals import in_pipeline
 from headrace.insight.report import label_of
@@ -35,7 +35,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """The elements after one operation that one output of the pipeline comes from."""
 
     op: Op
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RecordOrigin:
     """Where a record is stored, and when it is read."""
 
     source: str
@@ -55,12 +55,12 @@ class Origin:
 
 
 @dataclass
-class Trace:
+class OutputTrace:
     """All steps of one output, the last operation first, and the records behind it."""
 
     number: int
-    steps: list[Step] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
+    steps: list[TraceStep] = field(default_factory=list)
+    origins: list[RecordOrigin] = field(default_factory=list)
 
 
 class Tracer:
@@ -77,10 +77,10 @@ class Tracer:
         if self._finder is not None:
             self._finder.remember(count, position)
 
-    def trace(self, number: int) -> Trace:
+    def trace(self, number: int) -> OutputTrace:
         """The output with this number, from 0 on, and what it was made of; an error stands where it came."""
         with self._lock:
-            trace = Trace(number)
+            trace = OutputTrace(number)
             if self._finder is None:
                 self._add_elements(trace, Inputs(self.op, [number]))
                 return trace
@@ -90,14 +90,14 @@ class Tracer:
             except PipelineError:
                 raise
             except Exception as e:
-                trace.steps.append(Step(self.op, [Item(title, error=in_words(e))]))
+                trace.steps.append(TraceStep(self.op, [Item(title, error=format_error(e))]))
                 if (found := self._finder.index_of(number)) is not None:
                     self._add_elements(trace, Inputs(found[0], [found[1]]))
             else:
                 self._add_outputs(trace, Inputs(self.op, [output]), title)
             return trace
 
-    def _add_outputs(self, trace: Trace, inputs: Inputs, title: str) -> None:
+    def _add_outputs(self, trace: OutputTrace, inputs: Inputs, title: str) -> None:
         """Adds the steps of a stream's outputs, back to where the stream begins."""
         ahead = [inputs]
         while ahead:
@@ -114,15 +114,15 @@ class Tracer:
                 found = (lineage.inputs_of(here.op, output, self._streams, alone=alone) for output in outputs)
                 ahead = lineage.merged(itertools.chain.from_iterable(found)) + ahead
             except Exception as e:
-                note = f"{note} What comes before cannot be shown: {in_words(e)}".strip()
-            trace.steps.append(Step(here.op, items, note))
+                note = f"{note} What comes before cannot be shown: {format_error(e)}".strip()
+            trace.steps.append(TraceStep(here.op, items, note))
 
-    def _add_elements(self, trace: Trace, inputs: Inputs) -> None:
+    def _add_elements(self, trace: OutputTrace, inputs: Inputs) -> None:
         """Adds the steps of elements of a random-access chain, back to their sources."""
         ahead = [inputs]
         while ahead:
             here = ahead.pop(0)
-            trace.steps.append(Step(here.op, [_item(here.op, index) for index in here.outputs], here.note))
+            trace.steps.append(TraceStep(here.op, [_item(here.op, index) for index in here.outputs], here.note))
             if isinstance(here.op, Source | UserDataset):
                 trace.origins += [_origin(here.op, index) for index in here.outputs]
             ahead = lineage.inputs_at(here.op, here.outputs) + ahead
@@ -136,7 +136,7 @@ def _item(op: Op, index: int) -> Item:
     try:
         return Item(title, _element_at(op, index))
     except Exception as e:
-        return Item(title, error=in_words(e))
+        return Item(title, error=format_error(e))
 
 
 def _element_at(op: Op, index: int) -> Any:
@@ -146,11 +146,11 @@ def _element_at(op: Op, index: int) -> Any:
     return element
 
 
-def _origin(op: Any, index: int) -> Origin:
+def _origin(op: Any, index: int) -> RecordOrigin:
     epoch, place = divmod(index, max(op.length(), 1))
     file = record = None
     where = getattr(getattr(op, "source", None), "__where__", None)
     if where is not None:
         with contextlib.suppress(Exception):  # it is for display only
             file, record = where(place)
-    return Origin(label_of(op), None if file is None else redacted(str(file)), record, place, epoch)
+    return RecordOrigin(label_of(op), None if file is None else redacted(str(file)), record, place, epoch)

@@ -3,13 +3,13 @@
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from headrace.ops.packing.layout import Leaf, Lengths
+from headrace.ops.packing.layout import Lengths, RowArray
 
 
 class Bins:
     """One set of bins: takes sequences until one fits nowhere; `contents[bin]` has their numbers."""
 
-    def __init__(self, leaves: Sequence[Leaf], count: int, *, max_sequences: int | None = None):
+    def __init__(self, leaves: Sequence[RowArray], count: int, *, max_sequences: int | None = None):
         self._lengths = tuple(leaf.length for leaf in leaves)
         self._steps = [leaf.alignment for leaf in leaves]
         self._is_aligned = any(step > 1 for step in self._steps)
@@ -46,7 +46,7 @@ class FirstFitBins(Bins):
     so bisection finds the first bin with room in that leaf.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], count: int, *, max_sequences: int | None = None):
+    def __init__(self, leaves: Sequence[RowArray], count: int, *, max_sequences: int | None = None):
         super().__init__(leaves, count, max_sequences=max_sequences)
         self._rooms = [self._lengths[0]] * count
         self._highest = [self._lengths[0]] * count
@@ -86,7 +86,7 @@ class BestFitBins(Bins):
     `order` has the number `room * count + bin` for each bin, sorted.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], count: int, *, max_sequences: int | None = None):
+    def __init__(self, leaves: Sequence[RowArray], count: int, *, max_sequences: int | None = None):
         super().__init__(leaves, count, max_sequences=max_sequences)
         self._order = [sum(self._lengths) * count + bin_ for bin_ in range(count)]
 

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from headrace.ops.packing.layout import Leaf, Lengths
+from headrace.ops.packing.layout import Lengths, RowArray
 
 Segment = int | tuple[int, Lengths, Lengths]
 """What a row has of one sequence: the number of that, and if it is a part, where this begins and ends in each leaf."""
@@ -17,7 +17,7 @@ class TokenBuffer:
     earlier rows have.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], *, split_full: bool):
+    def __init__(self, leaves: Sequence[RowArray], *, split_full: bool):
         self._lengths, self._split_full = tuple(leaf.length for leaf in leaves), split_full
         self._meta = [k for k, leaf in enumerate(leaves) if leaf.is_meta]
         self._ends: list[list[int]] = [[] for _ in leaves]

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.errors import PipelineError, StructureError
 from headrace.ops.elements import add_note
-from headrace.ops.packing.layout import Layout, Leaf, Lengths
+from headrace.ops.packing.layout import Layout, Lengths, RowArray
 from headrace.ops.packing.operations import ConcatThenSplit, Packer
 from headrace.ops.packing.rows import Column, Kind, columns_of, kinds_of
 from headrace.ops.recorder import StageRecord
@@ -156,7 +156,7 @@ def check_features(known: set[str], elements: Sequence[Any]) -> None:
         )
 
 
-def check_lengths(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]], *, split: bool) -> None:
+def check_lengths(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]], *, split: bool) -> None:
     """Raises if a sequence is longer than a row, or, if sequences are split, one of its meta features is."""
     for leaf, found in zip(leaves, lengths, strict=True):
         if max(found) > leaf.length and (leaf.is_meta or not split):
@@ -171,7 +171,7 @@ def check_lengths(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]], *, s
             )
 
 
-def empty_ones(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]]) -> list[int]:
+def empty_ones(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]]) -> list[int]:
     """The numbers of the sequences without tokens: in no leaf that is not meta, or, if all are, in none at all."""
     packed = [found for leaf, found in zip(leaves, lengths, strict=True) if not leaf.is_meta] or lengths
     if 0 not in packed[0]:
@@ -179,7 +179,7 @@ def empty_ones(leaves: Sequence[Leaf], lengths: Sequence[Sequence[int]]) -> list
     return [i for i, most in enumerate(map(max, zip(*packed, strict=True))) if not most]
 
 
-def _no_tokens(leaves: Sequence[Leaf]) -> str:
+def _no_tokens(leaves: Sequence[RowArray]) -> str:
     names = [leaf.name for leaf in leaves if not leaf.is_meta] or [leaf.name for leaf in leaves]
     return f"A sequence is empty: it has no tokens in {' and '.join(map(repr, names))}."
 

@@ -11,7 +11,7 @@ Lengths = tuple[int, ...]
 """The length of a sequence, or of a part of it, in each leaf."""
 
 
-class Leaf(NamedTuple):
+class RowArray(NamedTuple):
     """One array of a row."""
 
     name: str  # for error messages
@@ -37,7 +37,7 @@ class Layout:
             )
         self._meta = frozenset(meta_features)
         self._trees: dict[str, Any] = {}  # the structure of features that are not leaves
-        self.leaves: list[Leaf] = []
+        self.leaves: list[RowArray] = []
         paddings = _leaves_like(length_struct, padding, "padding_struct", padding is None)
         one = alignment is None or isinstance(alignment, int)
         alignments = _leaves_like(length_struct, 1 if alignment is None else alignment, "pack_alignment_struct", one)
@@ -46,7 +46,7 @@ class Layout:
                 check_count(f"length_struct[{key!r}]{path}", length, least=1)
                 step = alignments[len(self.leaves)]
                 check_count("pack_alignment_struct", step, least=1)
-                self.leaves.append(Leaf(key + path, length, paddings[len(self.leaves)], step, key in self._meta))
+                self.leaves.append(RowArray(key + path, length, paddings[len(self.leaves)], step, key in self._meta))
         self.keys = sorted(length_struct)
         self.is_flat = not self._trees
         self._check_names()

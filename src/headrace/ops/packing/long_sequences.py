@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.errors import PipelineError, StructureError
 from headrace.ops.base import Op
-from headrace.ops.element import Filter, FlatMap, Map
+from headrace.ops.element import FilterOp, FlatMapOp, MapOp
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Truncate:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitLong:
     """Cuts an element into parts that fit, all features at the same places; each part gets the other features whole."""
 
     lengths: dict[str, int]
@@ -77,9 +77,9 @@ def made_to_fit(parent: Op, lengths: dict[str, int], how: str) -> Op:
         case "error":
             return parent
         case "split":
-            return FlatMap(parent, Split(lengths))
+            return FlatMapOp(parent, SplitLong(lengths))
         case "truncate":
-            return Map(parent, Truncate(lengths))
+            return MapOp(parent, Truncate(lengths))
         case "drop":
-            return Filter(parent, Fits(lengths))
+            return FilterOp(parent, Fits(lengths))
     raise PipelineError(f"long_sequences must be one of {', '.join(map(repr, LONG_SEQUENCES))}; got {how!r}.")

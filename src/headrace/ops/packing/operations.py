@@ -18,7 +18,7 @@ from headrace.ops.base import Op, Unary
 from headrace.ops.lanes import Lane
 from headrace.ops.packing.bins import BestFitBins, Bins, FirstFitBins
 from headrace.ops.packing.concat_split import TokenBuffer
-from headrace.ops.packing.layout import Layout, Leaf
+from headrace.ops.packing.layout import Layout, RowArray
 from headrace.ops.packing.long_sequences import made_to_fit
 from headrace.ops.seeds import check_seed
 from headrace.ops.state_fields import Fields, count
@@ -146,7 +146,7 @@ class FirstFitPack(Packer):
     def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
         return dataclasses.replace(self, parent=parents[0], seed=lane.seed(self.seed))
 
-    def open_bins(self, leaves: Sequence[Leaf]) -> Bins:
+    def open_bins(self, leaves: Sequence[RowArray]) -> Bins:
         """A set of empty bins."""
         return self.bins(leaves, self.num_packing_bins, max_sequences=self.max_sequences_per_bin)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import PipelineError, StructureError
-from headrace.ops.packing.layout import Layout, Leaf
+from headrace.ops.packing.layout import Layout, RowArray
 
 Column = list[np.ndarray]
 Kind = tuple[np.dtype, tuple[int, ...]]
@@ -41,7 +41,7 @@ def _as_arrays(column: list[Any]) -> tuple[Column, set[Kind]]:
     return arrays, kinds_of(arrays) or set()
 
 
-def write(leaf: Leaf, segments: Column, sizes: np.ndarray, kinds: set[Kind] | None = None) -> Written:
+def write(leaf: RowArray, segments: Column, sizes: np.ndarray, kinds: set[Kind] | None = None) -> Written:
     """Rows of one leaf from the arrays of their segments; row `k` has `sizes[k]` segments.
 
     `kinds` are those of the segments, if they are known.
@@ -52,7 +52,7 @@ def write(leaf: Leaf, segments: Column, sizes: np.ndarray, kinds: set[Kind] | No
 
 
 def write_end_to_end(
-    leaf: Leaf, sequences: Column, lengths: np.ndarray, sizes: np.ndarray, kinds: set[Kind]
+    leaf: RowArray, sequences: Column, lengths: np.ndarray, sizes: np.ndarray, kinds: set[Kind]
 ) -> Written:
     """Rows of concatenated sequences, which the ends of rows cut into segments of these lengths."""
     gaps = np.zeros(len(lengths), np.int64)
@@ -61,7 +61,7 @@ def write_end_to_end(
     return Written(_values(leaf, sequences, ends, len(sizes), kinds), *marks(leaf, lengths, sizes, gaps))
 
 
-def _gaps(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _gaps(leaf: RowArray, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """How much padding follows each segment; none comes before the first, since the first row is not empty."""
     steps = lengths if leaf.alignment == 1 else -(-lengths // leaf.alignment) * leaf.alignment
     before = np.cumsum(steps) - steps
@@ -71,7 +71,7 @@ def _gaps(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.append(starts[1:], len(sizes) * leaf.length) - (starts + lengths)
 
 
-def marks(leaf: Leaf, lengths: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def marks(leaf: RowArray, lengths: np.ndarray, sizes: np.ndarray, gaps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The segment ids and positions of rows."""
     shape = (len(sizes), leaf.length)
     starts = np.cumsum(lengths) - lengths
@@ -109,7 +109,7 @@ def _in_turn(segments: Column, padding: np.ndarray, gaps: np.ndarray) -> Column:
 
 
 def _values(
-    leaf: Leaf, segments: Column, gaps: np.ndarray, num_rows: int, kinds: set[Kind] | None = None
+    leaf: RowArray, segments: Column, gaps: np.ndarray, num_rows: int, kinds: set[Kind] | None = None
 ) -> np.ndarray:
     dtype, tail = kind_of(leaf, segments, kinds or kinds_of(segments) or set())
     padding = np.zeros((gaps.max(), *tail), dtype)
@@ -121,7 +121,7 @@ def _values(
     return values
 
 
-def _pad_with(leaf: Leaf, padding: np.ndarray) -> None:
+def _pad_with(leaf: RowArray, padding: np.ndarray) -> None:
     try:
         padding[...] = leaf.padding
         lost = padding.dtype.kind in "biu" and not (padding == leaf.padding).all()
@@ -134,7 +134,7 @@ def _pad_with(leaf: Leaf, padding: np.ndarray) -> None:
         )
 
 
-def kind_of(leaf: Leaf, segments: Column, kinds: set[Kind]) -> Kind:
+def kind_of(leaf: RowArray, segments: Column, kinds: set[Kind]) -> Kind:
     """The dtype and further axes of a leaf's rows; the dtype holds all segments, and is of the first one's kind."""
     first = segments[0]
     for dtype, tail in kinds:

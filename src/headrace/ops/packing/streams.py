@@ -19,7 +19,7 @@ from headrace.errors import PipelineError, StateError
 from headrace.ops.blocks import Block, Columns, Rows, concat
 from headrace.ops.packing.concat_split import Segment
 from headrace.ops.packing.intake import Intake, errors_named
-from headrace.ops.packing.layout import Leaf
+from headrace.ops.packing.layout import RowArray
 from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack, Packer
 from headrace.ops.packing.rows import Column, Written, write, write_end_to_end
 from headrace.ops.recorder import StageRecord
@@ -29,7 +29,7 @@ SURELY = 4  # the lengths of a few sequences say little: at most this many times
 BLOCK_CELLS = 1 << 19  # rows are written together up to about this many tokens
 
 
-class Group(NamedTuple):
+class PackedGroup(NamedTuple):
     """The rows of one group, and where the next begins: its number and its first sequence."""
 
     rows: Sequence[Sequence[Segment]]
@@ -114,7 +114,7 @@ class PackStream(UnaryStream):
         self._head = lambda group: (numbers[group], at(starts[group]))
         self._intake.drop(starts[-1])
 
-    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
+    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> PackedGroup | None:
         """The group that begins at a sequence; at least `num_rows` rows will be needed."""
         raise NotImplementedError
 
@@ -140,13 +140,13 @@ class PackStream(UnaryStream):
         filled = max(sum(found[first:stop]) / leaf.length for leaf, found in sizes)  # in rows
         return int(min(placed / filled * num_rows if filled else math.inf, SURELY * placed))
 
-    def _written(self, groups: list[Group]) -> Block:
+    def _written(self, groups: list[PackedGroup]) -> Block:
         with errors_named(self._packer):
             if self._intake.is_uniform:
                 return self._write([row for group in groups for row in group.rows], groups)
             return concat([self._write(group.rows, [group]) for group in groups])
 
-    def _write(self, rows: Sequence[Sequence[Segment]], groups: list[Group]) -> Block:
+    def _write(self, rows: Sequence[Sequence[Segment]], groups: list[PackedGroup]) -> Block:
         """Rows as a block."""
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         leaves, intake = self._layout.leaves, self._intake
@@ -163,7 +163,7 @@ class PackStream(UnaryStream):
         """The segments of rows, as arrays of one leaf."""
         return list(itemgetter(*chain.from_iterable(rows), -1)(column)[:-1])
 
-    def _finish(self, leaf: Leaf, written: Written) -> Written:
+    def _finish(self, leaf: RowArray, written: Written) -> Written:
         return written
 
 
@@ -172,7 +172,7 @@ class BinsStream(PackStream):
 
     _packer: FirstFitPack
 
-    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
+    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> PackedGroup | None:
         op, bins = self._packer, self._packer.open_bins(self._layout.leaves)
         num_rows = max(num_rows, op.num_packing_bins)
         stop = self._fill(lambda i: bins.put(self._intake.lengths, i), first, num_rows, single_step=single_step)
@@ -181,9 +181,9 @@ class BinsStream(PackStream):
         used = [content for content in bins.contents if content]
         grouped = op.shuffle_bins and op.shuffle_bins_group_by_feature
         order = range(len(used)) if grouped else op.order(len(used), self._number).tolist()
-        return Group([used[k] for k in order], self._number + len(used), stop)
+        return PackedGroup([used[k] for k in order], self._number + len(used), stop)
 
-    def _write(self, rows: Sequence[Sequence[Segment]], groups: list[Group]) -> Block:
+    def _write(self, rows: Sequence[Sequence[Segment]], groups: list[PackedGroup]) -> Block:
         block = super()._write(rows, groups)
         for key, values in self._intake.listed.items():
             lists = [[values[i] for i in row] for row in cast(list[list[int]], rows)]
@@ -229,7 +229,7 @@ class SplitStream(PackStream):
         self._to_check = bool(self._number)
         self._num_read = self._num_tokens = 0  # of all sequences so far, by which the next reads are estimated
 
-    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> Group | None:
+    def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> PackedGroup | None:
         buffer, taken = self._buffer, tuple(self._number) if self._number else None
 
         def put(_: int) -> int:
@@ -240,7 +240,7 @@ class SplitStream(PackStream):
         if stop == first == len(buffer):
             return None
         rows, left = buffer.cut(first, stop, taken)
-        return Group(rows, left or 0, stop)
+        return PackedGroup(rows, left or 0, stop)
 
     def _make(self, n: int, *, single_step: bool) -> bool:
         if self._to_check:
@@ -323,7 +323,7 @@ class SplitStream(PackStream):
             for segment in row
         ]
 
-    def _finish(self, leaf: Leaf, written: Written) -> Written:
+    def _finish(self, leaf: RowArray, written: Written) -> Written:
         op = self._packer
         if leaf.name in op.bos_features:
             flat = written.values.reshape(-1, *written.values.shape[2:])

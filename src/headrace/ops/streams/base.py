@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from headrace.ops.base import Kept, Op
+from headrace.ops.base import Op, ProcessLocal
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace.ops.guard import Guard
@@ -172,7 +172,7 @@ class Context:
         watch: Makes the `Watch` of a filter.
         ahead: Makes a stream that a thread computes ahead.
         processes: Opens the stream of an `mp_prefetch`.
-        head_start: Wraps the stream of a whole pipeline so that a thread computes its first outputs ahead.
+        warm_start: Wraps the stream of a whole pipeline so that a thread computes its first outputs ahead.
         close: Releases what the streams share.
         interrupt: Tells threads to stop waiting for each other and end; called before the streams are closed.
         elsewhere: The stream of an operation that workers compute; `None` if they do not.
@@ -195,7 +195,7 @@ class Context:
         op.parent, position, context
     )
     close: Callable[..., None] = lambda **_: None
-    head_start: Callable[[Stream, Op], Stream] = lambda stream, op: stream
+    warm_start: Callable[[Stream, Op], Stream] = lambda stream, op: stream
     interrupt: Callable[..., None] = lambda **_: None
     elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
     enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None
@@ -207,7 +207,7 @@ class Context:
     dense: bool = False
     fill: Callable[[Op], None] = lambda op: None
     guard: Guard | None = None
-    kept: Kept = field(default_factory=Kept)
+    kept: ProcessLocal = field(default_factory=ProcessLocal)
 
 
 def start_of(op: Op) -> Position:

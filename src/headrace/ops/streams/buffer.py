@@ -11,7 +11,7 @@ from headrace.ops.base import Op, parents_first
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace.ops.disk_cache import FromDisk
-from headrace.ops.element import Filter, FlatMap, Map
+from headrace.ops.element import FilterOp, FlatMapOp, MapOp
 from headrace.ops.guard import BAD, Guard, records_per_element
 from headrace.ops.kernels import Fetch
 from headrace.ops.profile import Profile, waited
@@ -200,7 +200,7 @@ class IndexStream(Stream):
 
 
 def _takes_many(op: Op) -> bool:
-    if isinstance(op, Map):
+    if isinstance(op, MapOp):
         return op.rows_fn is not None or op.batch_fn is not None
     if isinstance(op, SeededSource):
         return False
@@ -208,11 +208,11 @@ def _takes_many(op: Op) -> bool:
     return hasattr(source, "__getitems__")
 
 
-def _last_filter(op: Op) -> Filter | None:
+def _last_filter(op: Op) -> FilterOp | None:
     """The filter to blame when most indices have no element; `None` if a `flat_map` leaves some out as well."""
-    while not isinstance(op, FlatMap) and len(op.parents) == 1:
-        if isinstance(op, Filter):
-            return None if any(isinstance(each, FlatMap) for each in parents_first(op, lambda _: True)) else op
+    while not isinstance(op, FlatMapOp) and len(op.parents) == 1:
+        if isinstance(op, FilterOp):
+            return None if any(isinstance(each, FlatMapOp) for each in parents_first(op, lambda _: True)) else op
         op = op.parents[0]
     return None
 

@@ -14,7 +14,7 @@ from headrace.errors import FilterError
 from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Rows
 from headrace.ops.buffer import ToStream
-from headrace.ops.element import Filter, FlatMap, Map, MapWithIndex, PlacedMap, RandomMap, Transformed
+from headrace.ops.element import FilterOp, FlatMapOp, MapOp, MapWithIndexOp, PlacedMap, RandomMapOp, Transformed
 from headrace.ops.elements import blame, element_kernel
 from headrace.ops.guard import BAD, Where, call_each, guarded_kernel
 from headrace.ops.order import Options, Seed
@@ -38,7 +38,7 @@ from headrace.ops.streams.base import (
 )
 from headrace.options import DatasetOptions
 
-COUNTED = MapWithIndex | RandomMap
+COUNTED = MapWithIndexOp | RandomMapOp
 
 
 class Level(NamedTuple):
@@ -154,7 +154,7 @@ class Step:
 class MapStep(Step):
     """Maps each element; positions stay those below, or are as after a filter if bad records are left out."""
 
-    def __init__(self, op: Map, position: Position, chain: Chain, *, placed: bool):
+    def __init__(self, op: MapOp, position: Position, chain: Chain, *, placed: bool):
         super().__init__(op, position, chain, placed=placed)
         self._kernel: Any = element_kernel(op) if self._guard is None else guarded_kernel(op, self._guard)
 
@@ -196,7 +196,7 @@ class CountedStep(MapStep):
 class FilterStep(Step):
     """Keeps the elements for which a function is true; the position is the one below after the last element kept."""
 
-    def __init__(self, op: Filter, position: Position, chain: Chain, *, placed: bool):
+    def __init__(self, op: FilterOp, position: Position, chain: Chain, *, placed: bool):
         super().__init__(op, position, chain, placed=placed)
         self._fn, self._watch = op.fn, chain.context.watch(op)
         self._seen = self._kept = 0
@@ -232,7 +232,7 @@ class FlatMapStep(Step):
 
     fan_out = 1
 
-    def __init__(self, op: FlatMap, position: Position, chain: Chain, *, placed: bool):
+    def __init__(self, op: FlatMapOp, position: Position, chain: Chain, *, placed: bool):
         super().__init__(op, position, chain, placed=placed)
         self._taken = position[0]
 
@@ -345,7 +345,7 @@ def _(op: Op, position: Position, context: Context) -> Stream:
     parent: Stream | None = None
     while parent is None:
         number = 0
-        if isinstance(op, COUNTED | FlatMap):
+        if isinstance(op, COUNTED | FlatMapOp):
             number, position = start_at(op, position)
         chain.append((op, number))
         op = op.parents[0]
@@ -362,15 +362,15 @@ def _chained(chain: list[tuple[Any, int]], base: ToStream | None, parent: Stream
     for op, number in reversed(chain):
         if isinstance(op, Seed | Options):
             continue
-        if isinstance(op, COUNTED | FlatMap):
+        if isinstance(op, COUNTED | FlatMapOp):
             position = (number, position)
         steps.append(_step(op, position, Chain(context, base), placed=placed))
-        placed = placed and isinstance(op, Map | Filter)
+        placed = placed and isinstance(op, MapOp | FilterOp)
     return ChainStream(steps, position, parent) if steps else parent
 
 
 def _step(op: Any, position: Position, chain: Chain, *, placed: bool) -> Step:
-    kinds = {PlacedMap: PlacedStep, Map: MapStep, FlatMap: FlatMapStep, Filter: FilterStep}
+    kinds = {PlacedMap: PlacedStep, MapOp: MapStep, FlatMapOp: FlatMapStep, FilterOp: FilterStep}
     kind = next((step for kind, step in kinds.items() if isinstance(op, kind)), CountedStep)
     return kind(op, position, chain, placed=placed)
 

@@ -13,7 +13,7 @@ from headrace.errors import StructureError
 from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Columns, Rows, concat
 from headrace.ops.elements import add_note
-from headrace.ops.group import Batch, BufferShuffle, PaddedBatch, Rebatch
+from headrace.ops.group import BatchOp, BufferShuffle, PaddedBatch, Rebatch
 from headrace.ops.kernels import make_batch
 from headrace.ops.streams.base import (
     Context,
@@ -32,7 +32,7 @@ from headrace.ops.streams.base import (
 class BatchStream(UnaryStream):
     """Batches; the position is the parent's at the start of the next batch."""
 
-    def __init__(self, op: Batch, parent: Stream, context: Context):
+    def __init__(self, op: BatchOp, parent: Stream, context: Context):
         super().__init__(parent.position, parent)
         self._op, self._feed, self._empty = op, Feed(parent), context.memory(op)
 
@@ -52,7 +52,7 @@ class BatchStream(UnaryStream):
 
 
 @stream_of.register
-def _(op: Batch, position: Position, context: Context) -> Stream:
+def _(op: BatchOp, position: Position, context: Context) -> Stream:
     return BatchStream(op, open_stream(op.parent, position, context), context)
 
 

@@ -21,14 +21,14 @@ NONE = type(None)
 arrow = functools.partial(optional, "pyarrow", extra="parquet")
 
 
-class Column(NamedTuple):
+class NotedColumn(NamedTuple):
     """Values as an Arrow array, and the note on them."""
 
     array: Any
     note: Any = None
 
 
-def column_of(values: Sequence[Any], kind: Any = None, note: Any = None) -> Column:
+def column_of(values: Sequence[Any], kind: Any = None, note: Any = None) -> NotedColumn:
     """Values as a column.
 
     Args:
@@ -39,7 +39,7 @@ def column_of(values: Sequence[Any], kind: Any = None, note: Any = None) -> Colu
     types = set(map(type, values))
     words = set(map(_word_for, types - {NONE}))
     if not words:
-        return Column(arrow().nulls(len(values), kind), note)
+        return NotedColumn(arrow().nulls(len(values), kind), note)
     if kind is not None and arrow().types.is_null(kind):
         raise ValueError("there are other values")
     if words <= _NUMBERS:
@@ -53,15 +53,15 @@ def column_of(values: Sequence[Any], kind: Any = None, note: Any = None) -> Colu
     return column._replace(array=column.array.cast(kind))  # they differ in the names of lists' items, or in a unit
 
 
-def converted(values: Sequence[Any], kind: Any) -> Column:
+def converted(values: Sequence[Any], kind: Any) -> NotedColumn:
     """Values as a column of a type, or of one that fits them, even if they come back as something else."""
     pa = arrow()
     if kind is not None and isinstance(kind, pa.FixedShapeTensorType):
-        return Column(_tensors(values, kind))
+        return NotedColumn(_tensors(values, kind))
     try:
         column = column_of(values)
     except (ValueError, pa.ArrowException):
-        column = Column(pa.array([value.tolist() if isinstance(value, np.ndarray) else value for value in values]))
+        column = NotedColumn(pa.array([value.tolist() if isinstance(value, np.ndarray) else value for value in values]))
     return column if kind in (None, column.array.type) else column._replace(array=column.array.cast(kind))
 
 
@@ -98,13 +98,13 @@ def _word_for(value: type) -> str:
     return "array" if hasattr(value, "__array__") or hasattr(value, "__array_interface__") else value.__name__
 
 
-def _numbers(values: Sequence[Any], types: set[type], kind: Any) -> Column:
+def _numbers(values: Sequence[Any], types: set[type], kind: Any) -> NotedColumn:
     """Numbers; Python's take the dtype of NumPy's among them, if that holds them exactly."""
     python = {one for one in types - {NONE} if not issubclass(one, np.generic)}
     if any(issubclass(one, bool) for one in python) and len(python) > 1:
         raise ValueError("it has bools and other numbers")
     if python == types - {NONE}:
-        return Column(_python_numbers(values, kind))
+        return NotedColumn(_python_numbers(values, kind))
     if len(types) == 1 and not types & _TIMES:
         return _of_numpy(np.array(values, values[0].dtype), kind)
     dtypes = {value.dtype for value in values if isinstance(value, np.generic)}
@@ -118,7 +118,7 @@ def _numbers(values: Sequence[Any], types: set[type], kind: Any) -> Column:
     return _of_numpy(filled, kind, [value is None for value in values])
 
 
-def _of_numpy(data: np.ndarray, kind: Any, missing: list[bool] | None = None) -> Column:
+def _of_numpy(data: np.ndarray, kind: Any, missing: list[bool] | None = None) -> NotedColumn:
     """A one-axis array as a column."""
     dtype = data.dtype
     if dtype.kind not in "biufmM":
@@ -127,7 +127,7 @@ def _of_numpy(data: np.ndarray, kind: Any, missing: list[bool] | None = None) ->
     array = arrow().array(data.astype(dtype.newbyteorder("="), copy=False), mask=mask)
     if kind is not None and array.type != kind and dtype.kind not in "mM":
         raise ValueError(f"it has values of {dtype}")
-    return Column(array, [dtype_name(dtype)] if dtype.kind in "mM" or not dtype.isnative else None)
+    return NotedColumn(array, [dtype_name(dtype)] if dtype.kind in "mM" or not dtype.isnative else None)
 
 
 def _python_numbers(values: Sequence[Any], kind: Any) -> Any:
@@ -152,13 +152,13 @@ def _holds(dtype: np.dtype, value: Any) -> bool:
     return held == value or held != held
 
 
-def _texts(values: Sequence[Any], kind: Any, note: Any) -> Column:
-    return Column(_of_type(arrow().array(values, arrow().string()), kind, "text"))
+def _texts(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
+    return NotedColumn(_of_type(arrow().array(values, arrow().string()), kind, "text"))
 
 
-def _bytes(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _bytes(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     plain = [value if value is None else bytes(value) for value in values]
-    return Column(_of_type(arrow().array(plain, arrow().binary()), kind, "bytes"))
+    return NotedColumn(_of_type(arrow().array(plain, arrow().binary()), kind, "bytes"))
 
 
 def _of_type(array: Any, kind: Any, what: str) -> Any:
@@ -167,7 +167,7 @@ def _of_type(array: Any, kind: Any, what: str) -> Any:
     return array
 
 
-def _objects(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _objects(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     """Values of other classes, such as dates, if Arrow gives them back as they are."""
     array = arrow().array(values, kind)
     found = array.to_pylist()
@@ -176,10 +176,10 @@ def _objects(values: Sequence[Any], kind: Any, note: Any) -> Column:
             value for value, one in zip(values, found, strict=True) if value != one or type(value) is not type(one)
         )
         raise ValueError(f"values of the class {type(other).__name__} would come back as something else")
-    return Column(array, PYTHON)
+    return NotedColumn(array, PYTHON)
 
 
-def _dicts(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _dicts(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     first = next(value for value in values if value is not None)
     names, notes = list(first), note or {}
     if kind is not None:
@@ -196,7 +196,7 @@ def _dicts(values: Sequence[Any], kind: Any, note: Any) -> Column:
         for name in names
     }
     found = {name: part.note for name, part in parts.items() if part.note is not None}
-    return Column(_structs(values, {name: part.array for name, part in parts.items()}), found)
+    return NotedColumn(_structs(values, {name: part.array for name, part in parts.items()}), found)
 
 
 def _structs(values: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
@@ -206,16 +206,16 @@ def _structs(values: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
     return arrow().StructArray.from_arrays(list(arrays.values()), list(arrays), mask=mask)
 
 
-def _lists(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _lists(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     items = [item for value in values if value is not None for item in value]
     if kind is not None:
         _check_nested(kind, arrow().types.is_list, "lists")
     part = column_of(items, None if kind is None else kind.value_type, note[1] if note else None)
     lengths = [0 if value is None else len(value) for value in values]
-    return Column(_listed(part.array, lengths, [value is None for value in values]), [LIST, part.note])
+    return NotedColumn(_listed(part.array, lengths, [value is None for value in values]), [LIST, part.note])
 
 
-def _tuples(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _tuples(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     """Tuples as lists if all items are of one kind, otherwise as structs of their items."""
     if note is None:
         words = {_word_for(one) for value in values if value is not None for one in set(map(type, value)) - {NONE}}
@@ -231,12 +231,12 @@ def _tuples(values: Sequence[Any], kind: Any, note: Any) -> Column:
     return _tuples_as_fields(values, kind, note)
 
 
-def _tuples_as_lists(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _tuples_as_lists(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     column = _lists(values, kind, note)
     return column._replace(note=[TUPLE, column.note[1]])
 
 
-def _tuples_as_fields(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _tuples_as_fields(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     lengths = {len(value) for value in values if value is not None}
     if len(lengths) > 1 or (note is not None and lengths != {len(note[1])}):
         raise ValueError(f"it has tuples of {' and '.join(map(str, sorted(lengths)))} items")
@@ -247,10 +247,10 @@ def _tuples_as_fields(values: Sequence[Any], kind: Any, note: Any) -> Column:
         column_of([value if value is None else value[i] for value in values], kinds[i], notes[i]) for i in range(size)
     ]
     array = _structs(values, {str(i): part.array for i, part in enumerate(parts)})
-    return Column(array, [FIELDS, [part.note for part in parts]])
+    return NotedColumn(array, [FIELDS, [part.note for part in parts]])
 
 
-def _arrays(values: Sequence[Any], kind: Any, note: Any) -> Column:
+def _arrays(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     found = [value if type(value) is np.ndarray else _array_or_none(value) for value in values]
     arrays = [array for array in found if array is not None]
     if all(array.ndim == 0 for array in arrays):
@@ -270,7 +270,7 @@ def _arrays(values: Sequence[Any], kind: Any, note: Any) -> Column:
     part = _items_of(arrays, dtype, _innermost(kind, num_axes), inner)
     missing = [array is None for array in found]
     nested = _nested(part.array, [(0,) * num_axes if array is None else array.shape for array in found], missing)
-    return Column(nested, [ARRAY, _noted_dtype(dtype), hint, part.note if dtype.kind == "O" else None])
+    return NotedColumn(nested, [ARRAY, _noted_dtype(dtype), hint, part.note if dtype.kind == "O" else None])
 
 
 def _array_or_none(value: Any) -> np.ndarray | None:
@@ -303,7 +303,7 @@ def _check_nested(kind: Any, is_such: Callable[[Any], bool], what: str) -> None:
         raise ValueError(f"it has {what}")
 
 
-def _items_of(arrays: Sequence[np.ndarray], dtype: np.dtype, kind: Any, note: Any) -> Column:
+def _items_of(arrays: Sequence[np.ndarray], dtype: np.dtype, kind: Any, note: Any) -> NotedColumn:
     flat = [array.reshape(-1) for array in arrays]
     if dtype.kind in "USO":
         return column_of([item for array in flat for item in array.tolist()], kind, note)
@@ -326,7 +326,7 @@ def _listed(items: Any, lengths: Any, missing: list[bool] | None = None) -> Any:
     return arrow().ListArray.from_arrays(arrow().array(ends.astype(np.int32)), items, mask=mask)
 
 
-_MAKERS: dict[str, Callable[[Sequence[Any], Any, Any], Column]] = {
+_MAKERS: dict[str, Callable[[Sequence[Any], Any, Any], NotedColumn]] = {
     "str": _texts,
     "bytes": _bytes,
     "dict": _dicts,

@@ -14,7 +14,7 @@ from headrace.errors import PipelineError, optional
 from headrace.sources.notes import PLAIN
 from headrace.sources.writers.columns import arrow
 from headrace.sources.writers.shards import Writing, write
-from headrace.sources.writers.tables import Table
+from headrace.sources.writers.tables import TableWriter
 
 FEW_ROWS = 16  # most often, these show the type of a column
 
@@ -44,7 +44,7 @@ def write_csv(records: Any, path: str | os.PathLike, *, plain: bool = False, **h
     def open_writer(path: str, schema: Any) -> _Writer:
         return _Writer(path, schema, plain)
 
-    table = Table(open_writer, lambda path: None, schema_without_rows, plain=plain, rows_only=True)
+    table = TableWriter(open_writer, lambda path: None, schema_without_rows, plain=plain, rows_only=True)
     return write(records, path, table.open, f"CSV plain={plain}", **how)
 
 

@@ -11,7 +11,7 @@ from headrace.errors import PipelineError, optional
 from headrace.sources.json_lines import with_note
 from headrace.sources.tf_example import encode_example
 from headrace.sources.tfrecord import framed
-from headrace.sources.writers.shards import File, Writing, write
+from headrace.sources.writers.shards import ShardFile, Writing, write
 
 WRITE_BYTES = 1 << 20
 
@@ -50,8 +50,8 @@ def write_array_record(
     module = optional("array_record.python.array_record_module", extra="arrayrecord")
     encode = _Encoder(plain)
 
-    def make(partial: str, first: str | None) -> File:
-        return _File(module.ArrayRecordWriter(os.fsencode(partial), options), encode)
+    def make(partial: str, first: str | None) -> ShardFile:
+        return _RecordFile(module.ArrayRecordWriter(os.fsencode(partial), options), encode)
 
     return write(records, path, make, f"ArrayRecord {options} plain={plain}", **how)
 
@@ -83,11 +83,11 @@ def write_json_lines(
     return write(records, path, _maker(_plain_line if plain else _line), f"JSON lines plain={plain}", **how)
 
 
-def _maker(encode: Callable[[Any], bytes]) -> Callable[[str, str | None], File]:
-    return lambda partial, first: _File(open(partial, "wb", buffering=WRITE_BYTES), encode)
+def _maker(encode: Callable[[Any], bytes]) -> Callable[[str, str | None], ShardFile]:
+    return lambda partial, first: _RecordFile(open(partial, "wb", buffering=WRITE_BYTES), encode)
 
 
-class _File:
+class _RecordFile:
     """A file to which encoded records are written."""
 
     def __init__(self, file: Any, encode: Callable[[Any], Any]):

@@ -30,7 +30,7 @@ class Writing(TypedDict, total=False):
     progress: Progress | None
 
 
-class File(Protocol):
+class ShardFile(Protocol):
     """A file being written."""
 
     def write(self, record: Any) -> None: ...
@@ -53,7 +53,7 @@ def shard_names(path: str, num_shards: int) -> list[str]:
 def write(
     records: Any,
     path: str | os.PathLike,
-    make: Callable[[str, str | None], File],
+    make: Callable[[str, str | None], ShardFile],
     kind: str,
     *,
     num_shards: int = 1,
@@ -112,7 +112,9 @@ def _remove_other_counts(target: str, num_shards: int, read: Iterable[str]) -> N
             os.unlink(path)
 
 
-def _write_file(records: Iterator[Any], file: File, name: str, done: int, total: int | None, progress: Progress) -> int:
+def _write_file(
+    records: Iterator[Any], file: ShardFile, name: str, done: int, total: int | None, progress: Progress
+) -> int:
     """Writes one file; returns how many records have been written in all."""
     todo = "Make room, and call it again."
     try:

@@ -9,8 +9,8 @@ import numpy as np
 
 from headrace.errors import PipelineError, optional
 from headrace.sources.notes import PLAIN, wrapped
-from headrace.sources.tables import Notes, gist, notes_in
-from headrace.sources.writers.columns import Column, arrow, column_of, converted
+from headrace.sources.tables import Notes, comparable_note, notes_in
+from headrace.sources.writers.columns import NotedColumn, arrow, column_of, converted
 from headrace.sources.writers.shards import Progress, Writing, write
 
 ROW_GROUP_ROWS = 1 << 16
@@ -48,7 +48,7 @@ def write_parquet(
     parquet = optional("pyarrow.parquet", extra="parquet")
     options = {"write_page_checksum": True} | options
     open_writer = functools.partial(parquet.ParquetWriter, **options)
-    table = Table(open_writer, parquet.read_schema, schema=schema, plain=plain, row_group_rows=row_group_rows)
+    table = TableWriter(open_writer, parquet.read_schema, schema=schema, plain=plain, row_group_rows=row_group_rows)
     kind = f"Parquet {row_group_rows} {sorted(options.items())} {schema} plain={plain}"
     how: Writing = {"num_shards": num_shards, "overwrite": overwrite, "job": job, "progress": progress}
     return write(records, path, table.open, kind, **how)
@@ -62,10 +62,10 @@ def write_arrow(records: Any, path: str | os.PathLike, *, plain: bool = False, *
         with ipc.open_file(path) as file:
             return file.schema
 
-    return write(records, path, Table(ipc.new_file, schema_of, plain=plain).open, f"Arrow plain={plain}", **how)
+    return write(records, path, TableWriter(ipc.new_file, schema_of, plain=plain).open, f"Arrow plain={plain}", **how)
 
 
-class Table:
+class TableWriter:
     """How to write tables in some format; without a schema, all shards have that of the first.
 
     Args:
@@ -103,7 +103,7 @@ class Table:
 class TableFile:
     """Collects rows into row groups; the first group determines the schema, unless one is given."""
 
-    def __init__(self, path: str, table: Table, first: str | None, schema: Any):
+    def __init__(self, path: str, table: TableWriter, first: str | None, schema: Any):
         self._path, self._table, self._first = path, table, first
         self._converts = table.plain or table.schema is not None
         self._schema: Any = table.schema if table.schema is not None else schema or None
@@ -152,7 +152,7 @@ class TableFile:
             raise PipelineError(f"This format cannot hold one of the columns {shown}: {e}.") from e
         self._rows, self._num_bytes = [], 0
 
-    def _begin(self, columns: Mapping[str, Column]) -> None:
+    def _begin(self, columns: Mapping[str, NotedColumn]) -> None:
         """Determines the types and notes of the file by its first row group, as far as they are not known."""
         if self._notes is None:
             self._notes = {name: column.note for name, column in columns.items() if column.note is not None}
@@ -163,7 +163,7 @@ class TableFile:
             self._schema = self._schema.with_metadata((self._schema.metadata or {}) | notes.metadata())
         self._table.found = self._schema
 
-    def _column(self, name: str) -> Column:
+    def _column(self, name: str) -> NotedColumn:
         values = [row[name] for row in self._rows]
         kind = None if self._schema is None else self._schema.field(name).type
         note = None if self._notes is None else self._notes.get(name)
@@ -172,7 +172,7 @@ class TableFile:
                 return column_of(values, kind, note)
             column = converted(values, kind)
             is_new = self._notes is None or self._table.plain or column.array.null_count == len(values)
-            if not is_new and gist(column.note) != gist(note):
+            if not is_new and comparable_note(column.note) != comparable_note(note):
                 raise ValueError(f"it has values of other kinds than the first row group, of which is noted {note}")
             return column
         except (arrow().ArrowException, TypeError, ValueError, OverflowError) as e:
