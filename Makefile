@@ -49,7 +49,7 @@ soak: $(VENV)/installed
 
 faults: $(VENV)/installed
 	HEADRACE_FAULT_RUNS=$(or $(RUNS),200) HYPOTHESIS_PROFILE=thorough \
-	  $(VENV)/$(BIN)/python -m pytest tests/test_faults.py tests/test_processes.py
+	  $(VENV)/$(BIN)/python -m pytest tests/faults/test_faults.py tests/engine/test_processes.py
 
 check: $(VENV)/installed
 	$(VENV)/$(BIN)/ruff check src tests benchmarks examples

@@ -6,7 +6,6 @@ import re
 import signal
 import tempfile
 import threading
-from collections import Counter
 
 import cloudpickle
 import pytest
@@ -19,8 +18,8 @@ from headrace.engine.workers.messages import CLONE
 from headrace.engine.workers.template import STARTS, templates
 from headrace.errors import HeadraceError
 from headrace.ops.streams import MissingElement
-from tests.proc import collect, end_earlier_workers, until
-from tests.sampling import SAMPLED
+from tests.support import sampling
+from tests.support.proc import collect, end_earlier_workers, until
 
 cloudpickle.register_pickle_by_value(tests)  # or every worker would import the test, and with it pytest, JAX and others
 
@@ -44,27 +43,15 @@ register_profile("thorough", 100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="run all parameters of slow tests, and the slowest tests")
+pytest_addoption = sampling.pytest_addoption
+pytest_runtest_logreport = sampling.pytest_runtest_logreport
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Without `--all`, runs only some parameters of slow tests; whoever names a test runs all of it.
-
-    Groups come first: the tests of a group run one after the other in one process, and would be the last to end.
-    """
+    """Groups come first: the tests of a group run one after the other in one process, and would be the last to end."""
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
-    if config.getoption("--all") or any("::" in argument for argument in config.args):
-        return
-    counts, kept, left_out = Counter(), [], []
-    for item in items:
-        name = item.nodeid.partition("[")[0].partition("@")[0]
-        every = SAMPLED.get(name, 1)
-        is_kept = every is not None and counts[name] % every == 0
-        counts[name] += 1
-        (kept if is_kept else left_out).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+    sampling.pytest_collection_modifyitems(config, items)
 
 
 gc.disable()  # while tests are collected: what they import has a million objects, and lives until the end

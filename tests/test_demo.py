@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.data import digits
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "digits.py"
 MISSING = [module for module in ("jax", "optax", "flax", "orbax") if find_spec(module) is None]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import documents
-from tests.documents import ROOT, blocks_of
-from tests.proc import LIMIT_S
+from tests.support import documents
+from tests.support.documents import ROOT, blocks_of
+from tests.support.proc import LIMIT_S
 
-OTHERWISE = {"docs/how_to/many_hosts.md"}  # tests/hosts/test_document.py runs it, in several processes
+OTHERWISE = {"docs/how_to/many_hosts.md"}  # tests/device/hosts/test_document.py runs it, in several processes
 INCLUDED = {"docs/changelog.md", "docs/contributing.md"}
 RECIPES = ROOT / "docs" / "recipes"  # tests/test_contributing.py runs their code
 OWN_PROCESS = {"docs/how_to/grain_programs.md"}  # changes what `import grain` means, for good
@@ -49,7 +49,7 @@ def run_in_process(path):
     short = "/tmp" if os.name == "posix" else None  # Ray has sockets in it
     with tempfile.TemporaryDirectory(prefix="hr-", dir=short) as folder:
         environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT), "TMPDIR": folder}
-        command = [sys.executable, "-W", "ignore", "-m", "tests.documents", str(path)]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.support.documents", str(path)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
@@ -80,6 +80,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", documents.tutorials(), ids=lambda path: path.stem)
 @pytest.mark.xdist_group("tutorials")  # they take all cores
 def test_the_code_of_a_tutorial_runs(path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -80,6 +80,7 @@ def test_images():
     assert "a crop: (10, 148, 183, 138, False, 96, 96)" in out
 
 
+@pytest.mark.slow
 def test_many_hosts():
     out = run("many_hosts.py", needs=["jax", "optax", "orbax"])
     assert "on 2: steps 0 to 20" in out

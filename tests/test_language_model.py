@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "language_model.py"
 NEEDED = ("jax", "optax", "flax", "orbax", "tokenizers", "pyarrow")
@@ -78,6 +78,7 @@ def test_the_loss_is_that_of_the_next_tokens_of_each_document(example, model):
     assert float(example.loss_of(model, batch)) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_language_model_goes_on_exactly_in_a_new_process_and_learns(tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--steps=40"],

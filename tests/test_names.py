@@ -14,8 +14,8 @@ import pytest
 
 import headrace
 from headrace.sources.writers import write_json_lines
-from tests.proc import LIMIT_S
-from tests.surface import Differences, public_modules
+from tests.support.proc import LIMIT_S
+from tests.support.surface import Differences, public_modules
 
 NAMES = {
     "": """DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record

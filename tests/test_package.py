@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -87,6 +87,7 @@ def test_an_index_takes_both(dist):
     run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir())
 
 
+@pytest.mark.slow
 def test_the_sdist_runs_its_tests(dist, tmp_path):
     with tarfile.open(dist / f"headrace-{VERSION}.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
@@ -101,7 +102,12 @@ def test_the_sdist_runs_its_tests(dist, tmp_path):
     run(python, "-m", "pip", "install", *options, dist / f"headrace-{VERSION}.tar.gz", env=environment, cwd=tmp_path)
     where = run(python, "-c", "import headrace; print(headrace.__file__)", env=environment, cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(packages)
-    few = ["tests/test_spelling.py", "tests/test_program.py", "tests/test_hints.py", "tests/test_transforms.py"]
+    few = [
+        "tests/errors/test_spelling.py",
+        "tests/ops/test_program.py",
+        "tests/errors/test_hints.py",
+        "tests/ops/test_transforms.py",
+    ]
     run(python, "-m", "pytest", "-x", "-p", "no:xdist", *few, env=environment, cwd=folder)
 
 
@@ -162,8 +168,8 @@ def test_the_changelog_keeps_its_form():
 
 def test_this_version_has_states_for_later_ones():
     for kind in ("states", "outputs"):
-        assert (ROOT / "tests" / "fixtures" / f"{kind}-{RELEASE}.json").exists(), (
-            "run `python -m tests.fixtures.make_states`"
+        assert (ROOT / "tests" / "state" / "fixtures" / f"{kind}-{RELEASE}.json").exists(), (
+            "run `python -m tests.state.fixtures.make_states`"
         )
 
 

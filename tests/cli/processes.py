@@ -6,7 +6,7 @@ import pty
 import subprocess
 import sys
 
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 
 def run(*arguments, cwd=None, env=None, command=("-m", "headrace")):

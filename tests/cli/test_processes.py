@@ -12,7 +12,7 @@ import pytest
 
 import headrace
 from tests.cli.processes import run, run_in_terminal
-from tests.proc import LIMIT_S, WAIT_S
+from tests.support.proc import LIMIT_S, WAIT_S
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]not bold[/bold]"
 

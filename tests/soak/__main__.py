@@ -25,10 +25,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from tests.proc import LIMIT_S, named_memory
 from tests.soak import s3
 from tests.soak.pipelines import PIPELINES, write_files
 from tests.soak.track import RARELY_IN_STEADY, Settings, Track, can_mount, faults_of
+from tests.support.proc import LIMIT_S, named_memory
 
 TURN_S = 30.0
 SAMPLES_PER_TURN = 30

@@ -24,8 +24,8 @@ from typing import Any
 import fsspec.asyn
 
 from headrace.errors import WorkerError
-from tests.proc import nothing_left, until
 from tests.soak.pipelines import PIPELINES, How, digest
+from tests.support.proc import nothing_left, until
 
 SAVE_EVERY_S = 0.5
 BROKEN_AT = 4  # the output from which on a runner is broken, if the test says so

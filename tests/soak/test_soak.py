@@ -24,6 +24,7 @@ def soak(*arguments):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_every_pipeline_survives_faults():
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
@@ -37,6 +38,7 @@ def test_every_pipeline_survives_faults():
     assert re.search(r"^passed; seed 0$", output, re.M)
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.proc import children_of, named_memory, until, workers_of
 from tests.soak.pipelines import ON_SMALL_DISK, PIPELINES, How, digest
 from tests.soak.s3 import Proxy
+from tests.support.proc import children_of, named_memory, until, workers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACE_S = 0.001

@@ -19,7 +19,7 @@ from headrace.errors import ClosedError, DataError, MissingDependency, PipelineE
 from headrace.sources import array_record, record_files
 from headrace.sources.array_record import ArrayRecordDataSource
 from headrace.testing import assert_equal
-from tests.proc import until
+from tests.support.proc import until
 
 grain = pytest.importorskip("grain")
 writers = pytest.importorskip("array_record.python.array_record_module")

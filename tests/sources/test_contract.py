@@ -74,6 +74,7 @@ def test_elements_by_index(source):
     assert_equal(source[np.int64(length - 1)], elements[-1])
 
 
+@pytest.mark.sampled(every=3)
 @of_sources
 def test_elements_asked_for_together_are_those_asked_for_alone(source):
     length = len(source)
@@ -148,11 +149,13 @@ def test_a_source_that_was_closed_opens_its_files_again(source):
     assert_equal(source[0], element)
 
 
+@pytest.mark.sampled(every=3)
 @of_all
 def test_pipelines_resume_at_every_position(source):
     assert_resumable(stream_of(source), max_outputs=20)
 
 
+@pytest.mark.sampled(every=9)
 @of_all
 def test_elements_and_states_are_the_same_with_workers(source):
     ds = stream_of(source).batch(8, batch_fn=list)
@@ -163,6 +166,7 @@ def test_elements_and_states_are_the_same_with_workers(source):
             assert inline.get_state() == workers.get_state()
 
 
+@pytest.mark.sampled(every=3)
 @of_sources
 def test_threads_share_a_source(source):
     elements, start = list(source), threading.Barrier(8)
@@ -178,6 +182,7 @@ def test_threads_share_a_source(source):
         list(pool.map(read, range(8)))
 
 
+@pytest.mark.sampled(every=3)
 @of_all
 def test_files_may_have_any_name(form, source, path):
     elements = list(source)
@@ -206,6 +211,7 @@ def test_all_missing_files_are_named_and_no_others(form, path, tmp_path):
         form.open(tmp_path)
 
 
+@pytest.mark.sampled(every=5)
 @of_many
 def test_several_files_and_patterns_are_read_one_after_the_other(form, source, path):
     elements = list(source)

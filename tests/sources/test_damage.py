@@ -17,9 +17,9 @@ import pytest
 
 import headrace
 from headrace.insight import verify
-from tests.proc import LIMIT_S
 from tests.sources.damage import mutate
 from tests.sources.intact import FORMS
+from tests.support.proc import LIMIT_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MUTATIONS = int(os.environ.get("HEADRACE_MUTATIONS", "50"))
@@ -58,6 +58,7 @@ def wrong_ones(task, name, folder, first, *stop):
         first = last + 1
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_damaged_file_is_an_error_or_some_values(name, tmp_path):
     written(name, tmp_path)
@@ -65,6 +66,7 @@ def test_a_damaged_file_is_an_error_or_some_values(name, tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["tfds", "hugging_face", "zarr", "zarr_2"])
 def test_a_description_that_is_wrong_is_an_error_or_read(name, tmp_path, request):
     written(name, tmp_path)
@@ -72,6 +74,7 @@ def test_a_description_that_is_wrong_is_an_error_or_read(name, tmp_path, request
     assert not wrong, f"{len(wrong)} of them:\n" + "\n".join(wrong)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", OPEN)
 def test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it(name, tmp_path):
     written(name, tmp_path)

@@ -24,7 +24,7 @@ from headrace.sources import (
     SqlDataSource,
     ZarrDataSource,
 )
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 
 class Harm:

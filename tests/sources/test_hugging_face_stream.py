@@ -76,6 +76,7 @@ def assert_rows_come_again(ds, rows):
         next(iterator, None)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_streams_have_the_order_of_the_dataset_and_resume_at_every_row(chain):
     dataset = CHAINS[chain]()

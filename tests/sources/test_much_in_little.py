@@ -15,7 +15,7 @@ from headrace.errors import DataError
 from headrace.sources.json_lines import JsonLinesIterDataset, TextLinesIterDataset
 from headrace.sources.tfds import TensorFeature
 from headrace.sources.tfrecord import HEADER, TFRecordDataSource, TFRecordIterDataset, framed, masked_crc_of_length
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEBIBYTE = 1 << 20

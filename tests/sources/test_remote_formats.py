@@ -11,9 +11,9 @@ import pytest
 from headrace import IterDataset, MapDataset
 from headrace.sources import JsonLinesDataSource, ZarrDataSource, opening, writers
 from headrace.testing import assert_block_law, assert_equal, assert_resumable
-from tests.sources import test_remote, test_remote_s3
-from tests.sources.test_remote import TWO
-from tests.sources.test_remote_s3 import address
+from tests.storage import test_remote, test_remote_s3
+from tests.storage.test_remote import TWO
+from tests.storage.test_remote_s3 import address
 
 server, cache_folder, bucket = test_remote.server, test_remote.cache_folder, test_remote_s3.bucket
 
@@ -74,6 +74,7 @@ def upload(request):
     return lambda name, content: bucket.put_object(Bucket="data", Key=name, Body=content) and address(bucket, name)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_every_format_is_the_same_from_far_away(upload, tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
@@ -105,6 +106,7 @@ def test_a_zarr_folder_is_the_same_from_far_away(bucket, tmp_path):
     assert_block_law(MapDataset.source(far).shuffle(seed=1))
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("suffix", ["array_record", "jsonl", "parquet"])
 def test_two_workers_give_the_same_stream_from_far_away(upload, tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"

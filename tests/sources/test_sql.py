@@ -17,7 +17,7 @@ from headrace.errors import DataError, PipelineError
 from headrace.sources import sql
 from headrace.sources.sql import SqlDataSource
 from headrace.testing import assert_equal
-from tests.proc import LIMIT_S
+from tests.support.proc import LIMIT_S
 
 QUERY = "SELECT id, name, score FROM people"
 COUNT = 1300

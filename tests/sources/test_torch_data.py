@@ -96,6 +96,7 @@ def test_a_map_style_dataset_gives_arrays(kind):
     assert_resumable(MapDataset.source(source).shuffle(seed=2).to_iter_dataset())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("make", [lambda i: torch.arange(i, i + 6).reshape(2, 3).T, lambda i: torch.tensor(i > 3)])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_of_tensors_are_those_of_their_arrays(make, num_workers):

@@ -31,7 +31,7 @@ from headrace.sources.writers import (
     write_parquet,
     write_tfrecord,
 )
-from tests.proc import LIMIT_S, until
+from tests.support.proc import LIMIT_S, until
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

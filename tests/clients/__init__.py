@@ -1,1 +1,0 @@
-"""Programs that use Grain, with Headrace in its place."""

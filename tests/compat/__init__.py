@@ -1,0 +1,1 @@
+"""What Grain offers and its clients do, with Headrace in its place."""
