@@ -201,7 +201,8 @@ def _by_operation(stats: Stats) -> tuple[OperationStats, ...]:
     found: dict[str, OperationStats] = {}
     for each in stats.operations:  # the longest first
         other = found.get(each.operation, dataclasses.replace(each, elements=0, seconds=0.0))
-        elements, seconds = other.elements + each.elements, other.seconds + each.seconds
+        elements = other.elements + each.elements
+        seconds = other.seconds + each.seconds
         found[each.operation] = dataclasses.replace(other, elements=elements, seconds=seconds)
     return tuple(sorted(found.values(), key=lambda each: -each.seconds))
 

@@ -31,11 +31,15 @@ class Exporter:
     """Tells a target the statistics of an iterator every few seconds, until an error of the target, which is logged."""
 
     def __init__(self, iteration: "Iteration", export: Export, every_s: float):
-        self._iteration, self._export, self._every_s = weakref.ref(iteration), export, every_s
-        self._next_s, self._failed = 0.0, False
+        self._iteration = weakref.ref(iteration)
+        self._export = export
+        self._every_s = every_s
+        self._next_s = 0.0
+        self._failed = False
 
     def __call__(self, *, at_once: bool = False) -> None:
-        now_s, iteration = time.perf_counter(), self._iteration()
+        now_s = time.perf_counter()
+        iteration = self._iteration()
         if iteration is None or self._failed or (now_s < self._next_s and not at_once):
             return
         self._next_s = now_s + self._every_s
@@ -154,7 +158,8 @@ class Prometheus:
         stats = self._stats
         if stats is None:
             return
-        counter, gauge = self._core.CounterMetricFamily, self._core.GaugeMetricFamily
+        counter = self._core.CounterMetricFamily
+        gauge = self._core.GaugeMetricFamily
         recent = stats.recent or stats
         yield counter("headrace_elements", "Outputs that the consumer got.", value=stats.elements)
         yield counter("headrace_bytes", "About how many bytes they have.", value=stats.bytes)

@@ -393,7 +393,8 @@ def _connect(iteration: Iteration, reconnect: "_Reconnect") -> Callable[[], Any]
 
     A chain whose source raises is exhausted from then on, so `reconnect` makes another one.
     """
-    runs, later = itertools.chain.from_iterable(iteration), map(next, reconnect)
+    runs = itertools.chain.from_iterable(iteration)
+    later = map(next, reconnect)
     reconnect.keep(runs, later)
     return itertools.chain(runs, later).__next__
 
@@ -402,7 +403,8 @@ class _Reconnect(Iterator):
     """Gives an iterator a new chain after an error has ended the last one; closes the iteration when it is dropped."""
 
     def __init__(self, iteration: Iteration, owner: PipelineIterator):
-        self._iteration, self._owner = iteration, weakref.ref(owner)
+        self._iteration = iteration
+        self._owner = weakref.ref(owner)
 
     def keep(self, *chains: Iterator[Any]) -> None:
         """Keeps parts of a chain for a while: a chain drops one that ends, even if another thread is still in it."""

@@ -75,7 +75,8 @@ class ReadOptions:
     def __post_init__(self):
         check_counts(self, "num_threads", "prefetch_buffer_size", least=0, autotune=True)
         check_counts(self, "prefetch_buffer_bytes", least=1)
-        threads, size = self.num_threads, self.prefetch_buffer_size
+        threads = self.num_threads
+        size = self.prefetch_buffer_size
         if isinstance(threads, int) and isinstance(size, int) and 0 < size < threads:
             import logging  # hardly ever needed
 

@@ -231,9 +231,11 @@ class _PacedStream(UnaryStream):
     def __init__(self, op: Op, position: Position, context: Context, sample: _Sample, deadline: float):
         parent = stream_of(op, position, context)
         super().__init__(parent.position, parent)
-        self._sample, self._deadline = sample, deadline
+        self._sample = sample
+        self._deadline = deadline
         self._reads = sample.reads.setdefault(op, _Reads(op.parent)) if isinstance(op, ToStream) else None
-        self._size, self._last = 0, time.perf_counter()
+        self._size = 0
+        self._last = time.perf_counter()
 
     def pull(self, n: int) -> Run | None:
         begin = time.perf_counter()
@@ -242,7 +244,8 @@ class _PacedStream(UnaryStream):
         if begin >= self._deadline:
             raise _OutOfTime
         self._size = max(1, min(n, 2 * self._size if since_s < RUN_S else 1))
-        self._last, before = begin, self.parent.position
+        self._last = begin
+        before = self.parent.position
         run = self.parent.pull(self._size)
         if run is None:
             return None
@@ -265,12 +268,15 @@ class _Round(NamedTuple):
 
 def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: float) -> int:
     """How many threads keep all cores busy; 0 unless two are faster than one: if they wait or release the GIL."""
-    length, indices, busy_share = reads.op.length(), itertools.count(reads.elements), sample.busy_s / sample.took_s
+    length = reads.op.length()
+    indices = itertools.count(reads.elements)
+    busy_share = sample.busy_s / sample.took_s
     fetch = fetcher(reads.op, sample.guard)
 
     def read_for_a_while(start: threading.Barrier) -> tuple[float, float, float]:
         start.wait()
-        wanted_s, begin = thread_wanted_s(), time.perf_counter()
+        wanted_s = thread_wanted_s()
+        begin = time.perf_counter()
         now = begin
         while now < begin + ROUND_S:
             place = next(indices) % length
@@ -279,14 +285,16 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
         return begin, now, thread_wanted_s() - wanted_s
 
     def read(num_threads: int) -> _Round:
-        first, starts = next(indices), [threading.Barrier(num_threads)] * num_threads
+        first = next(indices)
+        starts = [threading.Barrier(num_threads)] * num_threads
         begins, ends, wanted_s = zip(
             *map_in_threads(read_for_a_while, starts, num_threads, "headrace-trial"), strict=True
         )
         took_s = max(ends) - min(begins)
         return _Round((next(indices) - first) / took_s, sum(wanted_s) / took_s)
 
-    alone, together = [], []
+    alone = []
+    together = []
     cost_s = max(reads.took_s / max(reads.elements, 1), ROUND_S)
     while len(alone) < MOST_ROUNDS and time.perf_counter() + 3 * cost_s < deadline:
         alone.append(read(1))  # in turn, since others may use the machine

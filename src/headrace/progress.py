@@ -40,9 +40,13 @@ class Bar:
     """
 
     def __init__(self, title: str, *, unit: str = "records", total: int | None = None, keep: bool = False):
-        self._title, self._unit, self._keep = title, unit, keep
-        self._began, self._lock = time.monotonic(), threading.RLock()
-        self._done, self._total = 0, total
+        self._title = title
+        self._unit = unit
+        self._keep = keep
+        self._began = time.monotonic()
+        self._lock = threading.RLock()
+        self._done = 0
+        self._total = total
         self._bar: Any = None
         self._is_over = not is_shown()
 
@@ -50,7 +54,8 @@ class Bar:
         """Says how many are done, and how many there are."""
         if not self._is_over:
             with self._lock:
-                self._done, self._total = done, total
+                self._done = done
+                self._total = total
                 self._show()
 
     def advance(self, count: int = 1) -> None:
@@ -103,7 +108,8 @@ class Bar:
     def close(self) -> None:
         with self._lock:
             self._is_over = True
-            bar, self._bar = self._bar, None
+            bar = self._bar
+            self._bar = None
         if bar is not None:
             with suppress(Exception):  # a terminal that is gone
                 bar.refresh()

@@ -26,7 +26,8 @@ _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _SMALL_BITS = 16
 _SHORT = 1 << (_SMALL_BITS - 2)
-_FEW, _FEW_SMALL = 16, 1 << 11  # up to so many passes over an index are cheaper one by one
+_FEW = 16  # up to so many passes over an index are cheaper one by one
+_FEW_SMALL = 1 << 11
 _LAST_FEW = 32  # so many that still iteration go on one by one
 _ALONE = 1 << 11  # a group of so many indices gains nothing from others
 
@@ -96,7 +97,8 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int = ROUNDS) -
         return (r1 & r8) ^ r2
 
     while True:
-        left, right = index >> word, index & mask
+        left = index >> word
+        right = index & mask
         for i in range(0, rounds, 2):
             left ^= f(right) ^ keys[i]
             right ^= f(left) ^ keys[i + 1]
@@ -113,11 +115,15 @@ def _feistel(bits: int, values: np.ndarray, round_keys: Any) -> np.ndarray:
     """
     word = bits // 2
     dtype = np.dtype(np.uint16 if bits <= 16 else np.uint32 if bits <= 32 else np.uint64)
-    mask, twice = dtype.type((1 << word) - 1), dtype.type((1 << word) + 1)
+    mask = dtype.type((1 << word) - 1)
+    twice = dtype.type((1 << word) + 1)
     keys = [np.asarray(key & int(mask), dtype) for key in round_keys]
     values = values.astype(dtype)
-    left, right = values >> word, values & mask
-    a, b, c = values, np.empty_like(values), np.empty_like(values)
+    left = values >> word
+    right = values & mask
+    a = values
+    b = np.empty_like(values)
+    c = np.empty_like(values)
 
     def mix(into: np.ndarray, x: np.ndarray, key: np.ndarray) -> None:
         np.multiply(x, twice, out=a)
@@ -150,7 +156,8 @@ def _pair_table() -> np.ndarray:
     left, right = np.divmod(np.arange(1 << _SMALL_BITS), 256)
 
     def f(x: np.ndarray) -> np.ndarray:
-        rotated, twice = (x << 1 | x >> 7) & 255, (x << 2 | x >> 6) & 255
+        rotated = (x << 1 | x >> 7) & 255
+        twice = (x << 2 | x >> 6) & 255
         return (rotated & x) ^ twice
 
     left ^= f(right)
@@ -255,20 +262,25 @@ def _iteration(indices: np.ndarray, max_index: Any, bits: int, round_keys: Any) 
 
     All indices have one `max_index` and a key for each round, or arrays say which ones each has.
     """
-    small, is_array = bits == _SMALL_BITS, isinstance(max_index, np.ndarray)
+    small = bits == _SMALL_BITS
+    is_array = isinstance(max_index, np.ndarray)
     keys = _drawn_out(round_keys) if small else round_keys
-    keys, largest = np.array(keys, np.int64), np.asarray(max_index).astype(np.uint64)
+    keys = np.array(keys, np.int64)
+    largest = np.asarray(max_index).astype(np.uint64)
     cipher = _small_pass if small else functools.partial(_feistel, bits)
     out = cipher(indices, keys)
     # With 64 bits, the upper half is negative as int64, so compare as uint64.
     outside = out.view(np.uint64) > largest
-    here, values = np.arange(len(out)), out
+    here = np.arange(len(out))
+    values = out
     while left := int(np.count_nonzero(outside)):
         if 4 * left <= 3 * len(here) or left <= _LAST_FEW:  # drop those that have arrived, not in each pass
             out[here] = values
-            here, values = here[outside], values[outside]
+            here = here[outside]
+            values = values[outside]
             if is_array:
-                keys, largest = keys[:, outside], largest[outside]
+                keys = keys[:, outside]
+                largest = largest[outside]
             outside = np.ones(left, bool)
         if small and left <= _LAST_FEW:
             each = np.broadcast_to(largest, left).tolist(), np.broadcast_to(keys.T, (left, 3)).tolist()
@@ -398,14 +410,16 @@ def _memory_layout_is_known() -> bool:
     """Whether writing counters and keys in memory gives what the `state` setter gives."""
     same = []
     for kind in (CounterRng, KeyedRng):
-        slow, fast = kind.__new__(kind), kind.__new__(kind)
+        slow = kind.__new__(kind)
+        fast = kind.__new__(kind)
         for rng in (slow, fast):
             rng._bits = np.random.Philox(7)
             rng._generator = np.random.Generator(rng._bits)
             rng._generator.integers(100, dtype=np.int32)
         at = fast._at_by_memory()
         for index in (0, 1, 2**40):
-            a, b = slow._at_by_state(index), at(index)
+            a = slow._at_by_state(index)
+            b = at(index)
             same.append(a.integers(2**31, dtype=np.int32) == b.integers(2**31, dtype=np.int32))
             same.append(a.normal() == b.normal())
     return all(same)
@@ -483,7 +497,8 @@ class SeededGlobals:
     """The states of the generators, as they were at first."""
 
     def __init__(self):
-        self._random, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+        self._random = random.getstate()
+        self._numpy = np.random.get_state(legacy=False)
         generator = _torch_generator()
         self._torch = None if generator is None else generator.get_state()
 

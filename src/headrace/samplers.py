@@ -50,7 +50,9 @@ class BuiltInSampler:
             raise kind(f"The seed of a sampler must be an int between 0 and 2**32 - 1; got {seed!r}.")
         if not isinstance(shard_options, ShardOptions):
             raise PipelineError(f"shard_options must be ShardOptions; got {type(shard_options).__name__}.")
-        self._num_records, self._shard_options, self._num_epochs = num_records, shard_options, num_epochs
+        self._num_records = num_records
+        self._shard_options = shard_options
+        self._num_epochs = num_epochs
         self._seed = None if seed is None else int(seed)
 
     @property
@@ -107,7 +109,8 @@ class BuiltInSampler:
         """A function from places to metadata, which always returns the same object with the same generator."""
         if self._seed is None:
             return lambda index: RecordMetadata(index)
-        at, seed = KeyedRng().at, self._seed
+        at = KeyedRng().at
+        seed = self._seed
         reused = RecordMetadata(0)
 
         def metadata(index: int) -> RecordMetadata:

@@ -142,7 +142,8 @@ class GlobalRows:
     """The rows of a global batch that this process has, in increasing order."""
 
     def __init__(self, numbers: Sequence[int] | np.ndarray, batch_size: int):
-        self.numbers, self.batch_size = np.array(numbers, np.int64), batch_size
+        self.numbers = np.array(numbers, np.int64)
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -57,7 +57,8 @@ def assert_resumable(ds: Dataset | DataLoader | DatasetIterator, *, max_outputs:
     """
     opened: Any = ds.__iter__  # of any kind
     iterator = opened()
-    states, elements = [iterator.get_state()], []
+    states = [iterator.get_state()]
+    elements = []
     for element in iterator:
         elements.append(trees.copy_tree(element))
         states.append(iterator.get_state())
@@ -107,7 +108,8 @@ def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> N
 def _assert_ways_agree(source: Any) -> None:
     if not (hasattr(source, "__getitems__") and hasattr(source, "__getitem__") and len(source)):
         return
-    indices, name = [len(source) - 1, 0, len(source) // 2, 0], type(source).__name__
+    indices = [len(source) - 1, 0, len(source) // 2, 0]
+    name = type(source).__name__
     rows = list(source.__getitems__(list(indices)))
     assert len(rows) == len(indices), f"`__getitems__` of {name} gave {len(rows)} items for the indices {indices}"
     for index, row in zip(indices, rows, strict=True):
@@ -160,7 +162,8 @@ class FakeSource:
     """
 
     def __init__(self, length: int, width: int = 4):
-        self._length, self._width = length, width
+        self._length = length
+        self._width = width
 
     def __len__(self) -> int:
         return self._length

@@ -66,7 +66,8 @@ def on_cores_s(threads: Iterable[threading.Thread]) -> tuple[float, float]:
         for thread in threads:
             with open(f"/proc/self/task/{thread.native_id}/schedstat") as f:
                 ran, waited, _ = map(int, f.read().split())
-            ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
+            ran_ns = ran_ns + ran
+            waited_ns = waited_ns + waited
     except (OSError, ValueError) as e:
         let_through(e)
         return time.process_time(), 0.0
@@ -170,7 +171,8 @@ class ThreadPool:
     """Threads that compute tasks in order, started when they are needed."""
 
     def __init__(self, num_threads: int, name: str):
-        self._num_threads, self._name = num_threads, name
+        self._num_threads = num_threads
+        self._name = name
         self._leaving = 0  # of all threads that were started
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []

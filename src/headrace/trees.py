@@ -108,7 +108,8 @@ class BatchRows:
     """The rows of one array of a batch, given out in order."""
 
     def __init__(self, count: int, empty: Callable[[tuple[int, ...], np.dtype], np.ndarray]):
-        self._count, self._empty = count, empty
+        self._count = count
+        self._empty = empty
         self._array: np.ndarray | None = None
         self._given: list[np.ndarray] = []
 
@@ -438,7 +439,8 @@ def _stack_nodes(rows: Sequence[Any], where: str, empty: Empty | None) -> Any:
 def _stack_tensors(rows: Sequence[Any], where: str, empty: Empty | None) -> np.ndarray:
     """Tensors of PyTorch, which stacks them faster than NumPy can make an array of each."""
     if len({tensor.dtype for tensor in rows}) == 1:
-        torch, first = sys.modules["torch"], np.asarray(rows[0])  # an error if it has no array, such as on a GPU
+        torch = sys.modules["torch"]  # an error if it has no array, such as on a GPU
+        first = np.asarray(rows[0])
         stacked = (empty or np.empty)((len(rows), *first.shape), first.dtype)
         with suppress(RuntimeError):  # shapes that differ, and gradients
             torch.stack(rows, out=torch.from_numpy(stacked))
@@ -472,7 +474,8 @@ def _same_keys(rows: Sequence[dict], where: str) -> list:
     first = rows[0]
     for i, row in enumerate(rows):
         if row.keys() != first.keys():
-            missing, extra = first.keys() - row.keys(), row.keys() - first.keys()
+            missing = first.keys() - row.keys()
+            extra = row.keys() - first.keys()
             parts = [f"lacks {sorted(map(str, missing))}"] if missing else []
             parts += [f"also has {sorted(map(str, extra))}"] if extra else []
             raise StructureError(

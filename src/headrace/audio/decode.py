@@ -141,7 +141,10 @@ class Audio:
     def __init__(self, sampling_rate: int | None, mono: bool, key: str, pad: bool):
         if sampling_rate is not None:
             check_count("sampling_rate", sampling_rate, least=1)
-        self.sampling_rate, self.mono, self.key, self.pad = sampling_rate, mono, key, pad
+        self.sampling_rate = sampling_rate
+        self.mono = mono
+        self.key = key
+        self.pad = pad
 
     def _decoded(self, element: Any, start: float, duration: float | None) -> Any:
         audio = field_in(element, self.key, "audio")

@@ -62,9 +62,11 @@ class ElasticIterator(IterDataset, _Checkpointable):
         super().__init__()
         global_batch_size = check_count("global_batch_size", global_batch_size, least=1)
         _check(ds, shard_options)
-        self._ds, self._global_batch_size = ds, global_batch_size
+        self._ds = ds
+        self._global_batch_size = global_batch_size
         self.global_rows = rows_of(shard_options, global_batch_size)
-        self._read_options, self._multiprocessing_options = read_options, multiprocessing_options
+        self._read_options = read_options
+        self._multiprocessing_options = multiprocessing_options
         self._iterator = self._own_iter()
 
     def _own_iter(self) -> "ElasticDatasetIterator":
@@ -124,7 +126,8 @@ class ElasticDatasetIterator(StreamIterator):
 
     def _begin_at(self, first: int) -> None:
         """Makes global batches of the elements from this index on."""
-        of, size = self._dataset, self._dataset._global_batch_size
+        of = self._dataset
+        size = self._dataset._global_batch_size
         workers = of._multiprocessing_options
         rest = of._ds[first : first + max(0, len(of._ds) - first) // size * size]
         batches = MapDataset._of(batch_of_rows(rest._op, of.global_rows))
@@ -143,7 +146,9 @@ class ElasticDatasetIterator(StreamIterator):
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
-        index, length, size = int(state[FIELD]), len(self._dataset._ds), self._dataset._global_batch_size
+        index = int(state[FIELD])
+        length = len(self._dataset._ds)
+        size = self._dataset._global_batch_size
         if length < index < length + size:
             index = length  # after a last batch that is not full, which Grain hands over
         step, first = divmod(index, size)

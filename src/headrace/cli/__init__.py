@@ -19,7 +19,8 @@ COMMANDS = {
     "convert": "write data in another format",
     "doctor": "check this machine, or find damaged files and records",
 }
-FAILURE, STOPPED = 2, 130
+FAILURE = 2
+STOPPED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

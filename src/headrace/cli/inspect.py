@@ -66,7 +66,8 @@ def _as_dict(path: str, data: Data) -> dict[str, Any]:
 
 
 def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:
-    files, records = found["files"], found["records"]
+    files = found["files"]
+    records = found["records"]
     pairs = [("path", found["path"]), ("format", found["format"])]
     if files:
         pairs.append(("files", f"{len(files):,}, {num_bytes(found['bytes'])}"))

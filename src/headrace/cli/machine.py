@@ -41,7 +41,8 @@ LIBRARIES = {  # by extra: what it is for, and its packages
     "view": ("headrace view, reports", ("starlette", "uvicorn", "jinja2")),
 }
 SAME_MODULE = {"opencv-python-headless": ("opencv-python", "opencv-contrib-python", "opencv-contrib-python-headless")}
-FEW_DESCRIPTORS, LITTLE_BYTES = 1024, 1 << 30
+FEW_DESCRIPTORS = 1024
+LITTLE_BYTES = 1 << 30
 
 
 def inspect_machine() -> dict[str, Any]:
@@ -63,7 +64,9 @@ def inspect_machine() -> dict[str, Any]:
 
 def as_parts(found: dict[str, Any]) -> list[Part]:
     """The same for people."""
-    cores, memory, limits = found["cores"], found["memory"], found["limits"]
+    cores = found["cores"]
+    memory = found["memory"]
+    limits = found["limits"]
     usable = f"{cores['usable']} of {cores['in_machine']}"
     pairs = [
         ("headrace", f"{found['headrace']}, Python {found['python']}, NumPy {found['numpy']}"),
@@ -160,7 +163,8 @@ def _cuda_devices() -> list[str]:
             return []
         names = []
         for number in range(count.value):
-            name, device = ctypes.create_string_buffer(100), ctypes.c_int()
+            name = ctypes.create_string_buffer(100)
+            device = ctypes.c_int()
             cuda.cuDeviceGet(ctypes.byref(device), number)
             cuda.cuDeviceGetName(name, len(name), device)
             names.append(name.value.decode())
@@ -182,7 +186,8 @@ def _gib(count: int | None) -> str:
 
 def _advice(found: dict[str, Any]) -> list[str]:
     advice = []
-    files, cores = found["limits"].get("open_files", {}), found["cores"]
+    files = found["limits"].get("open_files", {})
+    cores = found["cores"]
     if files.get("now") is not None and files["now"] < FEW_DESCRIPTORS:
         advice.append(f"Only {files['now']} files may be open: data in many files needs more. Run `ulimit -n 4096`.")
     if cores["quota"] is not None and cores["quota"] < cores["usable"]:

@@ -262,7 +262,9 @@ class PendingCall:
     )
 
     def __init__(self, make: Callable[[int], Task], describe: Callable[[], str], stream: int | None):
-        self.make, self.describe, self.stream = make, describe, stream
+        self.make = make
+        self.describe = describe
+        self.stream = stream
         self.attempts = self.losses = 0
         self.ref: Any = None  # what Ray calls the answer; another one when the task is sent again
         self.arrived: Any = None  # an `Answer`, or Ray's error
@@ -281,7 +283,9 @@ class RayWorker:
     """An actor as the consumer sees it."""
 
     def __init__(self, number: int, index: int, handle: Any):
-        self.number, self.index, self.handle = number, index, handle
+        self.number = number
+        self.index = index
+        self.handle = handle
         self.place: ActorPlace | None = None  # until it is ready
         self.tasks: deque[PendingCall] = deque()
         self.num_streams = 0
@@ -291,7 +295,8 @@ class RayPool(PoolBase):
     """A `TaskPool` of Ray actors with one plan."""
 
     def __init__(self, shared_plan: SharedPlan, num_workers: int | AutotuneParameter, options: RayOptions):
-        self._wanted, self._options = num_workers, options
+        self._wanted = num_workers
+        self._options = options
         self._workers: list[RayWorker] = []
         self._streams: dict[int, RayWorker | None] = {}  # the workers that have streams open, by the stream's number
         self._waiting: deque[PendingCall] = deque()  # tasks that no worker can take yet
@@ -359,7 +364,8 @@ class RayPool(PoolBase):
     def _add_worker(self) -> None:
         """Creates an actor; it starts when Ray has room for it."""
         self._next_number += 1
-        number, count = self._next_number, self._wanted if isinstance(self._wanted, int) else self.num_workers
+        number = self._next_number
+        count = self._wanted if isinstance(self._wanted, int) else self.num_workers
         index = min(set(range(len(self._workers) + 1)) - {worker.index for worker in self._workers})
         handle = self._actor.options(**self._reserved()).remote(dict.fromkeys(ONE_THREAD, "1"))
         worker = RayWorker(number, index, handle)
@@ -394,7 +400,8 @@ class RayPool(PoolBase):
         if isinstance(error, BaseException):
             self._did_not_start(worker, place, error)
             return
-        worker.place, self._bad_starts = place, 0
+        worker.place = place
+        self._bad_starts = 0
         waiting, self._waiting = self._waiting, deque()
         self._send_again(waiting)
 
@@ -607,14 +614,16 @@ class RayPool(PoolBase):
             return
         with self.locked():
             for each in pending:
-                each.cancelled, each.answer = True, None
+                each.cancelled = True
+                each.answer = None
             self._waiting = deque(each for each in self._waiting if not each.cancelled)
 
     def work_of_workers(self) -> list[str]:
         """What each worker that has work is doing; its stacks are in Ray's logs."""
         found = []
         for worker in list(self._workers):
-            tasks, place = list(worker.tasks), worker.place
+            tasks = list(worker.tasks)
+            place = worker.place
             if place is None:
                 found.append("A Ray actor is starting, or Ray has no room for it.")
             elif tasks:

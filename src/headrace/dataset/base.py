@@ -326,7 +326,8 @@ class Dataset(Viewable, Generic[T]):
             return self._then(Cache(self._op))
         from headrace.state.content_key import content_key, named_key  # hardly ever needed
 
-        op, folder = self._op, os.path.abspath(os.fsdecode(path))
+        op = self._op
+        folder = os.path.abspath(os.fsdecode(path))
         key = content_key(op) if version is None else named_key(version)
         return self._then(stream_from_disk(op, folder, key) if op.is_stream else DiskCache(op, path=folder, key=key))
 
@@ -448,12 +449,14 @@ explain_keywords_of(Dataset)
 @functools.lru_cache(128)  # programs may ask for the same attribute again and again
 def _suggest_method(kind: type[Dataset], name: str) -> tuple[str | None, str]:
     """The method that a wrong name may mean, and where to call it if the other kind of dataset has it."""
-    other, own = Dataset._kinds[not kind._is_stream], dir(kind)
+    other = Dataset._kinds[not kind._is_stream]
+    own = dir(kind)
     if name in _OF_ITERATORS:
         return None, f" It is a method of iterators: `it = iter(ds)`, then `it.{name}(...)`."
     if hint := written_here(name):
         return None, hint
-    meant, hint = closest(name, {*own, *dir(other)}), ""
+    meant = closest(name, {*own, *dir(other)})
+    hint = ""
     if meant is not None and meant not in own:
         where = f"{'before' if kind._is_stream else 'after'} `to_iter_dataset()`"
         hint = f" It is a method of {other.__name__}, to call {where}."

@@ -80,8 +80,13 @@ class StopTogetherStream(UnaryStream):
 
     def __init__(self, op: StopTogether, step: int, parent: Stream, hosts: Hosts, key: str, agreed: "_Agreed"):
         super().__init__((step, parent.position), parent)
-        self._every, self._hosts, self._key = op.every, hosts, key
-        self._feed, self._until, self._agreed, self._compared = Feed(parent), step, agreed, op.parent
+        self._every = op.every
+        self._hosts = hosts
+        self._key = key
+        self._feed = Feed(parent)
+        self._until = step
+        self._agreed = agreed
+        self._compared = op.parent
 
     def pull(self, n: int) -> Run | None:
         step = self.position[0]
@@ -98,7 +103,8 @@ class StopTogetherStream(UnaryStream):
         """Asks all processes how far they get before the next time; before the first, whether they read the same."""
         if not self._agreed:
             self._hosts.compare(f"{self._key}/pipeline", self._compared)
-        stop, error = (step // self._every + 1) * self._every, None
+        stop = (step // self._every + 1) * self._every
+        error = None
         try:
             self._feed.fill(stop - step, single_step=single_step)
         except Exception as e:

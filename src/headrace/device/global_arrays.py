@@ -31,7 +31,9 @@ class GlobalArrays:
 
     def __init__(self, op: Op, device: Any, key: str):
         self._jax: Any = optional("jax", extra="jax")
-        self._op, self._device, self._key = op, device, key
+        self._op = op
+        self._device = device
+        self._key = key
         self._rows, self._hosts = _rows(op), Hosts(_processes(self._jax.tree.leaves(device)))
         self._shapes: list[Any] | None = None
         self._refused: tuple[list[Any], PipelineError] | None = None
@@ -52,7 +54,8 @@ class GlobalArrays:
         if is_addressable(target):
             return self._jax.device_put(leaf, target)
         leaf = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
-        rows, rank = self._rows, len(leaf.shape)
+        rows = self._rows
+        rank = len(leaf.shape)
         if rank == 0 and not target.is_fully_replicated:
             raise PipelineError(
                 f"`device_put` cannot place {_called(name)}, a scalar, along the axes of {target}. Give the scalar a "
@@ -139,7 +142,8 @@ class GlobalArrays:
     def _compare_shapes(self, said: list[Any], own: list[Any]) -> None:
         if all(shapes == own for shapes in said):
             return
-        members, names = self._hosts.members, [name for name, _, _ in own]
+        members = self._hosts.members
+        names = [name for name, _, _ in own]
         if any([name for name, _, _ in shapes] != names for shapes in said):
             found = {i: [name for name, _, _ in shapes] for i, shapes in zip(members, said, strict=True)}
             listed = "; ".join(f"process {i}: {each}" for i, each in found.items())

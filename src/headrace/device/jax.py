@@ -202,7 +202,8 @@ def _is_numeric(leaf: Any) -> bool:
 
 
 def _kind(leaf: Any) -> str:
-    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
+    dtype = getattr(leaf, "dtype", None)
+    shape = getattr(leaf, "shape", None)
     return type(leaf).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
 
 

@@ -38,7 +38,8 @@ class OneByOne(UnaryStream):
             run = self.parent.pull(min(n, 1))
             if run is None or len(run.block) <= 1:
                 return run if run is None else self._run(*run)
-            self._rest, self._taken = run, 0
+            self._rest = run
+            self._taken = 0
         (block, at), first = self._rest, self._taken
         self._taken += 1
         if self._taken == len(block):
@@ -58,7 +59,9 @@ class Moved(UnaryStream):
 
     def __init__(self, op: Op, parent: Stream, move: Callable[[Any], Any], close: Callable[[], None] = lambda: None):
         super().__init__(parent.position, parent)
-        self._op, self._move, self._close = op, move, close
+        self._op = op
+        self._move = move
+        self._close = close
 
     def pull(self, n: int) -> Run | None:
         run = self.parent.pull(n)

@@ -64,7 +64,8 @@ def _as_int64(leaf: Any) -> Any:
 def _as_tensor(leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray | np.generic) or isinstance(leaf, np.ma.MaskedArray):
         return leaf
-    array, dtype = np.asarray(leaf), None
+    array = np.asarray(leaf)
+    dtype = None
     if array.dtype.name in _BITS:
         bits, dtype = _BITS[array.dtype.name]
         array = array.view(bits)
@@ -253,7 +254,10 @@ class TorchDataset(IterableDataset):
                 f"TorchDataset takes a dataset or a DataLoader, which can be iterated more than once; got "
                 f"{type(ds).__name__}."
             )
-        self._ds, self._advance_epochs, self._int64, self._warn_unsharded = ds, advance_epochs, int64, warn_unsharded
+        self._ds = ds
+        self._advance_epochs = advance_epochs
+        self._int64 = int64
+        self._warn_unsharded = warn_unsharded
         self._last: _TensorIterator | None = None  # the last iterator, whose states these are
         self._loaded: dict[str, Any] | None = None  # where the next one begins
         self._passes = _Passes()
@@ -353,7 +357,8 @@ class TorchDataset(IterableDataset):
     # ---- iteration and states
 
     def __iter__(self) -> Iterator[Any]:
-        state, self._loaded = self._loaded, None
+        state = self._loaded
+        self._loaded = None
         if state is not None and _decides(get_worker_info()) and state.get("epoch", 0) != self.epoch:
             self._loaded = state
             raise StateError(
@@ -410,7 +415,8 @@ class _TensorIterator(Iterator[Any]):
 
     def __init__(self, dataset: TorchDataset, state: dict[str, Any] | None = None):
         info = get_worker_info()
-        self._dataset, self._int64 = dataset, dataset._int64
+        self._dataset = dataset
+        self._int64 = dataset._int64
         self._worker, self._num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         self._has_begun = self._is_restored = False
         self._open(dataset.epoch if state is None else state.get("epoch", 0))
@@ -428,7 +434,8 @@ class _TensorIterator(Iterator[Any]):
         return as_tensors(element, int64=self._int64)
 
     def _open(self, epoch: int) -> None:
-        self._iterator, self._epoch = self._dataset._open(epoch), epoch
+        self._iterator = self._dataset._open(epoch)
+        self._epoch = epoch
         self._skip = self._worker  # elements of other workers before the next
 
     def _begin(self) -> None:
@@ -453,7 +460,8 @@ class _TensorIterator(Iterator[Any]):
         return {"state": self._iterator.get_state(), **place, **epoch}
 
     def _restore(self, state: dict[str, Any]) -> None:
-        saved, here = (state["worker"], state["num_workers"]), (self._worker, self._num_workers)
+        saved = (state["worker"], state["num_workers"])
+        here = (self._worker, self._num_workers)
         if saved != here:
             raise StateError(
                 f"The state is that of worker {saved[0]} of {saved[1]}, and this is worker {here[0]} of {here[1]}. "
@@ -535,7 +543,8 @@ class _Passes:
 
     def begin(self, *, advance: bool) -> int:
         """Begins a pass, and returns its epoch; with `advance`, the next pass has the next one."""
-        info, shared = get_worker_info(), self._shared
+        info = get_worker_info()
+        shared = self._shared
         seed = -1 if info is None else info.seed - info.id
         if info is not None and not _decides(info):
             return self._heard(seed, self._HEARD + info.id % (self._SIZE - self._HEARD))

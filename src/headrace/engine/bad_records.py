@@ -71,7 +71,10 @@ class BadRecords:
     def _judge(self, record: BadRecord) -> None:
         if self._too_many is not None:
             return
-        key, count, most, ratio = record.key, len(self._seen), self._policy.max_errors, self._policy.max_ratio
+        key = record.key
+        count = len(self._seen)
+        most = self._policy.max_errors
+        ratio = self._policy.max_ratio
         if most is not None and self._by_epoch[record.epoch] > most:
             self._too_many = key, f"more than max_errors={most}{' in one epoch' if record.epoch else ''}"
         elif ratio is not None and count > ALWAYS_ALLOWED and count > ratio * self.read:
@@ -104,7 +107,8 @@ class _Quarantine:
     """A JSON lines file of bad records, to which runs add what is not there yet."""
 
     def __init__(self, path: str):
-        self._path, self._can_write = path, True
+        self._path = path
+        self._can_write = True
         self._listed: set[str] = set()
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -25,7 +25,8 @@ class FirstWait:
 
     def __init__(self, op: Op, recorder: Recorder):
         what = "batch" if isinstance(last_visible_op(op), BatchOp | PaddedBatch | Rebatch) else "element"
-        self._title, self._recorder = f"First {what}", recorder
+        self._title = f"First {what}"
+        self._recorder = recorder
         self._bar: Bar | None = None
 
     def look(self) -> None:

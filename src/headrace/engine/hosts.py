@@ -30,7 +30,8 @@ class Hosts:
         from jax._src import distributed  # JAX has no public name for the client of its coordinator
 
         self._client: Any = distributed.global_state.client
-        self.index, self.members = jax.process_index(), members or list(range(jax.process_count()))
+        self.index = jax.process_index()
+        self.members = members or list(range(jax.process_count()))
 
     def exchange(self, key: str, text: str, *, wait_s: float = WAIT_S) -> list[str]:
         """What each process says under a key, in the order of their numbers; waits until all have said something.
@@ -44,7 +45,8 @@ class Hosts:
         found = self._read(folder)
         if str(self.index) not in found:
             self._client.key_value_set(own, text)
-        deadline, pause_s = time.monotonic() + wait_s, 0.0005
+        deadline = time.monotonic() + wait_s
+        pause_s = 0.0005
         while len(found) < len(self.members):
             found = self._read(folder)
             if len(found) < len(self.members):

@@ -56,7 +56,10 @@ class Handover:
     __slots__ = ("_at", "_length", "_rows", "iterator", "rest")
 
     def __init__(self, rows: list[Any], at: At | None, rest: Any = None):
-        self._rows, self._length, self._at, self.rest = rows, len(rows), at, rest
+        self._rows = rows
+        self._length = len(rows)
+        self._at = at
+        self.rest = rest
         self.iterator = iter(rows)
 
     def position(self) -> Any:
@@ -81,7 +84,8 @@ class Iteration:
 
     def __init__(self, op: Op):
         check_lanes(op)
-        self.op, self.plan = op, Plan(op)
+        self.op = op
+        self.plan = Plan(op)
         self._run = Handover([], None)
         self._kept = ProcessLocal()
         self._stream: Stream | None = None
@@ -89,7 +93,9 @@ class Iteration:
         self._workers = Workers(self.plan)
         self._bad_records: BadRecords | None = None
         self.recorder = Recorder(measures_all=_measures_all(self.plan.options))
-        self._n, self._longest, self._growth = 1, LONGEST_RUN, Growth()
+        self._n = 1
+        self._longest = LONGEST_RUN
+        self._growth = Growth()
         self._single_steps_left = 0  # outputs still to be made one at a time
         self._caution = 0  # how many there were after the last error
         self._first_error: BaseException | None = None  # the reason for single steps
@@ -131,8 +137,12 @@ class Iteration:
         """Continues from a position; raises what may have come from outside and was not raised yet."""
         self._discard_stream()
         self.recorder.pause()
-        self._n, self._single_steps_left, self._caution = 1, 0, 0
-        unsettled, self._first_error, self._error = self._first_error, None, None
+        self._n = 1
+        self._single_steps_left = 0
+        self._caution = 0
+        unsettled = self._first_error
+        self._first_error = None
+        self._error = None
         self._ended = False
         self._kept = ProcessLocal()
         self._drop_run(position)
@@ -187,7 +197,8 @@ class Iteration:
             self._run.empty(self._stream.position)
             if self._stream_is_single_step and not self._single_steps_left:
                 self._stop_single_steps()
-        stream, self._in_step = self._open(), False
+        stream = self._open()
+        self._in_step = False
         run = self._pull(stream)
         if run is None:
             self._stay_here()
@@ -227,9 +238,12 @@ class Iteration:
         return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:
-        begin, waited_s, outputs = time.perf_counter(), here.waited_s, self.recorder.outputs
+        begin = time.perf_counter()
+        waited_s = here.waited_s
+        outputs = self.recorder.outputs
         self.waiting = begin, get_ident()
-        measured, n = outputs.profile(), 0 if self._single_steps_left else self._n
+        measured = outputs.profile()
+        n = 0 if self._single_steps_left else self._n
         try:
             pull = in_pipeline if measured is None else partial(measured.run, in_pipeline)
             run = pull(stream.pull, n)
@@ -320,7 +334,8 @@ class Iteration:
 
     def _settle(self) -> None:
         """Says that the reason for single steps did not come again; raises it if it may have come from outside."""
-        error, self._first_error = self._first_error, None
+        error = self._first_error
+        self._first_error = None
         if error is not None and may_be_from_outside(error):
             self._single_steps_left = 0
             self._once = error
@@ -343,7 +358,8 @@ class Iteration:
         if self._stream is None:
             self._stream_is_single_step = self._single_steps_left > 0
             self._workers.go_on()
-            guard, single_step = self.bad_records.guard(), self._stream_is_single_step
+            guard = self.bad_records.guard()
+            single_step = self._stream_is_single_step
             made = context(self.plan, self._workers, self.recorder, guard, single_step=single_step)
             self._context = replace(made, kept=self._kept)
             self._stream = open_stream(self.op, self._run.position(), self._context)
@@ -365,7 +381,8 @@ class Iteration:
             raise
 
     def _discard_stream(self, *, wait: bool = True) -> None:
-        stream, self._stream = self._stream, None
+        stream = self._stream
+        self._stream = None
         context = self._context
         if context is None:
             return

@@ -23,7 +23,8 @@ from headrace.errors.signals import let_through
 # The few calls of NVIDIA's driver that page-lock memory; through ctypes, so nothing needs to be installed.
 
 
-SUCCESS, ALREADY_LOCKED = 0, 712
+SUCCESS = 0
+ALREADY_LOCKED = 712
 IN_ALL_CONTEXTS = 1  # the flag CU_MEMHOSTREGISTER_PORTABLE
 
 
@@ -42,7 +43,8 @@ class CudaDriver:
     def __init__(self, device: int, library: Any = None):
         self._cuda = library or ctypes.CDLL("libcuda.so.1")
         self._call("cuInit", 0)
-        handle, self._context = ctypes.c_int(), ctypes.c_void_p()
+        handle = ctypes.c_int()
+        self._context = ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(handle), device)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), handle)
 
@@ -86,7 +88,8 @@ class PageLocks:
     """The locks of this process."""
 
     def __init__(self, driver: CudaDriver):
-        self._driver, self.pid = driver, os.getpid()
+        self._driver = driver
+        self.pid = os.getpid()
         self._changing = threading.RLock()  # a mapping may die at any time, also while this thread locks another
         self._locked: dict[int, weakref.ref[np.ndarray]] = {}  # mappings by their addresses
         self._is_at_limit = False

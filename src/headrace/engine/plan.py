@@ -86,7 +86,9 @@ class _ThenMap:
     """A map of elements as a map of the datasets that contain them."""
 
     def __init__(self, op: MapOp):
-        self._transform, self._batched, self._site = op.transform, op.batched, op.site
+        self._transform = op.transform
+        self._batched = op.batched
+        self._site = op.site
 
     def __call__(self, dataset: Any) -> Any:
         return dataset._then(MapOp(dataset._stream_op, self._transform, self._batched, site=self._site))
@@ -171,7 +173,9 @@ class Stages:
     """
 
     def __init__(self, root: Op, path: Path, *, sparse: bool = False, lossy: bool = False):
-        self.root, self._sparse, self._lossy = root, sparse, lossy
+        self.root = root
+        self._sparse = sparse
+        self._lossy = lossy
         self._places: weakref.WeakKeyDictionary[Op, PlanAddress] = weakref.WeakKeyDictionary()
         self._places.update(places_in_plan(root, path))
         self._stages: weakref.WeakKeyDictionary[Op, Callable[[Op], Stage] | None] = weakref.WeakKeyDictionary()
@@ -194,7 +198,8 @@ class Stages:
     def enter(self, several: Op, number: int, part: Op) -> None:
         """Notes where workers find a dataset of an interleave, or a lane."""
         at = self._places[several]
-        path, family = (*at.path, number), (*at.family, ANY)
+        path = (*at.path, number)
+        family = (*at.family, ANY)
         weight = at.weight * getattr(several, "rows_per_lane", 1)
         self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=weight))
 
@@ -215,7 +220,8 @@ def _stages_up_to(op: Op, *, sparse: bool, lossy: bool) -> list[tuple[Op, Stage 
     while _may_be_in_a_stage(op) and op.before is not None:
         op = op.before
         chain.append(op)
-    stage, blocks = _first_stage(chain.pop(), sparse=sparse), 0
+    stage = _first_stage(chain.pop(), sparse=sparse)
+    blocks = 0
     found = [(op, stage)]
     for op in reversed(chain):
         longer = None if stage is None else _extended(stage, op, lossy=lossy)
@@ -232,7 +238,9 @@ def _without_top(stage: Stage) -> Callable[[Op], Stage]:
 
     In a `WeakKeyDictionary`, a value that refers to its key keeps it: an interleave would keep all its datasets.
     """
-    kind, base, numbers = type(stage), stage.base, (stage.aligned, stage.inputs, stage.counts)
+    kind = type(stage)
+    base = stage.base
+    numbers = (stage.aligned, stage.inputs, stage.counts)
     if base is stage.top:
         return lambda top: kind(top, top, *numbers)
     return lambda top: kind(top, base, *numbers)
@@ -310,7 +318,8 @@ def places_in_plan(
         yield op, place
         if isinstance(op, ToStream | UserDataset | MAKES_PARTS):
             continue
-        weight, several = place.weight * getattr(op, "batch_size", 1), len(op.parents) > 1
+        weight = place.weight * getattr(op, "batch_size", 1)
+        several = len(op.parents) > 1
         ahead += [
             (parent, PlanAddress((*place.path, i), (*place.family, i), several, weight))
             for i, parent in reversed(list(enumerate(op.parents)))
@@ -344,7 +353,8 @@ class Folded:
         self._position = position
 
     def __reduce__(self):
-        heads, position = [], self._position
+        heads = []
+        position = self._position
         while type(position) is tuple and position:
             heads.append(position[:-1])
             position = position[-1]
@@ -377,12 +387,14 @@ def base_position(stage: Stage, position: Position) -> Position:
 
 def rebased(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0) -> Position:
     """A position `inputs` inputs later, with `at(position of the base)` in place of the base's position."""
-    chain, numbers = _chain(stage), []
+    chain = _chain(stage)
+    numbers = []
     for op in chain:
         if op.state_fields is not None:
             *own, position = position
             numbers.append(tuple(own))
-    rebuilt, unit = at(position), 1
+    rebuilt = at(position)
+    unit = 1
     for op in reversed(chain):
         unit *= op.group_size or 1
         if op.state_fields is not None:
@@ -398,7 +410,8 @@ def depth(stage: Stage) -> int:
 
 def _chain(stage: Stage) -> list[Op]:
     """The operations after the base, the last one first."""
-    ops, op = [], stage.top
+    ops = []
+    op = stage.top
     while op is not stage.base:
         ops.append(op)
         op = op.parents[0]
@@ -411,7 +424,8 @@ def _chain(stage: Stage) -> list[Op]:
 # Workers and `explain()` both read it, so users see what really happens.
 
 
-CONSUMER, WORKER = "consumer", "worker"
+CONSUMER = "consumer"
+WORKER = "worker"
 
 
 @dataclass(frozen=True, eq=False)
@@ -471,7 +485,8 @@ class Plan:
     def prefetches(self) -> list[MpPrefetch]:
         """The `mp_prefetch` operations with no other one after them, each once."""
         found: dict[MpPrefetch, None] = {}
-        ahead, seen = [self.op], {self.op}
+        ahead = [self.op]
+        seen = {self.op}
         while ahead:
             op = ahead.pop()
             if isinstance(op, MpPrefetch):
@@ -555,7 +570,8 @@ def _as_computed(op: Op, placed: dict[Op, _Placed], *, as_written: bool) -> Op:
 
 def _place(root: Op, placed: dict[Op, _Placed]) -> None:
     """Notes who computes the operations before an `mp_prefetch`."""
-    stages, inner = Stages(root, (0,)), all_operations(root)
+    stages = Stages(root, (0,))
+    inner = all_operations(root)
     for op in inner:
         if not op.is_stream:
             placed.setdefault(op, _Placed(WORKER, None, ""))  # it belongs to the stage that reads it
@@ -578,7 +594,8 @@ def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[PlanStep]:
     last: dict[Line, Line] = {}  # by line, the last line of its stage
     numbers: dict[Line, int] = {}
     for line in lines(root):
-        end, mine = _last_of_stage(line, placed, last), placed.get(line.op, NOBODY_ELSE)
+        end = _last_of_stage(line, placed, last)
+        mine = placed.get(line.op, NOBODY_ELSE)
         why = placed[end.op] if mine.where == WORKER else mine
         reason = "" if end in numbers else why.reason
         number = numbers.setdefault(end, len(numbers))
@@ -598,7 +615,8 @@ def _last_of_stage(line: Line, placed: dict[Op, _Placed], known: dict[Line, Line
 
 def _together(op: Op, reader: Op, placed: dict[Op, _Placed]) -> bool:
     """Whether an operation and the one that reads it are in one stage."""
-    mine, theirs = placed.get(op, NOBODY_ELSE), placed.get(reader, NOBODY_ELSE)
+    mine = placed.get(op, NOBODY_ELSE)
+    theirs = placed.get(reader, NOBODY_ELSE)
     return mine.where == theirs.where and (mine.base is theirs.base or not op.is_stream)
 
 

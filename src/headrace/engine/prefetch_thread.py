@@ -113,7 +113,8 @@ class _FilledOnce(_Buffer):
 
     def __init__(self, max_elements: int):
         super().__init__(max_elements)
-        self._room, self._bytes_left = max_elements, BUFFER_BYTES
+        self._room = max_elements
+        self._bytes_left = BUFFER_BYTES
 
     def room(self) -> int:
         return 0 if self.closed or self._bytes_left <= 0 else max(0, self._room)
@@ -126,13 +127,17 @@ class _FilledOnce(_Buffer):
 
 def _work(stream: Stream, buffer: _Buffer, record: StageRecord) -> None:
     """Pulls until the end, or until there is no room; runs grow as they do for a consumer."""
-    n, growth = 1, Growth()
+    n = 1
+    growth = Growth()
     try:
         while room := buffer.room():
-            begin, waited_s, profile = time.perf_counter(), here.waited_s, record.profile()
+            begin = time.perf_counter()
+            waited_s = here.waited_s
+            profile = record.profile()
             size = min(n, room)
             run = stream.pull(size) if profile is None else profile.run(stream.pull, size)
-            took_s, waited_s = time.perf_counter() - begin, here.waited_s - waited_s
+            took_s = time.perf_counter() - begin
+            waited_s = here.waited_s - waited_s
             record.add_busy(took_s)
             record.add_starved(waited_s)
             record.add_profile(profile, took_s - waited_s, 0 if run is None else len(run.block))
@@ -195,7 +200,8 @@ class AheadStream(UnaryStream):
 
     def __init__(self, parent: Stream, buffer: _Buffer, record: StageRecord):
         self._pid = os.getpid()
-        self.buffer, self._record = buffer, record
+        self.buffer = buffer
+        self._record = record
         self.thread: threading.Thread | None = None
         super().__init__(parent.position, parent)
 
@@ -262,7 +268,8 @@ class HeadStart(AheadStream):
 
 def _head_start(op: Op) -> int:
     """How many outputs `start_prefetch` computes ahead; 0 if something computes ahead anyway, or no thread may."""
-    size, batched = AUTOTUNED_SIZE, 1
+    size = AUTOTUNED_SIZE
+    batched = 1
     for each in parents_first(op, lambda _: True):
         if (isinstance(each, UserDataset) and each.is_stream) or each.runs_in_consumer or _works_ahead(each):
             return 0

@@ -27,7 +27,8 @@ def context(
 ) -> Context:
     """What a pipeline's streams run on; with `single_step`, nothing runs ahead of the consumer."""
     options = plan.options
-    threads, aheads = Threads(), Aheads(recorder)
+    threads = Threads()
+    aheads = Aheads(recorder)
     return Context(
         executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
         ahead=(lambda stream, _: stream) if single_step else aheads.open,
@@ -53,7 +54,8 @@ _DEFAULTS = ReadOptions()
 
 
 def _executor(threads: Threads, op: ToStream) -> Executor:
-    number, given = op.num_threads, op.read_options or _DEFAULTS
+    number = op.num_threads
+    given = op.read_options or _DEFAULTS
     if number == 0:
         return InlineExecutor()
     shared = threads.shared(op.lane_of)

@@ -63,7 +63,8 @@ class BufferLimit:
         free_bytes: Callable[[], int | None] = available_bytes,
     ):
         self.number = self._first = first
-        self._clock, self._free_bytes = clock, free_bytes
+        self._clock = clock
+        self._free_bytes = free_bytes
         self._was_full = self._was_short = False
         self._next_look_s = clock() + LOOK_S
 
@@ -74,7 +75,8 @@ class BufferLimit:
     def empty(self) -> None:
         """The reader found nothing."""
         if self._was_full:
-            self._was_full, self._was_short = False, True
+            self._was_full = False
+            self._was_short = True
             if self._has_memory():
                 self.number = min(2 * self.number, MOST)
 

@@ -36,7 +36,8 @@ class Shared:
 
     def __init__(self):
         self.num_users = 0
-        self.chunk, self.growth = 1, Growth()
+        self.chunk = 1
+        self.growth = Growth()
 
 
 class Threads:
@@ -87,8 +88,10 @@ class ThreadExecutor:
         limit: BufferLimit | None = None,
         shared: Shared | None = None,
     ):
-        self._threads, self._num_threads = threads, num_threads
-        self._buffer_size, self._buffer_bytes = max(buffer_size, 1), buffer_bytes
+        self._threads = threads
+        self._num_threads = num_threads
+        self._buffer_size = max(buffer_size, 1)
+        self._buffer_bytes = buffer_bytes
         self._limit = limit  # what changes the buffer's size
         self._pending: deque[tuple[Future[_Done], int]] = deque()
         self._elements = 0

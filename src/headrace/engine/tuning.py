@@ -45,12 +45,15 @@ from headrace.threads import has_gil, num_cores, on_cores_s, thread_wanted_s
 
 
 MOST_WORKERS = 64
-MOST_PER_CORE, FEW_CORES = 4, 4  # workers may be more than cores: some of them wait for data
-WINDOW_S, LONG_WINDOW_S = 0.4, 4.0  # what one look covers; longer if there are few outputs
+MOST_PER_CORE = 4  # workers may be more than cores: some of them wait for data
+FEW_CORES = 4
+WINDOW_S = 0.4  # what one look covers; longer if there are few outputs
+LONG_WINDOW_S = 4.0
 ENOUGH_WAIT_SHARE = 0.1  # a consumer that waits for less of the time has enough
 WORTH = 0.3  # of what more workers would give if all of them had a core
 BUSY = 0.9  # of all cores: if so many are busy, more workers would only take them from each other
-PAUSE, LONGEST_PAUSE = 4, 128  # windows until the next try, after one that did not help
+PAUSE = 4  # windows until the next try, after one that did not help
+LONGEST_PAUSE = 128
 IDLE_WINDOWS = 8  # a worker leaves if so many windows in a row had no work for it
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -118,7 +121,9 @@ class WorkerCountController:
     """
 
     def __init__(self, number: int, most: int, cores: int):
-        self.number, self._most, self._cores = number, most, cores
+        self.number = number
+        self._most = most
+        self._cores = cores
         self._before: tuple[int, float] | None = None  # the number and the rate before the one that is tried
         self._is_new = False
         self._pause = self._pause_left = 0
@@ -129,7 +134,8 @@ class WorkerCountController:
         if not seen.all_ready:
             return self.number
         if not seen.has_memory_for(0):
-            self._before, self._pause_left = None, PAUSE
+            self._before = None
+            self._pause_left = PAUSE
             self.number = max(1, self.number - 1)
         elif self._is_new:  # the first outputs of new workers tell little
             self._is_new = False
@@ -146,7 +152,9 @@ class WorkerCountController:
     def settle_for(self, number: int) -> None:
         """There are other workers than asked for: some could not leave, or no more could be started."""
         if number < self.number:
-            self._before, self._is_new, self._pause_left = None, False, LONGEST_PAUSE
+            self._before = None
+            self._is_new = False
+            self._pause_left = LONGEST_PAUSE
         self.number = number
 
     def _try_more(self, seen: TuningWindow) -> None:
@@ -155,7 +163,8 @@ class WorkerCountController:
         fitting = round((self._cores - seen.cores) / busy) if seen.cores < BUSY * self._cores else 0
         more = min(fitting, self.number, self._most - self.number)
         if more > 0 and seen.has_memory_for(more):
-            self._before, self._is_new = (self.number, seen.rate), True
+            self._before = (self.number, seen.rate)
+            self._is_new = True
             self.number += more
 
     def _judge(self, seen: TuningWindow, number: int, rate: float) -> None:
@@ -179,15 +188,18 @@ class Tuner:
     """Looks at a pool now and then, and changes its number of workers."""
 
     def __init__(self, pool: Resizable, *, most: int | None = None, clock: Callable[[], float] = time.perf_counter):
-        self._pool, self._clock = pool, clock
+        self._pool = pool
+        self._clock = clock
         cores = num_cores()
         most = most or min(MOST_WORKERS, MOST_PER_CORE * max(cores, FEW_CORES))
         self._climber = WorkerCountController(pool.num_workers, max(most, pool.num_workers), cores)
         self._begin()
 
     def _begin(self) -> None:
-        self._outputs, self._waited_s = 0, 0.0
-        self._begin_s, self._worked_s = self._clock(), self._pool.worked_s
+        self._outputs = 0
+        self._waited_s = 0.0
+        self._begin_s = self._clock()
+        self._worked_s = self._pool.worked_s
         self._pids = self._pool.pids
         self._cpu_s = self._on_cores_s()
 
@@ -263,8 +275,10 @@ TRIED_S = 50e-6  # an element that costs less is not worth handing over between 
 ELEMENT_S = 200e-6  # one that costs more is costly
 TRIAL_S = 0.03  # how long to try each side
 LOOK_S = 0.004  # how often to ask the system what a thread did, which takes some 40 µs
-LONG_ELEMENT_S, LATER_S = 1e-3, 0.3  # elements that compute for less are tried later: starting threads costs some 40 ms
-FEWEST_THREADS, MOST_THREADS = 4, 16  # on trial; as many as there are cores, if that is in between
+LONG_ELEMENT_S = 1e-3  # elements that compute for less are tried later: starting threads costs some 40 ms
+LATER_S = 0.3
+FEWEST_THREADS = 4  # on trial; as many as there are cores, if that is in between
+MOST_THREADS = 16
 MOST_WAITING_THREADS = 128  # of those that wait for data
 THREADS_GAIN = 1.2  # threads must be this much faster
 WAITING_SHARE = 0.5  # a consumer that wants a core for less of the time waits for something else
@@ -284,7 +298,8 @@ class _Phase:
         self._measured_s = 0.0  # of this time
         self.ran = self.queued = 0.0  # how many of the threads ran and waited for a core, on average
         self.took_s = 0.0
-        self._threads, self._begin = threads, on_cores_s(threads)
+        self._threads = threads
+        self._begin = on_cores_s(threads)
         self._begin_s: float | None = None
         self._look_s = 0.0  # when to ask the system again
 
@@ -300,7 +315,8 @@ class _Phase:
             block = result()
             self.waited_s += time.perf_counter() - begin_s
         else:
-            wanted_s, begin_s = thread_wanted_s(), time.perf_counter()
+            wanted_s = thread_wanted_s()
+            begin_s = time.perf_counter()
             if self._begin_s is None:
                 self._begin_s = begin_s
             block = result()
@@ -359,7 +375,9 @@ class AutotunedExecutor:
         make_threads: Callable[[int | None], ThreadExecutor],
         on_stuck: Callable[[str], None] = lambda text: None,
     ):
-        self._threads, self._make_threads, self.on_stuck = threads, make_threads, on_stuck
+        self._threads = threads
+        self._make_threads = make_threads
+        self.on_stuck = on_stuck
         self._num_threads = min(MOST_THREADS, max(FEWEST_THREADS, num_cores()))
         self._inline = InlineExecutor()
         self._current: Executor = self._inline
@@ -373,11 +391,14 @@ class AutotunedExecutor:
         self._begin_trial()
 
     def _begin_trial(self) -> None:
-        self._on_trial, self._is_inline, self._again_s = True, False, math.inf
+        self._on_trial = True
+        self._is_inline = False
+        self._again_s = math.inf
         self._phases = [_Phase()]  # inline, in threads, inline again
 
     def _end_trial(self, *, pays: bool, costly: bool = True) -> None:
-        self._on_trial, self._pays = False, pays
+        self._on_trial = False
+        self._pays = pays
         if costly and not pays:
             self._again_s = time.perf_counter() + self._pause_s
             self._pause_s *= 2
@@ -435,7 +456,8 @@ class AutotunedExecutor:
 
     def _decide(self) -> None:
         """Goes on to the next part of the trial, or ends it."""
-        first, phase = self._phases[0], self._phases[-1]
+        first = self._phases[0]
+        phase = self._phases[-1]
         if phase.waited_s < TRIAL_S and (phase is first or phase.elements < 8 * first.elements):
             return
         if len(self._phases) == 2 and phase.elements < 2 * self._current.num_threads:
@@ -449,10 +471,12 @@ class AutotunedExecutor:
                 self._waits = True
                 self._go_on_with(self._make_threads(None))
             elif not is_short:
-                self._waits, self._unmeasured = False, 2 * self._num_threads
+                self._waits = False
+                self._unmeasured = 2 * self._num_threads
                 self._go_on_with(self._trial_threads())
             return
-        waits, elsewhere = self._waits, first.waited_s < (1 - ELSEWHERE) * first.took_s
+        waits = self._waits
+        elsewhere = first.waited_s < (1 - ELSEWHERE) * first.took_s
         # A consumer that does nothing else may be kept from asking for the next result, so all of its time counts.
         inline, threads, *again = (
             each.elements / (each.waited_s if elsewhere else each.took_s) for each in self._phases
@@ -482,7 +506,8 @@ class AutotunedExecutor:
 
     def _judge(self, inline: float, gain: float) -> None:
         """Tells if threads wait for each other, unless the consumer hardly waited for them."""
-        cores, threads = num_cores(), self._phases[1]
+        cores = num_cores()
+        threads = self._phases[1]
         enough = max(SCALES, min(self._num_threads, cores) / 2)
         is_known = threads.ran + threads.queued < CROWDED * self._num_threads
         is_costly = inline <= 1 / ELEMENT_S
@@ -544,10 +569,8 @@ HERE_S = 0.25  # how long to wait for outputs that are computed here: longer tha
 THREADS_S = 1.0  # where threads come first: longer than all of them
 WORKERS_S = 0.2  # and for those of workers,
 RAMP_S = 0.3  # once their chunks have grown
-LATE_SHARE, MOSTLY_LATE_SHARE = (
-    0.1,
-    0.5,
-)  # the share of time that a consumer waits for costly outputs, and for others, to want workers
+LATE_SHARE = 0.1  # the share of time that a consumer waits for costly outputs, and for others, to want workers
+MOSTLY_LATE_SHARE = 0.5
 LOOKS = 4  # how many times in a row, for others
 WORTH_WORKERS_S = 3.0  # how long the rest of a run takes here, at least, if workers are to pay for their start
 RETRY_WORKERS_S = 20.0  # how long to do without workers that were not faster; each time twice as long
@@ -591,8 +614,11 @@ class TrialStream(UnaryStream):
         open_workers: Callable[[Position], Stream],
         end_workers: Callable[[], None],
     ):
-        self._op, self._choice = op, choice
-        self._start_workers, self._open_workers, self._end_workers = start_workers, open_workers, end_workers
+        self._op = op
+        self._choice = choice
+        self._start_workers = start_workers
+        self._open_workers = open_workers
+        self._end_workers = end_workers
         self._are_ready: Callable[[], bool] | None = None
         self._context = context
         self._executors: list[AutotunedExecutor] = []
@@ -601,11 +627,16 @@ class TrialStream(UnaryStream):
         super().__init__(stream.position, stream)
         self._with_workers = False
         self._rate_here = self._rate_before = 0.0
-        self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 0
+        self._outputs = 0
+        self._waited_s = 0.0
+        self._unmeasured = 0
         self._since_s = self._begin_s = time.perf_counter()
-        self._made, self._is_whole = 0, position is None
-        self._late_looks, self._ramp_end_s = 0, 0.0
-        self._again_s, self._pause_s = 0.0, RETRY_WORKERS_S
+        self._made = 0
+        self._is_whole = position is None
+        self._late_looks = 0
+        self._ramp_end_s = 0.0
+        self._again_s = 0.0
+        self._pause_s = RETRY_WORKERS_S
         self._most = sys.maxsize  # outputs at a time
         self._ends = num_cores() == 1
 
@@ -663,14 +694,16 @@ class TrialStream(UnaryStream):
         threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
         waits_for_data = any(executor.waits_for_data for executor in self._executors)
         if threads_pay and (waits_for_data or not has_gil()):  # workers would do no better
-            self._ends, self._choice.workers = True, False
+            self._ends = True
+            self._choice.workers = False
             return
         is_costly = self._waited_s >= ELEMENT_S * self._outputs and not threads_pay
         is_late = self._waited_s > (LATE_SHARE if is_costly else MOSTLY_LATE_SHARE) * elapsed_s
         self._late_looks = self._late_looks + 1 if is_late else 0
         if self._late_looks >= (1 if is_costly else LOOKS) and self._rest_s() >= WORTH_WORKERS_S:
             self._try(self._start)
-        self._outputs, self._waited_s = 0, 0.0
+        self._outputs = 0
+        self._waited_s = 0.0
 
     def _rest_s(self) -> float:
         """How long the rest takes, if it goes on like this: as long again, if nobody knows, and all epochs so far."""
@@ -681,14 +714,17 @@ class TrialStream(UnaryStream):
     def _judge_workers(self) -> None:
         """Keeps the workers if they are faster."""
         if time.perf_counter() < self._ramp_end_s:
-            self._outputs, self._waited_s = 0, 0.0
+            self._outputs = 0
+            self._waited_s = 0.0
         elif self._waited_s >= WORKERS_S or self._outputs * WORKERS_S >= 8 * self._rate_here:
             rate = self._outputs / max(self._waited_s, 1e-9)
             if rate >= WORKERS_GAIN * self._rate_here:
                 self._ends = True
             elif rate < STILL_FASTER * self._rate_before:
                 self._go_on_here()
-            self._outputs, self._waited_s, self._rate_before = 0, 0.0, rate
+            self._outputs = 0
+            self._waited_s = 0.0
+            self._rate_before = rate
 
     @property
     def _here_s(self) -> float:
@@ -709,7 +745,9 @@ class TrialStream(UnaryStream):
                 self._op.site,
                 e,
             )
-            self._are_ready, self._ends, self._choice.workers = None, True, False
+            self._are_ready = None
+            self._ends = True
+            self._choice.workers = False
 
     def _start(self) -> None:
         self._are_ready = self._start_workers()
@@ -719,9 +757,11 @@ class TrialStream(UnaryStream):
         if not self._are_ready():
             return
         workers = self._open_workers(self.position)
-        self._are_ready, self._with_workers = None, True
+        self._are_ready = None
+        self._with_workers = True
         self._outputs, self._waited_s, self._unmeasured = 0, 0.0, 2 * num_cores()
-        self._ramp_end_s, self._rate_before = time.perf_counter() + RAMP_S, 0.0
+        self._ramp_end_s = time.perf_counter() + RAMP_S
+        self._rate_before = 0.0
         self.parent.close(wait=False)
         self.parent = workers
         self._choice.workers = True  # also after an error: what ends its process must not run here
@@ -732,8 +772,11 @@ class TrialStream(UnaryStream):
         self._end_workers()
         self.parent = self._open_here(self.position)
         self._most = max(1, int(AT_ONCE_S * self._rate_here))  # the consumer asks for as many as workers would give
-        self._outputs, self._waited_s, self._late_looks = 0, 0.0, 0
-        self._again_s, self._pause_s = time.perf_counter() + self._pause_s, 2 * self._pause_s
+        self._outputs = 0
+        self._waited_s = 0.0
+        self._late_looks = 0
+        self._again_s = time.perf_counter() + self._pause_s
+        self._pause_s = 2 * self._pause_s
 
 
 def resolve_num_workers(num_workers: Any) -> int:

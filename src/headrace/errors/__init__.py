@@ -392,7 +392,8 @@ def _origin(extra: str) -> str | None:
 
     try:
         found = json.loads(metadata.distribution("headrace").read_text("direct_url.json") or "null")
-        url, path = found["url"], url2pathname(urlsplit(found["url"]).path)
+        url = found["url"]
+        path = url2pathname(urlsplit(found["url"]).path)
         if url.startswith("file:") and not os.path.exists(path):
             return None  # it is gone
         if "dir_info" in found:
@@ -483,7 +484,8 @@ def show_users_frames(error: BaseException) -> None:
 
 def _users_part(error: BaseException) -> tuple[TracebackType | None, TracebackType | None]:
     """The traceback from the first frame that is not of this package on, and the last one of the package before it."""
-    traceback, last = error.__traceback__, None
+    traceback = error.__traceback__
+    last = None
     if os.environ.get("HEADRACE_TRACEBACK") != "full":
         while traceback is not None and _is_ours(traceback.tb_frame):
             traceback, last = traceback.tb_next, traceback

@@ -162,7 +162,8 @@ def _parsed(link: str) -> AddressPart | str:
     found = _LINK.fullmatch(link)
     if found is None:
         return link
-    protocol, rest = found[1].lower(), found[2]
+    protocol = found[1].lower()
+    rest = found[2]
     login = "" if protocol in PLACES else _login(protocol, rest)
     rest = rest[len(login) :]
     query = (_WEB_QUERY if protocol in WEB else _QUERY).search(rest)

@@ -43,7 +43,8 @@ def short_repr(value: Any, most: int = 80) -> str:
 
 def _repr_of_some(items: Any) -> str:
     """The `repr` of a list or a tuple, as far as it is looked at: a long one of arrays would take seconds."""
-    shown, size = [], 0
+    shown = []
+    size = 0
     for item in items:
         shown.append(repr(item))
         size += len(shown[-1]) + 2

@@ -71,11 +71,13 @@ def _evidence(error: BaseException) -> str | None:
     """Whether an exception is from outside: "sure", "unsure" or `None`."""
     if isinstance(error, KeyboardInterrupt):
         return "sure"
-    traceback, last = error.__traceback__, None
+    traceback = error.__traceback__
+    last = None
     while traceback is not None:
         if last is not None and (handled := _interruption(last.tb_frame, traceback.tb_frame)) is not None:
             return handled
-        last, traceback = traceback, traceback.tb_next
+        last = traceback
+        traceback = traceback.tb_next
     return None if last is None or isinstance(error, RecursionError) else _at_its_place(error, last)
 
 

@@ -130,7 +130,8 @@ def _wrong_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     renamed = {"`operations=": "`transformations=", "`data_source=": "`source="} if name == "load" else {}
     said = []
     for wrong in (key for key in kwargs if key not in parameters):
-        found, meant = _KEYWORDS.get(wrong), closest(wrong, parameters)
+        found = _KEYWORDS.get(wrong)
+        meant = closest(wrong, parameters)
         hint = f" Here, write {found[on_loader]}." if found else f" Did you mean `{meant}`?" if meant else ""
         for argument, here in renamed.items():
             hint = hint.replace(argument, here)

@@ -94,7 +94,9 @@ class RandAugment(Random):
         self.magnitude = check_count("magnitude", magnitude, least=0)
         if self.magnitude >= self.num_magnitude_bins:
             raise PipelineError(f"magnitude={magnitude} must be less than num_magnitude_bins={num_magnitude_bins}.")
-        self.sampling, self.fill, self.key = sampling(interpolation, True), fill, key
+        self.sampling = sampling(interpolation, True)
+        self.fill = fill
+        self.key = key
 
     def apply(self, picture: Picture, rng: np.random.Generator) -> None:
         image = picture.own_pixels("RandAugment")

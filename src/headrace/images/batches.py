@@ -24,7 +24,8 @@ class _Mix(transforms.RandomMap):
             raise PipelineError(f"alpha must be positive; got {alpha!r}.")
         self.alpha = float(alpha)
         self.num_classes = None if num_classes is None else check_count("num_classes", num_classes, least=1)
-        self.key, self.label_key = key, label_key
+        self.key = key
+        self.label_key = label_key
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         images = np.asarray(image_in(element, self.key))
@@ -105,7 +106,8 @@ class MixUp(_Mix):
 
     def _mixed(self, images: np.ndarray, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.float32]:
         others = np.roll(images, 1, axis=0)
-        own, other = np.float32(share), np.float32(1 - share)
+        own = np.float32(share)
+        other = np.float32(1 - share)
         mixed = np.empty(images.shape, images.dtype)
         for image, before, out in zip(images, others, mixed, strict=True):
             blend = image * own + before * other
@@ -132,10 +134,15 @@ class CutMix(_Mix):
 
     def _mixed(self, images: np.ndarray, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.float32]:
         height, width = images.shape[1:3]
-        x, y = int(rng.integers(width)), int(rng.integers(height))
+        x = int(rng.integers(width))
+        y = int(rng.integers(height))
         half = math.sqrt(1 - share) / 2
-        tall, wide = int(half * height), int(half * width)
-        top, bottom, left, right = max(0, y - tall), min(height, y + tall), max(0, x - wide), min(width, x + wide)
+        tall = int(half * height)
+        wide = int(half * width)
+        top = max(0, y - tall)
+        bottom = min(height, y + tall)
+        left = max(0, x - wide)
+        right = min(width, x + wide)
         mixed = images.copy()
         mixed[1:, top:bottom, left:right] = images[:-1, top:bottom, left:right]
         mixed[:1, top:bottom, left:right] = images[-1:, top:bottom, left:right]

@@ -76,7 +76,9 @@ class Normalize(Fixed):
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], *, key: str = KEY):
-        self.mean, self.std, self.key = tuple(map(float, mean)), tuple(map(float, std)), key
+        self.mean = tuple(map(float, mean))
+        self.std = tuple(map(float, std))
+        self.key = key
         if len(self.mean) != len(self.std) or not self.mean:
             raise PipelineError(f"mean and std have one number for each channel; got {self.mean} and {self.std}.")
         if 0 in self.std:
@@ -87,7 +89,8 @@ class Normalize(Fixed):
         channels = image.shape[2] if image.ndim == 3 else 1
         if len(self.mean) not in (1, channels):
             raise PipelineError(f"{self!r} has numbers for {len(self.mean)} channels; an image has {channels}.")
-        mean, std = np.array(self.mean), np.array(self.std)
+        mean = np.array(self.mean)
+        std = np.array(self.std)
         row = new_row(image.shape, np.float32)
         if image.dtype == np.uint8:
             table = ((pixels.LEVELS[:, None].astype(np.float64) / 255 - mean) / std).astype(np.float32)

@@ -36,7 +36,9 @@ class Compose(transforms.RandomMap):
     """
 
     def __init__(self, operations: Sequence[Step], *, key: str = KEY, exact: bool = False):
-        self.operations, self.key, self.exact = list(operations), key, exact
+        self.operations = list(operations)
+        self.key = key
+        self.exact = exact
         for each in self.operations:
             if not isinstance(each, ImageOperation | transforms.Map | transforms.RandomMap) and not callable(each):
                 raise PipelineError(

@@ -76,7 +76,8 @@ class CenterCrop(Geometric, Fixed):
     """
 
     def __init__(self, size: int | Sequence[int], *, key: str = KEY):
-        self.size, self.key = height_and_width(size), key
+        self.size = height_and_width(size)
+        self.key = key
         self.out_size = self.size
 
     def draw(self, height: int, width: int, rng: np.random.Generator | None = None) -> Crop:
@@ -115,10 +116,13 @@ class RandomCrop(Geometric, Random):
     ):
         if padding_mode not in PADDING_MODES:
             raise PipelineError(f"padding_mode is one of {', '.join(PADDING_MODES)}; got {padding_mode!r}.")
-        self.size, self.key = height_and_width(size), key
+        self.size = height_and_width(size)
+        self.key = key
         self.out_size = self.size
         self.padding = None if padding is None else _sides(padding)
-        self.pad_if_needed, self.fill, self.padding_mode = pad_if_needed, fill, padding_mode
+        self.pad_if_needed = pad_if_needed
+        self.fill = fill
+        self.padding_mode = padding_mode
 
     @property
     def is_crop(self) -> bool:
@@ -130,7 +134,10 @@ class RandomCrop(Geometric, Random):
             height, width = picture.size
             more_y = max(0, self.size[0] - height - top - bottom)
             more_x = max(0, self.size[1] - width - left - right)
-            left, top, right, bottom = left + more_x, top + more_y, right + more_x, bottom + more_y
+            left = left + more_x
+            top = top + more_y
+            right = right + more_x
+            bottom = bottom + more_y
         if left or top or right or bottom:
             picture.replace(padded(picture.pixels(), (left, top, right, bottom), self.fill, self.padding_mode))
         super().apply(picture, rng)
@@ -175,9 +182,11 @@ class RandomResizedCrop(Geometric, Random):
         *,
         key: str = KEY,
     ):
-        self.size, self.key = height_and_width(size), key
+        self.size = height_and_width(size)
+        self.key = key
         self.out_size = self.size
-        self.scale, self.ratio = _range("scale", scale), _range("ratio", ratio)
+        self.scale = _range("scale", scale)
+        self.ratio = _range("ratio", ratio)
         self.sampling = sampling(interpolation, antialias)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Crop:
@@ -209,7 +218,8 @@ class RandomHorizontalFlip(Geometric, Random):
     def __init__(self, p: float = 0.5, *, key: str = KEY):
         if not 0 <= p <= 1:
             raise PipelineError(f"p is a probability, from 0 to 1; got {p!r}.")
-        self.p, self.key = p, key
+        self.p = p
+        self.key = key
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Crop:
         return geometry.random_flip(height, width, self.p, rng)

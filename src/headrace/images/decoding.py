@@ -45,7 +45,8 @@ def decode_rows(
 
     The array is valid until this thread decodes the next image.
     """
-    simplejpeg, frame = _simplejpeg(), header.frame
+    simplejpeg = _simplejpeg()
+    frame = header.frame
     if simplejpeg is None or frame is None or frame.components not in (1, 3) or frame.bits != 8:
         return None
     if how.dtype != np.uint8:

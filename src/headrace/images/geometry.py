@@ -51,7 +51,8 @@ class Crop(NamedTuple):
 
     def lies_in(self, height: int, width: int) -> bool:
         """Whether the box lies within an image of this size, but for rounding."""
-        bottom, right = self.top + self.height, self.left + self.width
+        bottom = self.top + self.height
+        right = self.left + self.width
         return min(self.top, self.left, height - bottom, width - right) > -ROUNDING
 
     def then(self, other: "Crop") -> "Crop | None":
@@ -67,7 +68,8 @@ class Crop(NamedTuple):
             return self._replace(flip=flip)
         if not self.resizes:
             return Crop(self.top + other.top, self.left + left, other.height, other.width, flip, *other[5:])
-        y, x = self.height / self.out_height, self.width / self.out_width
+        y = self.height / self.out_height
+        x = self.width / self.out_width
         return Crop(self.top + y * other.top, self.left + x * left, y * other.height, x * other.width, flip, *other[5:])
 
 
@@ -83,11 +85,14 @@ def resized(height: int, width: int, size: Sequence[int] | None, max_size: int |
     short, long = sorted((height, width))
     if size is None:
         assert max_size is not None
-        new_short, new_long = int(max_size * short / long), max_size
+        new_short = int(max_size * short / long)
+        new_long = max_size
     else:
-        new_short, new_long = size[0], int(size[0] * long / short)
+        new_short = size[0]
+        new_long = int(size[0] * long / short)
         if max_size is not None and new_long > max_size:
-            new_short, new_long = int(max_size * new_short / new_long), max_size
+            new_short = int(max_size * new_short / new_long)
+            new_long = max_size
     out = (new_short, new_long) if height <= width else (new_long, new_short)
     if not min(out):
         raise DataError(f"An image of {height} × {width} pixels would become {out[0]} × {out[1]}: give another size.")
@@ -124,15 +129,19 @@ def random_resized_crop(
     rng: np.random.Generator,
 ) -> Crop:
     """A box of a random area and aspect ratio, anywhere in an image, at a given size."""
-    low, high = math.log(ratio[0]), math.log(ratio[1])
+    low = math.log(ratio[0])
+    high = math.log(ratio[1])
     for _ in range(ATTEMPTS):
         area = height * width * (scale[0] + (scale[1] - scale[0]) * rng.random())
         aspect = math.exp(low + (high - low) * rng.random())
-        box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        box_height = round(math.sqrt(area / aspect))
+        box_width = round(math.sqrt(area * aspect))
         if 0 < box_width <= width and 0 < box_height <= height:
-            top, left = int(rng.integers(height - box_height + 1)), int(rng.integers(width - box_width + 1))
+            top = int(rng.integers(height - box_height + 1))
+            left = int(rng.integers(width - box_width + 1))
             return Crop(top, left, box_height, box_width, False, *size)
-    box_height, box_width = height, width
+    box_height = height
+    box_width = width
     if width / height < ratio[0]:
         box_height = max(1, round(width / ratio[0]))
     elif width / height > ratio[1]:

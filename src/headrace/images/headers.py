@@ -3,7 +3,9 @@
 import struct
 from typing import NamedTuple
 
-JPEG, PNG, WEBP = b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"WEBP"
+JPEG = b"\xff\xd8"
+PNG = b"\x89PNG\r\n\x1a\n"
+WEBP = b"WEBP"
 END_OF_JPEG = b"\xff\xd9"
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG that begin a frame
 _ALONE = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a length
@@ -56,7 +58,11 @@ def read_header(content: bytes | bytearray) -> Header | None:
 
 
 def _jpeg(content: bytes | bytearray) -> Header | None:
-    at, orientation, restarts, size, frame = 2, 1, 0, None, None
+    at = 2
+    orientation = 1
+    restarts = 0
+    size = None
+    frame = None
     while content[at] == 0xFF:
         marker = content[at + 1]
         if marker == 0xFF or marker in _ALONE:
@@ -66,7 +72,8 @@ def _jpeg(content: bytes | bytearray) -> Header | None:
         if marker in _FRAMES:
             bits, height, width, components = struct.unpack_from(">BHHB", content, at + 4)
             rows = max(content[at + 11 + 3 * i] & 15 for i in range(components))
-            size, frame = (height, width), (at + 5, components, 8 * rows, marker in (0xC0, 0xC1), bits)
+            size = (height, width)
+            frame = (at + 5, components, 8 * rows, marker in (0xC0, 0xC1), bits)
         elif marker == 0xDD:
             restarts = content[at + 4] << 8 | content[at + 5]
         elif marker == 0xE1 and content[at + 4 : at + 10] == b"Exif\0\0":
@@ -83,7 +90,8 @@ def _jpeg(content: bytes | bytearray) -> Header | None:
 
 def _png(content: bytes | bytearray) -> Header:
     width, height = struct.unpack_from(">II", content, 16)
-    at, orientation = 8, 1
+    at = 8
+    orientation = 1
     while at + 8 <= len(content):
         length, kind = struct.unpack_from(">I4s", content, at)
         if kind == b"IDAT":
@@ -107,7 +115,8 @@ def _webp(content: bytes | bytearray) -> Header | None:
     if kind != b"VP8X":
         return None
     width, height = (int.from_bytes(content[i : i + 3], "little") + 1 for i in (24, 27))
-    at, orientation = 12, 1
+    at = 12
+    orientation = 1
     while at + 8 <= len(content):
         kind, length = struct.unpack_from("<4sI", content, at)
         if kind == b"EXIF":

@@ -14,7 +14,8 @@ from headrace.images.sampling import BILINEAR, Sampling, sample
 from headrace.trees import new_row
 
 UPRIGHT = 1
-_MIRRORED_Y, _MIRRORED_X = (3, 4, 6, 7), (2, 3, 7, 8)  # orientations; 5 to 8 are transposed after that
+_MIRRORED_Y = (3, 4, 6, 7)  # orientations; 5 to 8 are transposed after that
+_MIRRORED_X = (2, 3, 7, 8)
 
 
 class Picture:
@@ -24,7 +25,8 @@ class Picture:
     """
 
     def __init__(self, image: Any, how: Decoding = Decoding(), *, exact: bool = False):  # noqa: B008
-        self._how, self._exact = how, exact
+        self._how = how
+        self._exact = exact
         self._is_used = False  # whether an operation has been applied
         self._is_own = False  # whether nobody else sees the array
         self._content: bytes | bytearray | None = None
@@ -54,11 +56,13 @@ class Picture:
 
     def _stored_size(self) -> tuple[int, int]:
         if self._array is None and self._header is None:
-            self._array, self._is_own = self._decoded(), True
+            self._array = self._decoded()
+            self._is_own = True
         if self._array is not None:
             return self._array.shape[:2]  # type: ignore[return-value]
         assert self._header is not None
-        height, width = self._header.height, self._header.width
+        height = self._header.height
+        width = self._header.width
         return (width, height) if self._orientation() > 4 else (height, width)
 
     def crop(self, crop: Crop, how: Sampling = BILINEAR) -> None:
@@ -72,11 +76,15 @@ class Picture:
                 how = self._sampling if self._crop.resizes else how
                 crop = joined
         if crop != geometry.whole(*self._stored_size()) or self._crop is not None:
-            self._crop, self._sampling = crop, how
+            self._crop = crop
+            self._sampling = how
 
     def replace(self, image: np.ndarray) -> None:
         """Puts other pixels in its place, which nobody else sees."""
-        self._array, self._content, self._crop, self._is_own = image, None, None, True
+        self._array = image
+        self._content = None
+        self._crop = None
+        self._is_own = True
 
     def pixels(self) -> np.ndarray:
         """The pixels, with the crop made."""
@@ -120,7 +128,8 @@ class Picture:
         return np.ascontiguousarray(upright(stored, self._orientation()))
 
     def _decoded_crop(self, crop: Crop) -> np.ndarray:
-        header, orientation = self._header, self._orientation()
+        header = self._header
+        orientation = self._orientation()
         if self._exact or header is None or header.frame is None:
             return sample(self._decoded(), crop, self._sampling)
         smooth = self._sampling == BILINEAR

@@ -94,7 +94,8 @@ def solarize(image: np.ndarray, threshold: float) -> None:
 def autocontrast(image: np.ndarray) -> None:
     """Stretches the values of each channel to all of 0 to 255."""
     channels = image.reshape(-1, image.shape[2] if image.ndim == 3 else 1)
-    low, high = channels.min(axis=0).astype(np.float32), channels.max(axis=0).astype(np.float32)
+    low = channels.min(axis=0).astype(np.float32)
+    high = channels.max(axis=0).astype(np.float32)
     flat = low == high
     low, scale = np.where(flat, 0, low), np.where(flat, 1, 255 / np.where(flat, 1, high - low))
     look_up(image, _levels((LEVELS[:, None] - low) * scale))
@@ -140,8 +141,10 @@ def warp(image: np.ndarray, matrix: list[list[float]], how: Sampling, fill: Any)
 
 def rotation(height: int, width: int, degrees: float) -> list[list[float]]:
     """The matrix that turns an image around its middle, against the clock."""
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    x, y = (width - 1) / 2, (height - 1) / 2
+    cos = math.cos(math.radians(degrees))
+    sin = math.sin(math.radians(degrees))
+    x = (width - 1) / 2
+    y = (height - 1) / 2
     return [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]
 
 

@@ -55,14 +55,13 @@ def _box(image: np.ndarray, crop: Crop) -> np.ndarray:
 
 def _with_margins(image: np.ndarray, crop: Crop) -> tuple[np.ndarray, Crop]:
     """A box that begins or ends outside of an image, with zeros there."""
-    top, left, bottom, right = (
-        math.floor(crop.top),
-        math.floor(crop.left),
-        math.ceil(crop.top + crop.height),
-        math.ceil(crop.left + crop.width),
-    )
+    top = math.floor(crop.top)
+    left = math.floor(crop.left)
+    bottom = math.ceil(crop.top + crop.height)
+    right = math.ceil(crop.left + crop.width)
     wide = np.zeros((bottom - top, right - left, *image.shape[2:]), image.dtype)
-    y, x = max(0, -top), max(0, -left)
+    y = max(0, -top)
+    x = max(0, -left)
     inside = image[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
     wide[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
     return wide, crop._replace(top=crop.top - top, left=crop.left - left)
@@ -98,18 +97,24 @@ def resize() -> Resizer:
 
 
 def _with_opencv(cv2: Any, image: np.ndarray, crop: Crop, how: Sampling, row: np.ndarray) -> None:
-    y, x = crop.height / crop.out_height, crop.width / crop.out_width
-    top, left = math.floor(crop.top), math.floor(crop.left)
+    y = crop.height / crop.out_height
+    x = crop.width / crop.out_width
+    top = math.floor(crop.top)
+    left = math.floor(crop.left)
     whole_pixels = (crop.top, crop.left) == (top, left) and crop.height % 1 == 0 == crop.width % 1
     channels = image.shape[2] if image.ndim == 3 else 1
     if whole_pixels or channels > 4 or max(crop.height, crop.width) > WARP_LIMIT:
-        bottom, right = round(crop.top + crop.height), round(crop.left + crop.width)
-        top, left = min(round(crop.top), bottom - 1), min(round(crop.left), right - 1)
+        bottom = round(crop.top + crop.height)
+        right = round(crop.left + crop.width)
+        top = min(round(crop.top), bottom - 1)
+        left = min(round(crop.left), right - 1)
         whole_pixels = True
     else:
         around = 2 if how.antialias else 1
-        bottom, right = (math.ceil(crop.top + crop.height) + around, math.ceil(crop.left + crop.width) + around)
-        top, left = max(0, top - around), max(0, left - around)
+        bottom = math.ceil(crop.top + crop.height) + around
+        right = math.ceil(crop.left + crop.width) + around
+        top = max(0, top - around)
+        left = max(0, left - around)
     part = image[top:bottom, left:right]
     part = _plain(part[..., 0] if image.ndim == 3 and channels == 1 else part)
     nearest = how.interpolation == "nearest"
@@ -180,8 +185,10 @@ def _with_pillow(pillow: Any, image: np.ndarray, crop: Crop, how: Sampling, row:
 
 def _resized(pillow: Any, picture: Any, crop: Crop, how: Sampling) -> Any:
     size = crop.out_width, crop.out_height
-    left, right = max(0, crop.left), min(crop.left + crop.width, picture.width)
-    top, bottom = max(0, crop.top), min(crop.top + crop.height, picture.height)
+    left = max(0, crop.left)
+    right = min(crop.left + crop.width, picture.width)
+    top = max(0, crop.top)
+    bottom = min(crop.top + crop.height, picture.height)
     by = pillow.Resampling.NEAREST if how.interpolation == "nearest" else pillow.Resampling.BILINEAR
     if how.antialias or how.interpolation == "nearest":
         made = picture.resize(size, by, box=(left, top, right, bottom))

@@ -176,9 +176,12 @@ def _parts_of(op: Mixing, count: int) -> np.ndarray:
 
 def _shares(seen: _Seen) -> PartShares:
     """The shares of a mix in stretches of its elements."""
-    op, parts, num_parts = seen.op, seen.parts, len(seen.op.parts)
+    op = seen.op
+    parts = seen.parts
+    num_parts = len(seen.op.parts)
     if parts.ndim == 2:
-        over_time, whole = parts, parts.mean(axis=0)
+        over_time = parts
+        whole = parts.mean(axis=0)
     else:
         whole = np.bincount(parts, minlength=num_parts) / len(parts)
         stretches = np.array_split(parts, min(MIXTURE_BINS, max(1, len(parts) // (4 * num_parts))))
@@ -233,9 +236,14 @@ def percent(share: float) -> str:
 # Small plots as SVG. Colours come from classes, which the page's style defines for light and dark.
 
 
-WIDTH, HEIGHT = 420, 150
-LEFT, RIGHT, TOP, BOTTOM = 44, 8, 8, 20
-INNER_WIDTH, INNER_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+WIDTH = 420
+HEIGHT = 150
+LEFT = 44
+RIGHT = 8
+TOP = 8
+BOTTOM = 20
+INNER_WIDTH = WIDTH - LEFT - RIGHT
+INNER_HEIGHT = HEIGHT - TOP - BOTTOM
 
 
 def line_plot(values: Sequence[float], *, title: str, first: str, last: str) -> str:
@@ -429,7 +437,8 @@ class Graph:
             after.append(op)
             op = op.parents[0]
         parts = [self._chain(parent) for parent in op.parents[:MOST_PARTS]]
-        in_order, half = after[::-1], MOST_NODES // 2
+        in_order = after[::-1]
+        half = MOST_NODES // 2
         shown = in_order if len(after) <= MOST_NODES else in_order[:half] + in_order[-half:]
         nodes = [self._node(each) for each in (op, *shown)]
         return NodeChain(nodes, parts, (len(op.parents) - len(parts), len(after) - len(shown)))
@@ -499,15 +508,18 @@ def on_nodes(graph: Graph, numbers: dict[str, Any]) -> dict[int, dict[str, Any]]
     Statistics know operations by their labels: those that look alike have their numbers together.
     """
     now = numbers["recent"] or numbers
-    operations, stages = _by_label(now["operations"], "operation"), _by_label(now["stages"], "stage")
+    operations = _by_label(now["operations"], "operation")
+    stages = _by_label(now["stages"], "stage")
     so_far = _by_label(numbers["stages"], "stage") | _by_label(numbers["operations"], "operation")
     times = {key: each["seconds"] for key, each in operations.items()}
     times = times or {key: each["busy_s"] for key, each in stages.items()}
-    whole_s, alike = sum(times.values()), Counter(node.key for node in graph.nodes)
+    whole_s = sum(times.values())
+    alike = Counter(node.key for node in graph.nodes)
     found = {}
     for node in graph.nodes:
         key = node.key
-        stage, known = stages.get(key), operations.get(key) or stages.get(key)
+        stage = stages.get(key)
+        known = operations.get(key) or stages.get(key)
         if known is None:
             continue
         words = _words(so_far[key]["elements"], known["elements"], times.get(key, 0.0), now["wall_s"])

@@ -166,8 +166,10 @@ class Verification:
 TIMEOUT_S = 60.0
 MEMORY_BYTES = 4 << 30
 MOST_DAMAGES = 100
-MOST_DEATHS, MOST_HANGS = 10, 3  # processes that may die, and records that may hang, of one file or folder
-OPENING_S, OPENED_BYTES_PER_S = 20.0, 10e6  # libraries are imported, and some formats read files to their end
+MOST_DEATHS = 10  # processes that may die, and records that may hang, of one file or folder
+MOST_HANGS = 3
+OPENING_S = 20.0  # libraries are imported, and some formats read files to their end
+OPENED_BYTES_PER_S = 10e6
 
 Progress = Callable[[int, int | None], None]
 
@@ -291,7 +293,9 @@ class _Run:
     """Checks units, and collects what is found."""
 
     def __init__(self, timeout_s: float, max_memory_bytes: int, max_damaged: int, progress: Progress):
-        self.timeout_s, self._max_memory_bytes, self._max_damaged = timeout_s, max_memory_bytes, max_damaged
+        self.timeout_s = timeout_s
+        self._max_memory_bytes = max_memory_bytes
+        self._max_damaged = max_damaged
         self._tell = progress
         self._parts: list[Part] = []
         self._damaged: list[Damage] = []
@@ -343,7 +347,8 @@ class _Run:
             self._now = _Progress(number)
 
     def _opened(self, length: int | None) -> None:
-        self._now.is_open, self._now.is_stream = True, length is None
+        self._now.is_open = True
+        self._now.is_stream = length is None
 
     def _failed(self, error: str) -> None:
         self._add(None, None, 0, error)
@@ -380,12 +385,14 @@ class _Run:
             self._add(None, place.first, 1, death)
             self._end_unit(unread_from=place.first + 1)
         else:
-            now.num_deaths, now.start = now.num_deaths + 1, place.first
+            now.num_deaths = now.num_deaths + 1
+            now.start = place.first
             if place.stop - place.first > 1:  # one of these records, which the next process reads one by one
                 now.careful = place.stop
             else:
                 self._add(*now.tried, 1, death)
-                now.num_hangs, now.start = now.num_hangs + hangs, now.start + 1
+                now.num_hangs = now.num_hangs + hangs
+                now.start = now.start + 1
             if now.num_deaths >= MOST_DEATHS or now.num_hangs >= MOST_HANGS:
                 if place.stop - place.first > 1:
                     self._add(None, place.first, place.stop - place.first, death)
@@ -403,7 +410,8 @@ class _Run:
         if both is not None:
             self._damaged[-1] = both
         elif len(self._damaged) == self._max_damaged:
-            self._is_stopped, self._now.unread_from = True, record
+            self._is_stopped = True
+            self._now.unread_from = record
         else:
             self._damaged.append(damage)
 
@@ -428,7 +436,8 @@ def _data_files(folder: str) -> Iterator[str]:
 # died of. Its messages are lines of JSON.
 
 
-BLOCK_S, BLOCK_RECORDS = 0.05, 1024  # blocks grow until they take this long, or have so many records
+BLOCK_S = 0.05  # blocks grow until they take this long, or have so many records
+BLOCK_RECORDS = 1024
 RUN_RECORDS = 8  # after so many records in a row that fail alike, one looks for the end of the damage
 BEAT_S = 1.0
 LONGEST_ERROR = 1000
@@ -440,8 +449,10 @@ class ParentLink:
 
     def __init__(self, numbers_fd: int, messages_fd: int, timeout_s: float):
         self._numbers = memoryview(mmap.mmap(numbers_fd, NUMBERS_BYTES)).cast("q")
-        self._messages_fd, self._timeout_s = messages_fd, timeout_s
-        self._parent, self._next_beat = os.getppid(), 0.0
+        self._messages_fd = messages_fd
+        self._timeout_s = timeout_s
+        self._parent = os.getppid()
+        self._next_beat = 0.0
         self.num_good = 0
 
     def say(self, *message: Any) -> None:
@@ -529,7 +540,8 @@ class Recordings:
     """Files of audio or video, which are decoded to their end: the source has no more than their paths."""
 
     def __init__(self, source: MediaFiles):
-        self._source, self.__where__ = source, source.__where__
+        self._source = source
+        self.__where__ = source.__where__
         self._check = {"audio": check_audio, "video": check_video}[source.KEY]
 
     def __len__(self) -> int:
@@ -561,12 +573,16 @@ class Check:
     """Reads a source to its end, and says which records cannot be read."""
 
     def __init__(self, source: Any, link: ParentLink, max_memory_bytes: int):
-        self._source, self._link, self._max_memory_bytes = source, link, max_memory_bytes
+        self._source = source
+        self._link = link
+        self._max_memory_bytes = max_memory_bytes
         self._where: Callable[[int], tuple[str | None, int | None]] = getattr(source, "__where__", lambda i: (None, i))
 
     def stream(self) -> None:
         """Reads a stream up to the first record that cannot be read: what follows is out of reach."""
-        link, elements, number = self._link, None, 0
+        link = self._link
+        elements = None
+        number = 0
         while True:
             link.reading(number, number + 1)
             try:
@@ -583,7 +599,8 @@ class Check:
 
     def records(self, length: int, start: int, careful: int) -> None:
         """Reads records by blocks, and those before `careful` one by one."""
-        at, size = start, 1
+        at = start
+        size = 1
         while at < length:
             if at < careful:
                 at = self._one_by_one(at, min(careful, length), length)
@@ -594,10 +611,12 @@ class Check:
             try:
                 self._read(at, stop)
             except Exception as e:
-                at, size = self._after_failure(at, stop, length, e), 1
+                at = self._after_failure(at, stop, length, e)
+                size = 1
                 continue
             self._link.num_good += stop - at
-            at, took_s = stop, time.monotonic() - begin
+            at = stop
+            took_s = time.monotonic() - begin
             size = min(2 * size, BLOCK_RECORDS) if took_s < BLOCK_S else max(1, size // 2)
 
     def _begin(self, start: int, stop: int) -> None:
@@ -628,15 +647,20 @@ class Check:
         return at
 
     def _one_by_one(self, start: int, stop: int, length: int) -> int:
-        at, run, last = start, 0, None
+        at = start
+        run = 0
+        last = None
         while at < stop:
             error = self._error_at(at)
             if error is None:
                 self._link.num_good += 1
-                at, run, last = at + 1, 0, None
+                at = at + 1
+                run = 0
+                last = None
                 continue
             alike = self._where(at)[0], likeness(error)
-            run, last = run + 1 if alike == last else 1, alike
+            run = run + 1 if alike == last else 1
+            last = alike
             end = at + 1 if run < RUN_RECORDS else self._end_of_run(at, length, alike)
             self._say_damaged(at, end, error)
             at = end
@@ -659,8 +683,10 @@ class Check:
 
         step = 1
         while start + step < length and fails(start + step):
-            start, step = start + step, 2 * step
-        bad, good = start, min(start + step, length)
+            start = start + step
+            step = 2 * step
+        bad = start
+        good = min(start + step, length)
         while good - bad > 1:
             middle = (bad + good) // 2
             bad, good = (middle, good) if fails(middle) else (bad, middle)

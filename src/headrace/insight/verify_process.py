@@ -68,7 +68,8 @@ class ReadingProcess:
         self.place = ReadingPlace(unit, 0, 0, 0)
         self.death: str | None = None
         self.hangs = self.is_started = False
-        self._doing, self._limit_s = "starting", task.timeout_s + STARTING_S
+        self._doing = "starting"
+        self._limit_s = task.timeout_s + STARTING_S
         self._first = map(str, (unit, start, careful))
 
     def messages(self) -> Generator[list[Any], None, None]:
@@ -104,7 +105,8 @@ class ReadingProcess:
     def _until_end(
         self, process: "subprocess.Popen[bytes]", read_fd: int, numbers: IO, errors: IO
     ) -> Generator[list[Any], None, None]:
-        rest, changed_at = b"", time.monotonic()
+        rest = b""
+        changed_at = time.monotonic()
         while True:
             readable, _, _ = select.select([read_fd], [], [], min(LONGEST_WAIT_S, self._task.timeout_s / 4))
             place, self.place = self.place, ReadingPlace(*NUMBERS.unpack(os.pread(numbers.fileno(), NUMBERS_BYTES, 0)))
@@ -120,7 +122,8 @@ class ReadingProcess:
                     break
             elif time.monotonic() - changed_at > self._limit_s:
                 if self._doing:  # else it is done, and takes long to leave
-                    self.death, self.hangs = f"{self._doing} hangs: no answer within {self._limit_s:.3g} seconds", True
+                    self.death = f"{self._doing} hangs: no answer within {self._limit_s:.3g} seconds"
+                    self.hangs = True
                 return
             else:
                 yield ["waiting"]
@@ -134,7 +137,8 @@ class ReadingProcess:
         if name == "opening":
             self.is_started, self._doing, self._limit_s = True, "opening", self._task.units[values[0]].opening_s
         elif name == "opened":
-            self._doing, self._limit_s = "reading", self._task.timeout_s
+            self._doing = "reading"
+            self._limit_s = self._task.timeout_s
         elif name in ("done", "refused"):
             self._doing = ""
 

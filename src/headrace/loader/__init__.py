@@ -74,12 +74,16 @@ class DataLoader(Viewable):
         worker_buffer_size = check_count("worker_buffer_size", worker_buffer_size, least=1)
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise PipelineError(f"read_options must be ReadOptions; got {type(read_options).__name__}.")
-        given, data_source = data_source, opened(data_source)
+        given = data_source
+        data_source = opened(data_source)
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
-        self._data_source, self._sampler, self._operations = given, sampler, tuple(operations)  # Keras
-        self._shard_options, self._read_options = shard_options, read_options  # makes another loader of these
+        self._data_source = given  # Keras
+        self._sampler = sampler
+        self._operations = tuple(operations)
+        self._shard_options = shard_options  # makes another loader of these
+        self._read_options = read_options
         self._multiprocessing_options = MultiprocessingOptions(
             num_workers=(os.cpu_count() or 1) if worker_count is None else worker_count,
             per_worker_buffer_size=worker_buffer_size,

@@ -162,7 +162,9 @@ class _OnRecord:
     """A user's operation as a function of records; its repr is that of the operation."""
 
     def __init__(self, op: Any, apply: Callable[[Callable[..., Any], Record], Any]):
-        self._op, self._function, self._apply = op, function_of(op), apply
+        self._op = op
+        self._function = function_of(op)
+        self._apply = apply
         self._draws_from_globals = isinstance(op, transforms.SeedGlobals)
 
     def __call__(self, record: Record) -> Any:
@@ -349,7 +351,8 @@ class _Steps(transforms.MapWithIndex):
     """Operations on one record that share its random number generator."""
 
     def __init__(self, operations: Sequence[Any], order: Order):
-        self._operations, self._order = operations, order
+        self._operations = operations
+        self._order = order
         self._steps = [(function_of(op), isinstance(op, RANDOM), isinstance(op, PLACED)) for op in operations]
         self._free: list[ReusableMetadata] = []  # one for each thread
         self._draws_from_globals = any(isinstance(op, transforms.SeedGlobals) for op in operations)

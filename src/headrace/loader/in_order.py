@@ -40,7 +40,9 @@ class InOrder:
     reads_in_order = True
 
     def __init__(self, source: Any, length: int, read_options: ReadOptions | None):
-        self._source, self._said_length, self._length = source, length, length
+        self._source = source
+        self._said_length = length
+        self._length = length
         num_threads = getattr(read_options, "num_threads", 1)
         self._num_threads = num_threads if isinstance(num_threads, int) and num_threads > 0 else 1
         found = (read for recognize, read in recognizers.items() if recognize(source))
@@ -92,14 +94,17 @@ class InOrder:
 
     def begin(self, iterator: Any) -> None:
         """Starts to count for a new iterator, which goes on where the last one stopped."""
-        last, first = None if self._reader is None else self._reader(), self._handed_over()
+        last = None if self._reader is None else self._reader()
+        first = self._handed_over()
         if last is not None:
             last.close()
         self._reader = weakref.ref(iterator)
         with self._lock:
             ahead = [self._kept[i] for i in range(first, self._count) if i in self._kept] if last is not None else []
             self._kept = dict(enumerate(ahead))
-            self._count, self._length, self._error = len(ahead), self._said_length, None
+            self._count = len(ahead)
+            self._length = self._said_length
+            self._error = None
 
     def _handed_over(self) -> int:
         """How many elements the iterator has handed over."""

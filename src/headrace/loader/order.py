@@ -30,7 +30,8 @@ class Order:
 
     def read(self, records: MapDataset) -> MapDataset:
         """The records of this shard, in order."""
-        sampler, count = self.sampler, len(records)
+        sampler = self.sampler
+        count = len(records)
         if not self.is_known:
             return MapDataset.select_from_datasets([records], _Selection(self, count))  # type: ignore[arg-type]
         if sampler.num_records > count:
@@ -117,7 +118,8 @@ class _Selection(transforms.DatasetSelectionMap):
     """The record keys of a user's sampler, as a selection from one dataset."""
 
     def __init__(self, order: Order, num_records: int):
-        self._order, self._num_records = order, num_records
+        self._order = order
+        self._num_records = num_records
         places = _num_places(order.sampler)
         shard = order.shard
         if places == sys.maxsize:
@@ -154,11 +156,13 @@ def _num_places(sampler: Any) -> int:
             return False
         return True
 
-    below, above = 0, 1  # `below` places exist
+    below = 0  # `below` places exist
+    above = 1
     while has(above - 1):
         if above >= 1 << 62:
             return sys.maxsize
-        below, above = above, 2 * above
+        below = above
+        above = 2 * above
     while below + 1 < above:
         middle = (below + above) // 2
         below, above = (middle, above) if has(middle - 1) else (below, middle)

@@ -95,7 +95,8 @@ def cached_from_parents(
 
     With `when`, only operations for which `when(op)` is true call their parents' method; others are not cached.
     """
-    name, key = method.__name__, _KNOWN + method.__name__
+    name = method.__name__
+    key = _KNOWN + method.__name__
 
     @functools.wraps(method)
     def fact(self: "Op") -> Any:
@@ -105,7 +106,8 @@ def cached_from_parents(
             op.__dict__[key] = _work_out(op, name)(op)
         return self.__dict__[key] if key in self.__dict__ else method(self)
 
-    fact.work_out, fact.when = method, when  # type: ignore[attr-defined]
+    fact.work_out = method  # type: ignore[attr-defined]
+    fact.when = when  # type: ignore[attr-defined]
     return fact
 
 

@@ -159,7 +159,8 @@ class MpPrefetch(Unary):
         return parents[0]  # it works ahead after the lanes are joined
 
     def how(self) -> str:
-        number, on_ray = self.options.num_workers, isinstance(self.options, RayOptions)
+        number = self.options.num_workers
+        on_ray = isinstance(self.options, RayOptions)
         if number is AUTOTUNE:
             found = "as many Ray actors as fit work ahead"
             return found if on_ray else "worker processes where a trial shows that they pay"

@@ -203,7 +203,8 @@ class FlatMapOp(Transformed):
     @property
     def children(self) -> Callable[[Any], list[Any]]:
         """The function from an element to its children, which checks the fan-out."""
-        fn, most = self.fn, None if self.is_stream else self.max_fan_out
+        fn = self.fn
+        most = None if self.is_stream else self.max_fan_out
 
         def children(element: Any) -> list[Any]:
             found = list(fn(element))

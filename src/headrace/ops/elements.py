@@ -83,7 +83,9 @@ _warned: dict[Any, Any] = {}  # of the module `warnings`: each line of the user'
 
 
 def _map_kernel(op: MapOp) -> Kernel:
-    batch_fn, rows_fn, skips_none = op.batch_fn, op.rows_fn, op.skips_none
+    batch_fn = op.batch_fn
+    rows_fn = op.rows_fn
+    skips_none = op.skips_none
     fn: Any = None if op.batched else op.fn
 
     def kernel(block: Block, idx: Any) -> Block:
@@ -173,7 +175,8 @@ def _map_rows(op: MapOp, fn: Callable[[list[Any]], list[Any]], block: Block, idx
 
 
 def _map_with_index_kernel(op: MapWithIndexOp | PlacedMap) -> Kernel:
-    fn, skips_none = op.fn, isinstance(op, MapWithIndexOp)
+    fn = op.fn
+    skips_none = isinstance(op, MapWithIndexOp)
 
     def kernel(block: Block, idx: Any) -> Block:
         numbers = ints(idx)

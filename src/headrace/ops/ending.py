@@ -176,7 +176,8 @@ def mark_shard(op: Op, total: int) -> None:
 
 def tell_uneven_shards(batch: BatchOp) -> None:
     """Warns if the shards of a dataset have different numbers of batches: hosts that take steps together would hang."""
-    op, epochs = batch.parent, 1
+    op = batch.parent
+    epochs = 1
     while isinstance(op, Unary) and _SHARDED not in op.__dict__:
         if isinstance(op, Repeat):
             epochs *= op.num_epochs or 0  # an endless one has no number of batches
@@ -199,10 +200,12 @@ def tell_uneven_shards(batch: BatchOp) -> None:
 def tell_dropped_rows(op: Op) -> None:
     """Warns if a global batch leaves out the last rows of its dataset."""
     if isinstance(op, BatchOfRows):
-        parent, size = (op.parent.parent if isinstance(op.parent, OwnRows) else op.parent), op.rows.batch_size
+        parent = op.parent.parent if isinstance(op.parent, OwnRows) else op.parent
+        size = op.rows.batch_size
         count: float | None = None if parent.endless else parent.length()
     elif isinstance(op, GlobalBatch) and op.num_lanes == 1 and op.num_batches is None:
-        parent, size = op.parent, op.batch_size
+        parent = op.parent
+        size = op.batch_size
         count = num_outputs(parent)
     else:
         return

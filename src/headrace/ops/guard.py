@@ -77,10 +77,14 @@ class Guard:
         is_lost: Callable[[Exception], bool] = lambda error: False,
         timeout_s: float | None = None,
     ):
-        self.report, self.saw, self.timeout_s, self.skips = report, saw, timeout_s, not policy.raises
+        self.report = report
+        self.saw = saw
+        self.timeout_s = timeout_s
+        self.skips = not policy.raises
         self.now: dict[int, GuardedCall] = {}  # by thread, the call that it is in, if calls are timed
         self.known: Collection[str] = ()  # keys of elements that took too long before
-        self._policy, self._is_lost = policy, is_lost
+        self._policy = policy
+        self._is_lost = is_lost
         self._local = threading.local()
 
     @contextlib.contextmanager
@@ -218,7 +222,8 @@ def guarded_kernel(op: Op, guard: Guard) -> "GuardedKernel":
         return lambda block, idx, where: guard.timed(op, where, kernel, block, idx)
     if isinstance(op, MapOp) and (op.batch_fn is not None or op.rows_fn is not None):
         return partial(_many, op, kernel, guard)
-    start, none = _calls(op), isinstance(op, MapOp) and not op.skips_none
+    start = _calls(op)
+    none = isinstance(op, MapOp) and not op.skips_none
 
     def guarded(block: Block, idx: Any, where: Where) -> Block:
         numbers = None if idx is None else ints(idx)

@@ -50,7 +50,10 @@ class Gather:
 
     def __init__(self, program: Program, source: Source | DiskCache, guard: Guard | None):
         finds = guard is None or not guard.skips  # a guard that skips reads one by one itself
-        self.program, self.read, self.op, self.source = program, reader(source, finds=finds), source, source.source
+        self.program = program
+        self.read = reader(source, finds=finds)
+        self.op = source
+        self.source = source.source
 
     def __call__(self, idx: Indices) -> Block:
         rows = self.program(idx)
@@ -77,7 +80,8 @@ def _(op: Source, guard: Guard | None = None) -> Fetch:
 def _(op: UserDataset, guard: Guard | None = None) -> Fetch:
     read = partial(timed, op, user_reader(op, finds=guard is None or not guard.skips))
     if not op.parents:  # it is a source: its own indices need not go past the first epoch
-        program, read_source = Program([], modulo=op.length()), read
+        program = Program([], modulo=op.length())
+        read_source = read
         read = lambda idx: read_source(program(idx))  # noqa: E731
     return guarded_read(read, op, op, guard)
 
@@ -88,7 +92,9 @@ class CachedItems(dict[int, Any]):
 
 @fetcher.register
 def _(op: Cache, guard: Guard | None = None) -> Fetch:
-    parent, length, items = fetcher(op.parent, guard), op.length(), op.kept.of(CachedItems)
+    parent = fetcher(op.parent, guard)
+    length = op.length()
+    items = op.kept.of(CachedItems)
 
     def fetch(idx: Indices) -> Block:
         wanted = [i % length for i in ints(idx)]
@@ -151,7 +157,9 @@ def _(op: RouteOp, guard: Guard | None = None) -> Fetch:
 
 @fetcher.register
 def _(op: Zip, guard: Guard | None = None) -> Fetch:
-    parts, lengths, length = [fetcher(part) for part in op.parts], [p.length() for p in op.parts], op.length()
+    parts = [fetcher(part) for part in op.parts]
+    lengths = [p.length() for p in op.parts]
+    length = op.length()
 
     def fetch(idx: Indices) -> Block:
         rows = [part(_same_epoch(idx, length, n)).own_rows() for part, n in zip(parts, lengths, strict=True)]
@@ -182,7 +190,8 @@ class KernelChain:
     """A chain of operations on elements and indices: maps indices down to the base, then elements back up."""
 
     def __init__(self, base: Fetch, layers: list[Layer]):
-        self._base, self._layers = base, layers  # the last layer first
+        self._base = base  # the last layer first
+        self._layers = layers
 
     def __call__(self, idx: Indices) -> Block:
         wanted = [idx]
@@ -283,7 +292,8 @@ def _filter_kernel(op: FilterOp, guard: Guard | None) -> Kernel:
 
 
 def _filter_guarded(op: FilterOp, guard: Guard, block: Block, idx: Any) -> Block:
-    rows, fn = block.own_rows(), op.fn
+    rows = block.own_rows()
+    fn = op.fn
     kept = call_each(op, rows, ints(idx), lambda row, _: fn(row), guard, index_of(op, idx), none=False)
     return Rows([BAD if k is BAD else row if k else None for row, k in zip(rows, kept, strict=True)], owned=True)
 
@@ -330,7 +340,8 @@ def _children(op: FlatMapOp, rows: list[Any], numbers: list[int], guard: Guard |
 @fetcher.register
 def _(op: BatchOp, guard: Guard | None = None) -> Fetch:
     """The function also takes `empty`, which makes the arrays to stack elements in."""
-    parent, layout = fetcher(op.parent, guard), _BatchLayout(op)
+    parent = fetcher(op.parent, guard)
+    layout = _BatchLayout(op)
     make = make_batch if guard is None else partial(_batch_of_good, guard)
     if isinstance(parent, Gather) and parent.op.gathers_columns and op.batch_fn is None:
         return partial(_gather_batches, layout, parent, _batch_columns(parent.source))
@@ -400,7 +411,9 @@ class _BatchLayout:
     """The concatenated parent indices of batches, and where each batch begins and ends in them."""
 
     def __init__(self, op: BatchOp):
-        self.op, self._length, self._parent_length = op, op.length(), op.parent.length()
+        self.op = op
+        self._length = op.length()
+        self._parent_length = op.parent.length()
 
     def __call__(self, idx: Indices) -> tuple[Indices, list[tuple[int, int]]]:
         if isinstance(idx, range) and idx.step == 1 and idx.start // self._length == idx[-1] // self._length:
@@ -412,7 +425,8 @@ class _BatchLayout:
 
     def _consecutive(self, idx: range) -> tuple[Indices, list[tuple[int, int]]]:
         """Consecutive batches of one epoch: their elements are consecutive too."""
-        size, n = self.op.batch_size, self._parent_length
+        size = self.op.batch_size
+        n = self._parent_length
         epoch, first = divmod(idx.start, self._length)
         start = epoch * n + first * size
         flat = range(start, min(start + len(idx) * size, (epoch + 1) * n))

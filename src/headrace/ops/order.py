@@ -45,7 +45,8 @@ class IndexOp(Unary):
 
 def by_epoch(idx: np.ndarray, n: int, rewrite: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
     """Rewrites indices within their epochs: `rewrite` gets the indices of one epoch, counted from its start."""
-    first, last = int(idx.min()) // n, int(idx.max()) // n
+    first = int(idx.min()) // n
+    last = int(idx.max()) // n
     if first == last:
         return rewrite(idx - first * n, first) + first * n if first else rewrite(idx, 0)
     epochs = idx // n
@@ -128,7 +129,8 @@ class WindowShuffle(IndexOp):
         return shuffled_indices(np.arange(size), size - 1, seed)[::-1]
 
     def indices(self, idx: np.ndarray) -> np.ndarray:
-        n, size = self.length(), self.window_size
+        n = self.length()
+        size = self.window_size
         per_epoch = -(-n // size)
         epochs, within = np.divmod(idx, n)
         windows, offsets = np.divmod(within, size)
@@ -136,7 +138,8 @@ class WindowShuffle(IndexOp):
         out = np.empty_like(idx)
         for window in sorted(set(windows.tolist())):
             here = windows == window
-            epoch, start = window // per_epoch, window % per_epoch * size
+            epoch = window // per_epoch
+            start = window % per_epoch * size
             last = min(size, n - start) - 1
             out[here] = shuffled_indices(offsets[here], last, self.window_seed(window)) + (start + epoch * n)
         return out
@@ -166,9 +169,12 @@ class GroupShuffle(IndexOp):
     def _within_epoch(self, idx: np.ndarray, epoch: int) -> np.ndarray:
         ends, shift, cuts = self._plan(epoch)
         windows = np.searchsorted(cuts, idx, side="right") - 1
-        first, rows = windows.min(), np.empty_like(idx)
+        first = windows.min()
+        rows = np.empty_like(idx)
         for window in (first + np.flatnonzero(np.bincount(windows - first))).tolist():  # cheaper than `np.unique`
-            here, start, stop = windows == window, cuts[window], cuts[window + 1]
+            here = windows == window
+            start = cuts[window]
+            stop = cuts[window + 1]
             seed = self._seed(epoch, window)
             rows[here] = shuffled_indices(idx[here] - start, int(stop - start) - 1, seed) + start
         return rows + shift[np.searchsorted(ends, rows, side="right")]
@@ -191,9 +197,11 @@ class GroupShuffle(IndexOp):
         return found
 
     def _cuts(self, ends: np.ndarray) -> np.ndarray:
-        cuts, group = [0], 0
+        cuts = [0]
+        group = 0
         while group < len(ends):
-            begin, start = cuts[-1], int(ends[group - 1]) if group else 0
+            begin = cuts[-1]
+            start = int(ends[group - 1]) if group else 0
             full = int(np.searchsorted(ends, begin + self.window_size, side="right"))
             if full > group and begin == start:  # whole groups
                 cuts.append(int(ends[full - 1]))

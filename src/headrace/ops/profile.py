@@ -24,7 +24,8 @@ class OperationTime:
     __slots__ = ("elements", "seconds")
 
     def __init__(self) -> None:
-        self.seconds, self.elements = 0.0, 0
+        self.seconds = 0.0
+        self.elements = 0
 
 
 class Profile:
@@ -46,8 +47,10 @@ class Profile:
 
     def run(self, work: Callable[..., T], *args: Any) -> T:
         """Does a piece of work, and measures it."""
-        outer, thread = here.profile, threading.get_ident()
-        begin, cpu_begin = time.perf_counter(), time.thread_time()
+        outer = here.profile
+        thread = threading.get_ident()
+        begin = time.perf_counter()
+        cpu_begin = time.thread_time()
         try:
             here.profile = self
             measuring.threads.add(thread)
@@ -62,8 +65,10 @@ class Profile:
 
     def call(self, op: Op, function: Callable[..., Any], args: Any, named: Any) -> Any:
         """Calls a function of an operation, which returns a block or a run, and counts its time."""
-        outer, self._inner_s = self._inner_s, 0.0
-        made, begin = None, time.perf_counter()
+        outer = self._inner_s
+        self._inner_s = 0.0
+        made = None
+        begin = time.perf_counter()
         try:
             made = function(*args, **named)
             return made
@@ -102,7 +107,8 @@ class _Here(threading.local):
     waited_s = 0.0
 
 
-measuring, here = _Measuring(), _Here()
+measuring = _Measuring()
+here = _Here()
 
 
 def timed(op: Op, function: Callable[..., T], *args: Any, **named: Any) -> T:
@@ -134,7 +140,8 @@ def labelled(named: Callable[[str], Any]) -> Callable[[Op], AbstractContextManag
 @contextmanager
 def annotated(annotate: Callable[[Op], AbstractContextManager[Any]]) -> Iterator[None]:
     """Within it, every operation of this process is computed in a context of its own."""
-    before, measuring.annotate = measuring.annotate, annotate
+    before = measuring.annotate
+    measuring.annotate = annotate
     measuring.threads.add(ALL_THREADS)
     try:
         yield

@@ -84,7 +84,8 @@ class Program:
             if _lies_within(idx, n):
                 return idx
             idx = as_array(idx)
-        first, last = int(idx.min()) // n, int(idx.max()) // n
+        first = int(idx.min()) // n
+        last = int(idx.max()) // n
         if first == last:
             return idx - first * n if first else idx
         return idx % n
@@ -113,7 +114,8 @@ class Program:
         for step in self.steps:
             assert isinstance(step, Slice)
             if isinstance(out, range) and _lies_within(out, step.count):
-                start, stride = out.start * step.step + step.start, out.step * step.step
+                start = out.start * step.step + step.start
+                stride = out.step * step.step
                 out = range(start, start + len(out) * stride, stride)
             else:
                 out = step.indices(as_array(out))
@@ -156,7 +158,8 @@ class Together:
         if len(planned) < len(programs):
             order = order[np.isin(which[order], list(planned))]
         counts = np.bincount(which[order])[list(planned)]
-        ends, idx = np.cumsum(counts), inner[order]
+        ends = np.cumsum(counts)
+        idx = inner[order]
         firsts = idx[ends - counts]
         values = run_together(list(planned.values()), idx, counts)
         values.setflags(write=False)

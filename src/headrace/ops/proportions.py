@@ -60,7 +60,8 @@ class Shares:
         if min(counts) == inf:
             return inf
         cycles = min(count // own for count, own in zip(counts, self._counts, strict=True) if count < inf)
-        rest, place = 0, None  # walks the parts backwards: outputs that a part finds left, and the earliest one missing
+        rest = 0  # walks the parts backwards: outputs that a part finds left, and the earliest one missing
+        place = None
         for count, own in zip(reversed(counts), reversed(self._counts), strict=True):
             if place is not None:
                 place = -(-(place + 1) * (rest + own) // rest) - 1  # among those that this part finds
@@ -77,7 +78,8 @@ class Shares:
             return which[k], inner[k]
         if not len(k):
             return np.empty(0, np.intp), np.empty(0, np.int64)
-        first, last = int(k.min()) // BLOCK, int(k.max()) // BLOCK
+        first = int(k.min()) // BLOCK
+        last = int(k.max()) // BLOCK
         if self._is_cheaper_alone(len(k), first):
             pairs = [self._one(output) for output in k.tolist()]
             return np.array([part for part, _ in pairs], np.intp), np.array([number for _, number in pairs], np.int64)
@@ -112,11 +114,13 @@ class Shares:
 
     def _consecutive(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Consecutive outputs: those that each part finds left are consecutive as well."""
-        which, inner = np.empty(stop - first, np.intp), np.empty(stop - first, np.int64)
+        which = np.empty(stop - first, np.intp)
+        inner = np.empty(stop - first, np.int64)
         left = np.arange(stop - first)
         rest = self._period
         for part, p in enumerate(self._counts):
-            begin, end = -(-first * p // rest), -(-stop * p // rest)  # the range of its elements among them
+            begin = -(-first * p // rest)  # the range of its elements among them
+            end = -(-stop * p // rest)
             if begin < end:
                 numbers = np.arange(begin, end)
                 places = (_exact(numbers, rest * end) * rest // p - first).astype(np.int64)
@@ -127,23 +131,31 @@ class Shares:
                 keep = np.ones(len(left), bool)
                 keep[places] = False
                 left = left[keep]
-            first, stop, rest = first - begin, stop - end, rest - p
+            first = first - begin
+            stop = stop - end
+            rest = rest - p
         return which, inner
 
     def _iteration(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Outputs in any order: those that a part takes are dropped before the next part."""
-        which, inner = np.empty(len(k), np.intp), np.empty(len(k), np.int64)
-        left, rest, k = np.arange(len(k)), self._period, _exact(k, self._period**2)
+        which = np.empty(len(k), np.intp)
+        inner = np.empty(len(k), np.int64)
+        left = np.arange(len(k))
+        rest = self._period
+        k = _exact(k, self._period**2)
         for part, p in enumerate(self._counts):
             after = k * (rest - p) // rest
             mine = after == (k + 1) * (rest - p) // rest
             if mine.any():
-                here, others = left[mine], ~mine
+                here = left[mine]
+                others = ~mine
                 which[here], inner[here] = part, (k - after)[mine]
-                left, after = left[others], after[others]
+                left = left[others]
+                after = after[others]
                 if not len(left):
                     break
-            k, rest = after, rest - p
+            k = after
+            rest = rest - p
         return which, inner
 
     def _one(self, k: int) -> tuple[int, int]:
@@ -153,7 +165,8 @@ class Shares:
             after = k * left // rest
             if (k + 1) * left // rest == after:
                 return part, k - after
-            k, rest = after, left
+            k = after
+            rest = left
         raise AssertionError("the last part takes what is left")
 
 

@@ -49,7 +49,8 @@ def _items(items: list[Any] | tuple[Any, ...], idx: Indices) -> list[Any]:
 def _nth(values: range, idx: Indices) -> Indices:
     """The numbers of a range at these indices."""
     if isinstance(idx, range):
-        first, last = values[idx[0]], values[idx[-1]]
+        first = values[idx[0]]
+        last = values[idx[-1]]
         step = idx.step * values.step
         return range(first, last + (1 if step > 0 else -1), step)
     if values.start == 0 and values.step == 1:
@@ -70,12 +71,17 @@ class _SeededReader:
     """Reads items one by one, with the generators of the process seeded for each."""
 
     def __init__(self, op: SeededSource):
-        self._op, self._length, self._rng = op, op.length(), CounterRng(op.seed)
+        self._op = op
+        self._length = op.length()
+        self._rng = CounterRng(op.seed)
         source = op.source
         self._read = source.__getitem__ if hasattr(source, "__getitem__") else lambda i: source.__getitems__([i])[0]
 
     def __call__(self, idx: Indices) -> Rows:
-        at, read, length, indices = self._rng.at, self._read, self._length, ints(idx)
+        at = self._rng.at
+        read = self._read
+        length = self._length
+        indices = ints(idx)
         feed = iter(indices)
         with seeded_globals() as seeded:  # which also keeps other threads from `self._rng`
             try:
@@ -118,7 +124,8 @@ def first_error(errors: list[Exception], fetch: Fetch, idx: Indices) -> Exceptio
 
 def _find_first(fetch: Fetch, idx: Indices) -> Exception | None:
     """Fetches elements again, each time half of those among which the first one that fails must be."""
-    start, stop = 0, len(idx)
+    start = 0
+    stop = len(idx)
     while start < stop:
         middle = max((start + stop) // 2, start + 1)
         try:
@@ -145,10 +152,14 @@ class _ManyReader:
     """Reads many items with one call, or one by one if the first such call has turned out not to work."""
 
     def __init__(self, op: Source | DiskCache | UserDataset, source: Any):
-        self._op, self._source, self._getitems = op, source, op.kept.of(GetItems)
+        self._op = op
+        self._source = source
+        self._getitems = op.kept.of(GetItems)
 
     def __call__(self, idx: Indices) -> Rows:
-        op, source, indices = self._op, self._source, ints(idx)
+        op = self._op
+        source = self._source
+        indices = ints(idx)
         if self._getitems.works is False:
             return _read_each(op, source.__getitem__, indices)
         try:
@@ -171,7 +182,8 @@ class _ManyReader:
 
 def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
     made = source.__getitems__(list(indices))
-    items, is_list = list(made), not isinstance(made, Mapping | str | bytes)
+    items = list(made)
+    is_list = not isinstance(made, Mapping | str | bytes)
     if is_list and len(items) == len(indices):
         return items
     gave = f"`__getitems__` of {type(source).__name__} gave a {type(made).__name__} of {len(items)} items for "

@@ -11,7 +11,8 @@ from headrace.ops.base import Op
 from headrace.ops.blocks import Block
 from headrace.ops.profile import Profile
 
-MEASURED_RUN_S, CALL_S = 50e-6, 2e-6  # what measuring costs: for a run, and for each call of an operation in it
+MEASURED_RUN_S = 50e-6  # what measuring costs: for a run, and for each call of an operation in it
+CALL_S = 2e-6
 MOST_COST = 0.005  # of all time, for measuring
 FIRST_PHASE_S = 1e-3  # how long measuring may take at first, and before it pauses
 MOST_DEBT_S = 5e-3  # how much longer, for runs unlike all that were measured
@@ -81,13 +82,17 @@ class StageRecord:
         *,
         measures_all: bool = False,
     ):
-        self.where, self.op = where, None if op is None else weakref.ref(op)
-        self.computed_by, self.buffered = 1, None
+        self.where = where
+        self.op = None if op is None else weakref.ref(op)
+        self.computed_by = 1
+        self.buffered = None
         self.operations = operations or Operations()
         self._lock = threading.RLock()  # a signal handler may come back here
         self.elements = self.left_out = self._runs = self._measured = self._measured_bytes = 0
         self.busy_s = self.waited_s = self.starved_s = self.cpu_s = 0.0
-        self._measure_at, self._sampling, self._measures_all = 1, _Sampling(), measures_all
+        self._measure_at = 1
+        self._sampling = _Sampling()
+        self._measures_all = measures_all
 
     def add(self, block: Block, busy_s: float = 0.0, waited_s: float = 0.0, starved_s: float = 0.0) -> None:
         """Counts a run."""
@@ -186,12 +191,14 @@ class _Kind:
     def __init__(self) -> None:
         self.like: _Measured | None = None
         self.phase = 0  # in which the last was measured
-        self.work_s, self.elements = 0.0, 0
+        self.work_s = 0.0
+        self.elements = 0
 
     def take(self) -> tuple[float, int]:
         """The work and the outputs since the last call."""
         taken = self.work_s, self.elements
-        self.work_s, self.elements = 0.0, 0
+        self.work_s = 0.0
+        self.elements = 0
         return taken
 
 
@@ -228,7 +235,8 @@ class _Sampling:
             self._needed_s *= 1 if longest.phase == self._phase else 2
             self.is_due = False
         elif not self.is_due and (self._credit_s >= self._needed_s or self._is_strange(kind)):
-            self.is_due, self._phase = True, self._phase + 1
+            self.is_due = True
+            self._phase = self._phase + 1
         return kind
 
     def _is_strange(self, kind: _Kind) -> bool:
@@ -271,7 +279,8 @@ class Operations:
     def take(self) -> list[tuple[str, float, float]]:
         """The times since the last call."""
         with self._lock:
-            taken, self._times = self._times, {}
+            taken = self._times
+            self._times = {}
         return [(label, *numbers) for (_, label), numbers in taken.items()]
 
     def numbers(self) -> dict[tuple[str, str], tuple[float, float]]:
@@ -313,7 +322,8 @@ class Recorder:
 
     def __init__(self, *, measures_all: bool = False) -> None:
         self.records: dict[Any, StageRecord] = {}
-        self.operations, self._measures_all = Operations(), measures_all
+        self.operations = Operations()
+        self._measures_all = measures_all
         self.outputs = StageRecord(operations=self.operations, measures_all=measures_all)
         self.consumer_s = 0.0
         self._last_end_s: float | None = None
@@ -338,7 +348,8 @@ class Recorder:
         """Counts a run that the consumer gets."""
         if self._last_end_s is not None:
             self.consumer_s += begin_s - self._last_end_s
-        self._last_end_s, took_s = end_s, end_s - begin_s
+        self._last_end_s = end_s
+        took_s = end_s - begin_s
         self.outputs.add(block, took_s, starved_s=waited_s)
         self.outputs.add_profile(profile, took_s - waited_s, len(block))
         if not self.snapshots or end_s - self.snapshots[-1].at_s > SNAPSHOT_S:

@@ -178,7 +178,9 @@ def plan(weights: np.ndarray, lags: Lags, error: PipelineError | None = None) ->
     num_parts = len(lags)
     e = 1 / (2 * num_parts - 2) if num_parts > 1 else 0.0
     ahead = np.cumsum(weights, axis=0) + lags
-    may, must, part = [], [], []
+    may = []
+    must = []
+    part = []
     for i in range(num_parts):
         numbers = np.arange(int(ahead[BLOCK - 1, i] - e) + 2)  # the elements that may come, and one more
         may.append(np.searchsorted(ahead[:, i], numbers + e))
@@ -214,7 +216,9 @@ def _soonest_first(may: np.ndarray, must: np.ndarray, part: np.ndarray) -> np.nd
     order = np.argsort(may, kind="stable")
     jobs = list(zip(must[order].tolist(), part[order].tolist(), strict=True))
     until = np.searchsorted(may[order], np.arange(BLOCK), side="right").tolist()
-    which, waiting, seen = np.empty(BLOCK, np.intp), [], 0
+    which = np.empty(BLOCK, np.intp)
+    waiting = []
+    seen = 0
     for step in range(BLOCK):
         # In exact arithmetic some element may always come; with rounding, it may be the next one.
         stop = max(until[step], seen + (not waiting))
@@ -285,7 +289,8 @@ class ScheduledMix(Mixing):
         """A block of elements, as if parts that never have a weight were not there; with many parts, it looks further
         ahead. The digest is that of a state within the block: older ones have planned with all parts.
         """
-        first, ahead = block * BLOCK, max(BLOCK, 4 * len(self.parts))
+        first = block * BLOCK
+        ahead = max(BLOCK, 4 * len(self.parts))
         weights, error = self.schedule.shares(first, first + BLOCK + ahead, self._parts, self.lane)
         if error is not None and not len(weights):
             raise error

@@ -160,7 +160,8 @@ class UserDataset(Op):
         return self.dataset.element_spec
 
     def label(self) -> str:
-        kind, paths = type(self.dataset), getattr(self.dataset, "_paths", None)
+        kind = type(self.dataset)
+        paths = getattr(self.dataset, "_paths", None)
         if paths and kind.__module__.startswith("headrace.sources."):
             from headrace.storage.files import shown_paths  # few programs need it
 

@@ -123,7 +123,8 @@ class StoredArrays:
 
     def __init__(self, path: Path, *, group: str = "/", keys: Sequence[str] | None = None):
         self._path = existing(path, what=f"Files of {type(self).__name__}")
-        self._group, self._keys = group, checked_keys(keys)
+        self._group = group
+        self._keys = checked_keys(keys)
         self._lock = threading.Lock()
         self._open: tuple[Any, Any] | None = None  # the file, and the tree of its arrays
         self._mapped = MappedFiles()
@@ -216,7 +217,8 @@ class StoredArrays:
     def close(self) -> None:
         """Closes the file; reading from the source opens it again."""
         with self._lock:
-            opened, self._open = self._open, None
+            opened = self._open
+            self._open = None
         if opened is not None:
             self._close_file(opened[0])
 
@@ -338,10 +340,8 @@ class WholeArrays(ArrayDataSource):
         super().__init__(map_paths(read, self._paths))
 
     def __repr__(self) -> str:
-        paths, arrays = (
-            map_paths(with_identity_digest, self._paths),
-            super().__repr__().removeprefix("ArrayDataSource("),
-        )
+        paths = map_paths(with_identity_digest, self._paths)
+        arrays = super().__repr__().removeprefix("ArrayDataSource(")
         return f"{type(self).__name__}({paths!r}, {arrays}"
 
 
@@ -427,7 +427,8 @@ def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it is a single array, not an archive")
         with loaded as archive:
-            arrays, chosen = {}, chosen_keys(path, archive.files, keys)
+            arrays = {}
+            chosen = chosen_keys(path, archive.files, keys)
             sizes = {entry.filename: entry.file_size for entry in archive.zip.infolist()}  # type: ignore[union-attr]
             check_size(f"it has {len(chosen)} arrays of data", sum(sizes.get(f"{key}.npy", 0) for key in chosen))
             for key in chosen:
@@ -448,7 +449,8 @@ def _check_header(archive: Any, key: str) -> None:
         if version not in read:
             return
         shape, _, dtype = read[version](member)
-        size, there = math.prod(shape) * dtype.itemsize, archive.getinfo(name).file_size - member.tell()
+        size = math.prod(shape) * dtype.itemsize
+        there = archive.getinfo(name).file_size - member.tell()
     if size > there and not dtype.hasobject:
         raise ValueError(f"its shape is {list(shape)} of {dtype}, which takes {size} bytes, but it has {there}")
 
@@ -465,7 +467,8 @@ def _parse_idx(stream: Any) -> np.ndarray:
     head = _read_up_to(stream, 4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_DTYPES:
         raise ValueError(f"it begins with {head.hex(' ') or 'nothing'}, where two zeros and a type should be")
-    dtype, num_axes = np.dtype(IDX_DTYPES[head[2]]), head[3]
+    dtype = np.dtype(IDX_DTYPES[head[2]])
+    num_axes = head[3]
     lengths = _read_up_to(stream, 4 * num_axes)
     start = 4 + 4 * num_axes
     if len(lengths) < 4 * num_axes:
@@ -524,8 +527,10 @@ class ZarrDataSource(StoredArrays):
         super().__init__(path, group=group, keys=keys)
 
     def _open_file(self) -> Any:
-        zarr, storage = optional("zarr", extra="zarr"), optional("zarr.storage", extra="zarr")
-        store, options = self._path, {}
+        zarr = optional("zarr", extra="zarr")
+        storage = optional("zarr.storage", extra="zarr")
+        store = self._path
+        options = {}
         if store.endswith(".zip"):
             store = _checked_store()(storage.ZipStore(files.local_copy(store), mode="r"))
         elif not files.is_remote(store):

@@ -94,14 +94,17 @@ class _ArrayRecordReader:
         return self.num_records // (int(written[1]) if written else 1)
 
     def read(self, places: list[int]) -> list[bytes]:
-        first, last, count = places[0], places[-1], len(places)
+        first = places[0]
+        last = places[-1]
+        count = len(places)
         in_a_row = last - first + 1 == count
         reader = self._reader
         with damage(RuntimeError):
             if self._cores_pay(count, in_a_row=in_a_row):
                 return reader.read(first, last + 1) if in_a_row else reader.read(places)
             begin = time.perf_counter()
-            seek, read = reader.seek, reader.read
+            seek = reader.seek
+            read = reader.read
             if in_a_row:
                 seek(first)
                 records = [read() for _ in places]

@@ -46,7 +46,8 @@ class ArrowDataSource(TableDataSource):
         with self._blaming(path):
             reader = self._reader(path)
             wanted = self._choice.schema(path, schema_without_views(reader.schema))
-            groups, nulls = [], set()
+            groups = []
+            nulls = set()
             for i in range(reader.num_batches):
                 table = with_columns(table_without_views(reader.table(i, wholly=_has_views(reader.schema))), wanted)
                 groups.append(RowGroup(file, i, table.num_rows, f"record batch {i}"))
@@ -84,7 +85,8 @@ class _Batches:
         self.schema, names = reader.schema, reader.schema.names
         if choice.columns is not None:
             reader = open_with(included_fields=list(map(names.index, choice.columns_read(names))))
-        self._lock, self._reader = threading.Lock(), reader
+        self._lock = threading.Lock()
+        self._reader = reader
         self._all = None if is_file else list(reader)
         self.num_batches = reader.num_record_batches if self._all is None else len(self._all)
 

@@ -71,7 +71,8 @@ class _BagzReader:
             raise PipelineError(f"Bagz's reader does not take the options {dict(options)!r}: {e}") from e
         with damage(ValueError, FileNotFoundError), _plain_name(path) as name:
             self._reader: Any = bagz.Reader(name, chosen)
-        self._path, self._file = path, files.LocalFile(path)  # the reader maps it
+        self._path = path  # the reader maps it
+        self._file = files.LocalFile(path)
         self._pace = pace
         self.num_records = len(self._reader)
 
@@ -98,7 +99,9 @@ def shards_of(path: str) -> list[str]:
     found = re.fullmatch(r"(.*)@(\d+|\*)(\.[^/@]*)?", path, re.DOTALL)
     if found is None:
         return []
-    name, count, suffix = found[1], found[2], found[3] or ""
+    name = found[1]
+    count = found[2]
+    suffix = found[3] or ""
     if count == "*":
         return [f"{name}-?????-of-?????{suffix}"]
     return [f"{name}-{i:05d}-of-{int(count):05d}{suffix}" for i in range(int(count))]

@@ -37,7 +37,8 @@ class RecordEnds:
     """
 
     def __init__(self, delimiter: str, quote_char: str | None):
-        self._delimiter, self._quote = delimiter.encode(), (quote_char or "").encode()
+        self._delimiter = delimiter.encode()
+        self._quote = (quote_char or "").encode()
         opening = rb"(?<![^\r\n%b])" % re.escape(self._delimiter)
         q = re.escape(self._quote or b'"')
         self._quoted = re.compile(rb"%b%b[^%b]*+(?:%b%b[^%b]*+)*+(?:%b|\Z)" % (opening, q, q, q, q, q, q))
@@ -150,9 +151,12 @@ class CsvDataSource(TableDataSource):
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
-        names, groups, nulls = self.column_names and list(self.column_names), [], set()
+        names = self.column_names and list(self.column_names)
+        groups = []
+        nulls = set()
         types: dict[str, Any] = {}
-        offset, line = 0, 1
+        offset = 0
+        line = 1
         for block in self._blocks(path):
             place = f"the lines from {line} on, at offset {offset}"
             with self._blaming(f"{path}, {place},"):
@@ -163,7 +167,8 @@ class CsvDataSource(TableDataSource):
                     groups.append(RowGroup(file, (offset, len(block), tuple(names)), table.num_rows, place))
                     types |= {f.name: _wider(types.get(f.name, f.type), f.type) for f in table.schema}
                     nulls |= columns_with_nulls(table)
-            offset, line = offset + len(block), line + num_lines(block)
+            offset = offset + len(block)
+            line = line + num_lines(block)
         if names is None:
             raise DataError(f"{path} is empty: it has no line with the names of columns. Give `column_names`.")
         unknown = arrow().null()
@@ -188,13 +193,17 @@ class CsvDataSource(TableDataSource):
 
     def _blocks(self, path: str) -> Iterator[bytes]:
         """A file in blocks of whole records; the names of the columns are a separate block."""
-        records, in_header = RecordEnds(self.delimiter, self.quote_char), self.column_names is None
+        records = RecordEnds(self.delimiter, self.quote_char)
+        in_header = self.column_names is None
         held: list[bytes] = []
         for piece in self._pieces(path, records):
-            ends, start = records.of(piece).tolist(), 0
+            ends = records.of(piece).tolist()
+            start = 0
             for end in dict.fromkeys([*ends[:1], *ends[-1:]] if in_header else ends[-1:]):
                 yield b"".join([*held, piece[start:end]])
-                held, start, in_header = [], end, False
+                held = []
+                start = end
+                in_header = False
             held.append(piece[start:])
             self._check_length(path, sum(map(len, held)))
         if rest := b"".join(held):
@@ -210,7 +219,8 @@ class CsvDataSource(TableDataSource):
 
     def _pieces(self, path: str, records: RecordEnds) -> Iterator[bytes]:
         """A file in pieces in which record ends can be found."""
-        file, offset = self._file(path), 0
+        file = self._file(path)
+        offset = 0
         while piece := file.read(offset, max(self.block_bytes, MAGIC_BYTES)):
             offset += len(piece)
             while records.is_cut(piece) and (more := file.read(offset, self.block_bytes)):

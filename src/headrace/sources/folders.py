@@ -77,7 +77,8 @@ def _listed_far_away(root: str, suffixes: Suffixes) -> list[str]:
 
 def _chosen(root: str, found: list[str], flat: bool | None, suffixes: Suffixes, what: str) -> tuple[list[str], bool]:
     """The names of the files to read, in order, and whether they have no classes."""
-    loose, classed = [name for name in found if "/" not in name], [name for name in found if "/" in name]
+    loose = [name for name in found if "/" not in name]
+    classed = [name for name in found if "/" in name]
     if not found:
         raise PipelineError(f"There is no {what} under {root}: none of its files ends in {', '.join(suffixes)}.")
     if flat is None and loose and classed:

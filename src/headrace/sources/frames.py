@@ -75,7 +75,8 @@ def _of_lists(column: Any) -> Any:
     pa = arrow()
     if not isinstance(column, pa.ListArray | pa.LargeListArray) or not len(column) or column.null_count:
         return column
-    lengths, items = np.diff(column.offsets.to_numpy()), column.flatten()
+    lengths = np.diff(column.offsets.to_numpy())
+    items = column.flatten()
     if has_nulls(items) or (lengths != lengths[0]).any():
         return column
     spec = spec_of(items.type, nulls=False)
@@ -103,7 +104,8 @@ class FrameRows:
     """The rows of a table of which some columns are not numbers."""
 
     def __init__(self, columns: dict[Any, Any], *, named: bool):
-        self._columns, self._named = columns, named
+        self._columns = columns
+        self._named = named
         self._length = len(trees.leaves(next(iter(columns.values())))[0])
 
     def __len__(self) -> int:
@@ -117,7 +119,8 @@ class FrameRows:
         columns = self._taken(places_of(indices, len(self), "rows"))
         if not self._named:
             return list(columns[None])
-        names, rows = tuple(columns), zip(*map(_rows, columns.values()), strict=True)
+        names = tuple(columns)
+        rows = zip(*map(_rows, columns.values()), strict=True)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def __getbatch__(self, indices: np.ndarray) -> Any:

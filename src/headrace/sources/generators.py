@@ -51,7 +51,8 @@ class LazyIterator(Iterator[T]):
     """The elements of an iterable that a function makes when the first element is requested."""
 
     def __init__(self, make: Callable[[], Iterable[T]], label: str):
-        self._make, self._label = make, label
+        self._make = make
+        self._label = label
         self._iterator: Iterator[T] | None = None
         self._closed = False
 
@@ -82,7 +83,8 @@ class LazyIterator(Iterator[T]):
         self._drop()
 
     def _drop(self) -> None:
-        iterator, self._iterator = self._iterator, None
+        iterator = self._iterator
+        self._iterator = None
         close = getattr(iterator, "close", None)
         if close is not None:
             close()

@@ -201,7 +201,8 @@ class NumberColumn:
     """
 
     def __init__(self, chunks: list[Any], shape: tuple[int, ...]):
-        self.shape, self._width = shape, int(np.prod(shape, dtype=np.int64))
+        self.shape = shape
+        self._width = int(np.prod(shape, dtype=np.int64))
         lengths = [len(chunk) for chunk in chunks]
         for size in shape:
             chunks = [_items(chunk, size) for chunk in chunks]
@@ -210,7 +211,8 @@ class NumberColumn:
         self._ends = np.cumsum(lengths)
         self._buffers: list[np.ndarray] = []
         known: dict[int, int] = {}  # buffers by address
-        self._buffer_of, shift = np.zeros(len(chunks), np.int64), np.zeros(len(chunks), np.int64)
+        self._buffer_of = np.zeros(len(chunks), np.int64)
+        shift = np.zeros(len(chunks), np.int64)
         for i, chunk in enumerate(chunks if self._width else []):
             whole, start = self._place(chunk)
             self._buffer_of[i] = known.setdefault(whole.address, len(known))
@@ -244,7 +246,8 @@ class NumberColumn:
     def _take_from_many(self, numbers: np.ndarray, starts: np.ndarray) -> np.ndarray:
         taken = np.empty((len(starts), self._width), self.dtype)
         if len(self._buffers) * ROWS_PER_BUFFER > len(starts) and self.dtype != bool:
-            buffers, width = self._buffers, self._width
+            buffers = self._buffers
+            width = self._width
             for row, number, start in zip(taken, numbers.tolist(), starts.tolist(), strict=True):
                 row[:] = buffers[number][start : start + width]
             return taken
@@ -254,7 +257,8 @@ class NumberColumn:
         return taken
 
     def _take(self, number: int, starts: np.ndarray) -> np.ndarray:
-        items, width = self._buffers[number], self._width
+        items = self._buffers[number]
+        width = self._width
         if self.dtype == bool:
             bits = starts[:, None] + np.arange(width)
             return (items[bits >> 3] >> (bits & 7).astype(np.uint8) & 1).astype(bool)
@@ -278,8 +282,10 @@ class Objects:
     """A column of anything else; the offsets in a chunk are checked before its first value is read."""
 
     def __init__(self, chunks: list[Any], name: str, features: Any, *, decode: bool):
-        self._chunks, self._parts = chunks, Parts(map(len, chunks))
-        self._name, self._convert = name, conversion(features[name], encoded=not decode)
+        self._chunks = chunks
+        self._parts = Parts(map(len, chunks))
+        self._name = name
+        self._convert = conversion(features[name], encoded=not decode)
         self._decode = (features if decode else encoded(features)).decode_column
         self._checked: set[int] = set()
 
@@ -312,7 +318,8 @@ class Lists:
     shape = (None,)
 
     def __init__(self, chunks: list[Any]):
-        self._chunks, self._parts = chunks, Parts(map(len, chunks))
+        self._chunks = chunks
+        self._parts = Parts(map(len, chunks))
         self.dtype = np.dtype(chunks[0].type.value_type.to_pandas_dtype())
         self._opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by chunk: where lists begin, and all items
 
@@ -393,7 +400,8 @@ class HuggingFaceDataSource:
 
     def __init__(self, dataset: Any, *, split: str | None = None, decode: bool = True):
         dataset = self._dataset = checked(dataset, "Dataset", split)
-        given, self._decode = dataset.format, decode
+        given = dataset.format
+        self._decode = decode
         if not decode and given["type"] is not None and encoded(dataset.features) != dataset.features:
             raise PipelineError("`decode=False` is for a dataset without a format: call its `with_format(None)` first.")
         self._formatted = given["type"] is not None
@@ -455,7 +463,8 @@ class HuggingFaceDataSource:
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        features, decode = self.features, self._decode
+        features = self.features
+        decode = self._decode
         return {
             name: column(self._chunks(name), shape, name, features, decode=decode)
             for name, shape in self._shapes.items()
@@ -477,7 +486,8 @@ class HuggingFaceDataSource:
             raise DataError(f"{self._places.row_name(e.row)}, column {name!r}: {e}. Is the file damaged?") from e
 
     def _shape_of(self, name: str) -> Shape:
-        chunks, num_rows = self._chunks(name), 0
+        chunks = self._chunks(name)
+        num_rows = 0
         try:
             for chunk in chunks:
                 # What `datasets` reads is checked now, and the rest when values are read.
@@ -627,7 +637,8 @@ class HuggingFaceRows(IterDataset[Element]):
         self._dataset = dataset
 
     def __iter__(self) -> Iterator[Element]:  # type: ignore[override]  (the class gives states to those without)
-        dataset, convert = self._dataset, _conversion_of_rows(self._dataset)
+        dataset = self._dataset
+        convert = _conversion_of_rows(self._dataset)
         if _forgets(dataset._ex_iterable):
             return LazyIterator(lambda: map(convert, copy_of(dataset)), self._label)
         return HuggingFaceIterator(dataset, convert, self._label)

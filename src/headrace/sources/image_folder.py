@@ -65,10 +65,13 @@ class ImageFolderDataSource:
     def __init__(self, root: str | os.PathLike, *, flat: bool | None = None, channels: int = 3, decode: bool = True):
         if channels not in (1, 3):
             raise PipelineError(f"`channels` is 1 (grey) or 3 (red, green, blue); got {channels!r}.")
-        self._channels, self._decode = channels, decode
+        self._channels = channels
+        self._decode = decode
         self._root = files.absolute(root)
         found = find_files(self._root, SUFFIXES, "image", flat=flat)
-        self._names, self._flat, self._labels = found.names, found.is_flat, found.labels
+        self._names = found.names
+        self._flat = found.is_flat
+        self._labels = found.labels
         self.class_names: list[str] = found.class_names
 
     @property

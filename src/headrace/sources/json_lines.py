@@ -117,7 +117,8 @@ def _note_text(value: bytes) -> str:
 
 
 def _noted_dict(values: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    plain, notes = {}, {}
+    plain = {}
+    notes = {}
     for name, value in values.items():
         if not isinstance(name, str):
             check_name(name)  # raises
@@ -242,7 +243,8 @@ def json_value(line: bytes) -> Any:
     try:
         value, end = _scan_value(text, 0)
     except (StopIteration, json.JSONDecodeError):  # maybe white space at the front
-        value, end = json.loads(text), len(text)
+        value = json.loads(text)
+        end = len(text)
     if text[end:] not in _LINE_ENDS:
         value = json.loads(text)
     return restored(value) if _NOTE in line else value
@@ -293,7 +295,8 @@ class LineIndex(Index):
     Its numbers are the number of bounds, the bounds, and the numbers of the blank lines.
     """
 
-    SUFFIX, FOLDER = ".headrace-lines", "lines"
+    SUFFIX = ".headrace-lines"
+    FOLDER = "lines"
 
     def _find(self, file: files.File) -> np.ndarray:
         bounds, blank = scan(file, self.path, self.advance)
@@ -331,7 +334,9 @@ def scan(
             "`JsonLinesIterDataset` or `TextLinesIterDataset`, or decompress it."
         )
     begin = np.array([len(BOM) if head.startswith(BOM) else 0])
-    found, dubious, at = [begin], [begin], 0
+    found = [begin]
+    dubious = [begin]
+    at = 0
     step = REMOTE_SCAN_BYTES if files.is_remote(path) else SCAN_BYTES
     while at < file.size:
         block = file.read(at, min(step, file.size - at))
@@ -370,7 +375,8 @@ def near_ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, 
     cuts = np.flatnonzero(starts[1:] - stops[:-1] > GAP_BYTES) + 1
     if 2 * len(cuts) > len(starts):  # cutting costs more than the few calls saved
         return list(zip(starts.tolist(), (stops - starts).tolist(), strict=True)), lambda read: read
-    firsts, lasts = np.append(0, cuts), np.append(cuts, len(starts)) - 1
+    firsts = np.append(0, cuts)
+    lasts = np.append(cuts, len(starts)) - 1
     begins = starts[firsts]
     which = np.repeat(np.arange(len(firsts)), lasts - firsts + 1)
 
@@ -392,7 +398,9 @@ T = TypeVar("T")
 class LinesDataSource(IndexedFiles[T]):
     """The lines of files, by index."""
 
-    _what, _digest, _indexing_threads = "lines", "sha256", 8
+    _what = "lines"
+    _digest = "sha256"
+    _indexing_threads = 8
     _format: ClassVar[LineFormat]
 
     def __init__(self, paths: Any, *, index_dir: str | os.PathLike | None = None):
@@ -422,11 +430,14 @@ class LinesDataSource(IndexedFiles[T]):
 
     def _read(self, places: np.ndarray) -> list[bytes]:
         """The lines of elements at ascending places; several remote files are read concurrently."""
-        wanted, cuts, num_bytes = [], [], []
+        wanted = []
+        cuts = []
+        num_bytes = []
         for number, _, inside in self._parts.runs(places):
             index = self._indexes[number]
             lines = index.line_numbers(inside, skips_blank=self._format.skips_blank)
-            starts, stops = index.bounds[lines], index.bounds[lines + 1]
+            starts = index.bounds[lines]
+            stops = index.bounds[lines + 1]
             ranges, cut = near_ranges(starts, stops)
             wanted.append((index.path, ranges))
             cuts.append(cut)
@@ -485,7 +496,9 @@ class TextLinesDataSource(LinesDataSource[str]):
 
 
 MOST_BLOCKS = 32
-MAGIC_BYTES, SKIPPABLE_HEADER_BYTES, BLOCK_HEADER_BYTES = 4, 8, 3
+MAGIC_BYTES = 4
+SKIPPABLE_HEADER_BYTES = 8
+BLOCK_HEADER_BYTES = 3
 SKIPPABLE = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: a frame without data
 DICTIONARY_BYTES = (0, 1, 2, 4)
 CONTENT_SIZE_BYTES = (0, 2, 4, 8)
@@ -501,7 +514,8 @@ class Frame:
         self._zstd = zstd
         self._header = b""  # the bytes read so far of the next header
         self._skipped = 0  # bytes to skip before it
-        self._blocks_follow, self._is_over = False, False
+        self._blocks_follow = False
+        self._is_over = False
 
     def decompress(self, data: bytes, _: int = 0) -> bytes:
         """The decompressed bytes of the next blocks; unused input is in `unconsumed_tail`."""
@@ -516,11 +530,13 @@ class Frame:
 
     def _after_some_blocks(self, data: bytes) -> int:
         """Goes from header to header, and leaves it to the library to check them."""
-        at, num_blocks = 0, 0
+        at = 0
+        num_blocks = 0
         while at < len(data) and not self._is_over:
             if self._skipped:
                 step = min(self._skipped, len(data) - at)
-                self._skipped, at = self._skipped - step, at + step
+                self._skipped = self._skipped - step
+                at = at + step
                 continue
             if num_blocks == MOST_BLOCKS:
                 return at
@@ -538,7 +554,8 @@ class Frame:
         return SKIPPABLE_HEADER_BYTES if self._header[1:MAGIC_BYTES] == SKIPPABLE else MAGIC_BYTES + 1
 
     def _read_header(self) -> None:
-        header, self._header = self._header, b""
+        header = self._header
+        self._header = b""
         if self._blocks_follow:
             number = int.from_bytes(header, "little")
             is_repeated = number >> 1 & 3 == 1  # one byte, repeated `size` times
@@ -608,7 +625,9 @@ def _from_line(chunks: Iterable[bytes], skipped: int, path: str) -> Iterator[byt
     for chunk in chunks:
         cut = min(skipped, len(chunk))
         if cut:
-            last, chunk, skipped = chunk[cut - 1 : cut], chunk[cut:], skipped - cut
+            last = chunk[cut - 1 : cut]
+            chunk = chunk[cut:]
+            skipped = skipped - cut
         if chunk:
             if last != b"\n":
                 raise _not_a_line(path)
@@ -643,11 +662,14 @@ def _codec(head: bytes, max_window_bytes: int) -> _Codec | None:
 
 def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plain: int, at: int) -> Iterator[bytes]:
     """The plain bytes of the frames from offset `at` on, after `plain` bytes; adds each frame to `frames`."""
-    data, frame, is_full = b"", None, False
+    data = b""
+    frame = None
+    is_full = False
     while (data := data or file.read(COMPRESSED_READ_BYTES)) or is_full:
         if frame is None:
             zeros = len(data) - len(data.lstrip(b"\0"))  # gzip files may be padded with them
-            data, at = data[zeros:], at + zeros
+            data = data[zeros:]
+            at = at + zeros
             if not data:
                 continue
             frame = codec.make()
@@ -662,7 +684,9 @@ def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plai
                 ) from e
             raise _damaged(path, at, f"it cannot be decompressed from there ({e})") from e
         rest = frame.unused_data if frame.eof else frame.unconsumed_tail
-        at, plain, data = at + len(data) - len(rest), plain + len(chunk), rest
+        at = at + len(data) - len(rest)
+        plain = plain + len(chunk)
+        data = rest
         is_full = not frame.eof and len(chunk) == PLAIN_BYTES  # zlib may have more output without more input
         frame = None if frame.eof else frame
         if chunk:
@@ -748,10 +772,15 @@ class LinesIterator(DatasetIterator[Line]):
 
     def __init__(self, paths: list[str], form: LineFormat, max_line_bytes: int, max_window_bytes: int):
         super().__init__()
-        self._max_line_bytes, self._max_window_bytes = max_line_bytes, max_window_bytes
-        self._paths, self._format, self._parse = paths, form, form.parser()
+        self._max_line_bytes = max_line_bytes
+        self._max_window_bytes = max_window_bytes
+        self._paths = paths
+        self._format = form
+        self._parse = form.parser()
         # The next line: its file, its number in it, and its offset in the decompressed bytes.
-        self._file, self._line, self._offset = 0, 0, 0
+        self._file = 0
+        self._line = 0
+        self._offset = 0
         self._frames: Frames = collections.deque()
         self._chunks: Generator[bytes, None, None] | None = None  # of the open file
         self._lines: Iterator[bytes] = iter(())
@@ -797,7 +826,9 @@ class LinesIterator(DatasetIterator[Line]):
                 self._lines = iter(io.BytesIO(block))
                 return
             self._close_file()
-            self._file, self._line, self._offset = self._file + 1, 0, 0
+            self._file = self._file + 1
+            self._line = 0
+            self._offset = 0
             self._frames.clear()
         raise StopIteration
 
@@ -811,7 +842,8 @@ class LinesIterator(DatasetIterator[Line]):
                 self._paths[self._file], self._offset, self._frames, max_window_bytes=self._max_window_bytes
             )
         drop_frames_before(self._frames, self._offset)
-        pieces, num_bytes = [self._rest], len(self._rest)
+        pieces = [self._rest]
+        num_bytes = len(self._rest)
         for chunk in self._chunks:
             num_bytes += chunk.find(b"\n") + 1 or len(chunk)
             if num_bytes > self._max_line_bytes:  # before all of it is in memory
@@ -858,7 +890,9 @@ class LinesIterator(DatasetIterator[Line]):
 
     def _close_file(self) -> None:
         """Closes the file, and forgets what was read ahead."""
-        chunks, self._chunks = self._chunks, None
-        self._lines, self._rest = iter(()), b""
+        chunks = self._chunks
+        self._chunks = None
+        self._lines = iter(())
+        self._rest = b""
         if chunks is not None:
             chunks.close()

@@ -132,7 +132,9 @@ class AudioDataSource(MediaFiles):
         contents: Whether elements have the bytes of files instead of their paths.
     """
 
-    KEY, SUFFIXES, _what = "audio", AUDIO, "audio file"
+    KEY = "audio"
+    SUFFIXES = AUDIO
+    _what = "audio file"
 
 
 class VideoDataSource(MediaFiles):
@@ -151,7 +153,9 @@ class VideoDataSource(MediaFiles):
         contents: As there.
     """
 
-    KEY, SUFFIXES, _what = "video", VIDEO, "video"
+    KEY = "video"
+    SUFFIXES = VIDEO
+    _what = "video"
 
 
 # ----------------------------------------------------------------------------------------------------------- clips

@@ -83,11 +83,16 @@ def _is_text(begin: bytes) -> bool:
     return b"\0" not in begin and not any(form.begins(begin) for form in _TELLING if form.begins)
 
 
-_CSV, _IDX = "csv.CsvDataSource", "array_files.IdxDataSource"
-_JSON, _JSON_STREAM = "json_lines.JsonLinesDataSource", "json_lines.JsonLinesIterDataset"
-_TEXT, _TEXT_STREAM = "json_lines.TextLinesDataSource", "json_lines.TextLinesIterDataset"
-_TFRECORD, _TFRECORD_STREAM = "tfrecord.TFRecordDataSource", "tfrecord.TFRecordIterDataset"
-_ARRAY_RECORD, _RIEGELI = "array_record.ArrayRecordDataSource", _starts(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f")
+_CSV = "csv.CsvDataSource"
+_IDX = "array_files.IdxDataSource"
+_JSON = "json_lines.JsonLinesDataSource"
+_JSON_STREAM = "json_lines.JsonLinesIterDataset"
+_TEXT = "json_lines.TextLinesDataSource"
+_TEXT_STREAM = "json_lines.TextLinesIterDataset"
+_TFRECORD = "tfrecord.TFRecordDataSource"
+_TFRECORD_STREAM = "tfrecord.TFRecordIterDataset"
+_ARRAY_RECORD = "array_record.ArrayRecordDataSource"
+_RIEGELI = _starts(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f")
 _ARROW = _starts(b"ARROW1", b"\xff\xff\xff\xff", b"FEA1")
 _BINARY = (
     Format(
@@ -334,7 +339,9 @@ def open_named(splits: Mapping[str, list[str]], split: str, what: str, open_file
     parts = parts_of(split, splits, what, hint)
     names = list(dict.fromkeys(part.name for part in parts))
     if len(names) > 1:
-        firsts, lengths, num_before = {}, {}, 0
+        firsts = {}
+        lengths = {}
+        num_before = 0
         for name in names:
             firsts[name], lengths[name] = num_before, _length_alone(open_files(_one_or_all(splits[name])), what)
             num_before += lengths[name]
@@ -500,7 +507,8 @@ def identify_parts(
             return form, [folder], form.checksums
         paths = parts = _files_in(folder, format)
     else:
-        paths, given = paths_of(path), [path] if isinstance(path, str | os.PathLike) else path
+        paths = paths_of(path)
+        given = [path] if isinstance(path, str | os.PathLike) else path
         parts = [os.fsdecode(one) for one in given] if any(map(_has_range, given)) else paths
     form = _form_of_files(paths) if format is None else named(format)
     return form, parts, checksums_of(form, _begin(paths[0]))

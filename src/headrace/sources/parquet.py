@@ -96,7 +96,8 @@ class ParquetDataSource(TableDataSource):
     def _count(self, groups: list[RowGroup]) -> list[int]:
         if self.filters is None or not groups:
             return super()._count(groups)
-        path, expression = self.paths[groups[0].file], self._choice.expression
+        path = self.paths[groups[0].file]
+        expression = self._choice.expression
         with self._blaming(path), self._file(path) as reader:
             schema = reader.schema_arrow
             looked_at = self._choice.looks_at(schema.names)
@@ -158,7 +159,9 @@ def with_nulls(reader: Any, wanted: Any, columns: Sequence[str] | None, *, noted
     the footer are read.
     """
     footers = [reader.metadata.row_group(i) for i in range(reader.metadata.num_row_groups)]
-    types, chosen, first = {field.name: field.type for field in wanted}, set(columns or ()), 0
+    types = {field.name: field.type for field in wanted}
+    chosen = set(columns or ())
+    first = 0
     for field in reader.schema_arrow:
         leaves = range(first, first + len(_leaves(field.type)))
         first = leaves.stop
@@ -242,7 +245,9 @@ class _Opener:
     """Opens files that must have the same columns as the first of them."""
 
     def __init__(self, first: str, choice: ColumnSelection, read_kwargs: dict[str, Any]):
-        self._first, self._choice, self._read_kwargs = first, choice, read_kwargs
+        self._first = first
+        self._choice = choice
+        self._read_kwargs = read_kwargs
         self._pool = files.Pool(CYCLE_LENGTH)
 
     def open(self, path: str) -> "_ParquetFile":
@@ -283,7 +288,10 @@ class _ParquetFile:
     """An open file, in which a column has the same type in all row groups."""
 
     def __init__(self, path: str, reader: Any, choice: ColumnSelection, mapped: MappedFiles):
-        self._path, self._reader, self._choice, self._mapped = path, reader, choice, mapped
+        self._path = path
+        self._reader = reader
+        self._choice = choice
+        self._mapped = mapped
         with _closed_after_errors(self):
             self.schema = one_schema([path], [schema_without_views(reader.schema_arrow)], choice)
             self._notes = notes_in(path, reader.schema_arrow)
@@ -341,7 +349,8 @@ class ParquetRows(IterDataset[Row]):
 
     def __init__(self, path: str, opener: _Opener):
         super().__init__()
-        self._path, self._opener = path, opener
+        self._path = path
+        self._opener = opener
 
     def __iter__(self) -> "ParquetIterator":
         return ParquetIterator(self._path, self._opener)
@@ -352,7 +361,8 @@ class ParquetIterator(GroupIterator[Row]):
 
     def __init__(self, path: str, opener: _Opener):
         super().__init__()
-        self._path, self._opener = path, opener
+        self._path = path
+        self._opener = opener
         self._file: _ParquetFile | None = None
         self._rows: Iterator[Row] = iter(())  # of the row group that was read last, from `_row` on
 
@@ -370,7 +380,9 @@ class ParquetIterator(GroupIterator[Row]):
         columns = self._next_columns()
         if columns is None:
             return None
-        file, group, start = self._open(), self._group, self._row
+        file = self._open()
+        group = self._group
+        start = self._row
         end = min(start + n, file.lengths[group])
         if file.is_columnar and not file.is_bare:
             block = Columns({name: column[start:end].copy() for name, column in columns.items()}, end - start)
@@ -406,20 +418,26 @@ class ParquetIterator(GroupIterator[Row]):
 
     def _next_columns(self) -> dict[str, np.ndarray] | None:
         """Goes to the row group of the next row, and reads it; None at the end of the file."""
-        file, group, row = self._open(), self._group, self._row
+        file = self._open()
+        group = self._group
+        row = self._row
         self._check_place(file.lengths)
         while row == sum(file.lengths[group : group + 1]):
             if group + 1 >= len(file.lengths):
-                self._group, self._row = group, row
+                self._group = group
+                self._row = row
                 self._close_file()
                 return None
-            group, row = group + 1, 0
+            group = group + 1
+            row = 0
         columns = self._read(group)
-        self._group, self._row = group, row
+        self._group = group
+        self._row = row
         return columns
 
     def _check_place(self, lengths: list[int]) -> None:
-        group, row = self._group, self._row
+        group = self._group
+        row = self._row
         num_rows = lengths[group] if 0 <= group < len(lengths) else 0
         if not 0 <= group < max(1, len(lengths)) or not 0 <= row <= num_rows:
             raise StateError(

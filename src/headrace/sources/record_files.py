@@ -270,7 +270,8 @@ def _part(given: Any) -> FilePart:
     found = re.fullmatch(r"(.*)\[(\d*):(\d*)\]", path, re.DOTALL) if path.endswith("]") else None
     if found is None:
         return FilePart(path, 0, None)
-    start, stop = int(found[2] or 0), int(found[3]) if found[3] else None
+    start = int(found[2] or 0)
+    stop = int(found[3]) if found[3] else None
     if stop is not None and stop < start:
         raise PipelineError(f"{path} asks for records from {start} to {stop}: the end is before the start.")
     return FilePart(files.like(path, found[1]), start, stop)

@@ -25,7 +25,8 @@ class SlicedSource(BlockSource[Any]):
     """
 
     def __init__(self, source: Any, ranges: Sequence[tuple[int, int]], split: str):
-        self._source, self._split = source, split
+        self._source = source
+        self._split = split
         self._parts = Parts(stop - start for start, stop in ranges)
         self._starts = np.array([start for start, _ in ranges], np.int64)
 

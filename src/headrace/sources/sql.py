@@ -93,8 +93,10 @@ class SqlDataSource(BlockSource[Row]):
         if paramstyle not in PLACEHOLDERS:
             raise PipelineError(f"`paramstyle` must be one of {list(PLACEHOLDERS)}; got {paramstyle!r}.")
         self._connect = connect
-        self._query, self._key = query.strip().rstrip(";"), key
-        self._parameters, self._paramstyle = tuple(parameters), paramstyle
+        self._query = query.strip().rstrip(";")
+        self._key = key
+        self._parameters = tuple(parameters)
+        self._paramstyle = paramstyle
         self._local = threading.local()
         self._lock = threading.Lock()
         self._column = key  # as the database spells it, once known
@@ -156,7 +158,8 @@ class SqlDataSource(BlockSource[Row]):
         return [dict(zip(names, found[key], strict=True)) for key in wanted]
 
     def _lookup(self, count: int) -> str:
-        placeholder, first = PLACEHOLDERS[self._paramstyle], len(self._parameters) + 1
+        placeholder = PLACEHOLDERS[self._paramstyle]
+        first = len(self._parameters) + 1
         listed = ", ".join(placeholder(number) for number in range(first, first + count))
         return f"SELECT * FROM ({self._query}\n) AS q WHERE {_identifier(self._column)} IN ({listed})"
 
@@ -173,7 +176,8 @@ class SqlDataSource(BlockSource[Row]):
         except sqlite3.DatabaseError as e:
             raise DataError(f"{self!r} is damaged, or not an SQLite file: {e}.") from without_secrets(e)
         except Exception as e:
-            told, note = without_secrets(e), redacted(f"reading {self!r} with the query: {query[:1000]}")
+            told = without_secrets(e)
+            note = redacted(f"reading {self!r} with the query: {query[:1000]}")
             if told is not e:  # drivers quote connection strings with passwords
                 raise RemoteError(f"{told}, {note}") from told
             e.add_note(note)

@@ -141,14 +141,16 @@ def extents(array: Any) -> Iterator[tuple[int, int, int]]:
 def _pairs(array: Any) -> np.ndarray:
     """Maps, each as a list of pairs of key and value."""
     objects = np.empty(len(array), object)
-    keys, items = values_of(array.keys, None), values_of(array.items, None)
+    keys = values_of(array.keys, None)
+    items = values_of(array.items, None)
     for i, begin, end in extents(array):
         objects[i] = list(zip(keys[begin:end], items[begin:end], strict=True))
     return objects
 
 
 def _dicts(array: Any) -> np.ndarray:
-    objects, names = np.empty(len(array), object), [field.name for field in array.type]
+    objects = np.empty(len(array), object)
+    names = [field.name for field in array.type]
     rows = zip(*(values_of(child, None) for child in array.flatten()), strict=True)
     for i, (valid, row) in enumerate(zip(array.is_valid().to_pylist(), rows, strict=True)):
         if valid:
@@ -157,7 +159,9 @@ def _dicts(array: Any) -> np.ndarray:
 
 
 def _scalars(array: Any) -> np.ndarray:
-    objects, types, kind = np.empty(len(array), object), arrow().types, array.type
+    objects = np.empty(len(array), object)
+    types = arrow().types
+    kind = array.type
     # In NumPy, an int beside a null would become a float.
     plain = types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind)
     plain = plain or types.is_nested(kind) or is_view(kind)
@@ -179,7 +183,8 @@ def without_views(kind: Any) -> Any:
 
 def with_leaves(kind: Any, change: Callable[[Any], Any]) -> Any:
     """A pyarrow type, with a function applied to the types inside it that are not nested."""
-    pa, types = arrow(), arrow().types
+    pa = arrow()
+    types = arrow().types
     if types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, with_leaves(kind.value_type, change), kind.ordered)
     if types.is_struct(kind):
@@ -329,7 +334,9 @@ class LruCache:
     """
 
     def __init__(self, most: int, weigh: Callable[[Any], int], make: Callable[[Any], Any] | None = None):
-        self._most, self._weigh, self._make = most, weigh, make
+        self._most = most
+        self._weigh = weigh
+        self._make = make
         self._lock = threading.Lock()
         self._weight = 0
         self._kept: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
@@ -541,7 +548,11 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
 
 
 KEY = b"headrace"
-ARRAY, LIST, TUPLE, FIELDS, PYTHON = "array", "list", "tuple", "fields", "python"
+ARRAY = "array"
+LIST = "list"
+TUPLE = "tuple"
+FIELDS = "fields"
+PYTHON = "python"
 _AS_PYTHON = (np.dtype(np.int64), np.dtype(np.float64), np.dtype(bool))  # in lists
 
 
@@ -717,7 +728,8 @@ def _tuples(array: Any, note: Any) -> list[Any]:
 
 def _arrays(array: Any, dtype: str | None, hint: list[int | None], note: Any) -> list[Any]:
     """Arrays of the lists in lists that `hint` has sizes for."""
-    begins, items = [], array
+    begins = []
+    items = array
     for _ in hint:
         begins.append(items.offsets.to_numpy())
         items = items.values
@@ -736,7 +748,8 @@ def _arrays(array: Any, dtype: str | None, hint: list[int | None], note: Any) ->
             if (sizes != sizes[0]).any():
                 raise DataError("the lists of an array have different lengths, which Headrace does not write")
             shape.append(int(sizes[0]))
-            begin, end = int(offsets[begin]), int(offsets[end])
+            begin = int(offsets[begin])
+            end = int(offsets[end])
         arrays[i] = make(begin, end if len(shape) == len(hint) else begin).reshape(shape_of_lists(shape, hint))
     return arrays
 
@@ -816,7 +829,9 @@ class StoredScans:
         try:
             with self._place.open() as file:
                 data = file.read()
-            magic, checksum, data = data[:8], data[8:12], data[12:]
+            magic = data[:8]
+            checksum = data[8:12]
+            data = data[12:]
             if magic != _MAGIC or int.from_bytes(checksum, "little") != zlib.crc32(data):
                 return
             stored = json.loads(data)
@@ -916,7 +931,8 @@ class TableDataSource:
 
     def _scan_all(self) -> list[Scan]:
         """The scans of all files; those of a large set are stored together."""
-        numbers, intern = range(len(self.paths)), interned()
+        numbers = range(len(self.paths))
+        intern = interned()
         is_stored = self.stores and StoredScans.serves(self.paths)
         stored = StoredScans(self.paths, self.what, self.columns) if is_stored else None
         scans: dict[int, Scan] = {}
@@ -1162,7 +1178,8 @@ class GroupIterator(DatasetIterator[T]):
 
     def __init__(self):
         super().__init__()
-        self._group, self._row = 0, 0
+        self._group = 0
+        self._row = 0
         self._decoded: tuple[int, Any] | None = None  # the group that was read last
 
     def _decode(self, number: int) -> Any:
@@ -1201,7 +1218,9 @@ class TableBatches(IterDataset[dict[str, Any]]):
         super().__init__()
         check_table(source)
         check_count("batch_size", batch_size, least=1)
-        self._source, self._batch_size, self._drop_remainder = source, batch_size, drop_remainder
+        self._source = source
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
 
     def __iter__(self) -> "TableBatchIterator":
         return TableBatchIterator(self._source, self._batch_size, drop_remainder=self._drop_remainder)
@@ -1212,7 +1231,9 @@ class TableBatchIterator(GroupIterator[dict[str, Any]]):
 
     def __init__(self, source: TableDataSource, batch_size: int, *, drop_remainder: bool):
         super().__init__()
-        self._source, self._batch_size, self._drop_remainder = source, batch_size, drop_remainder
+        self._source = source
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
         self._lengths: list[int] = np.diff(source.group_ends, prepend=0).tolist()
         self._starts: list[int] = [0, *source.group_ends.tolist()]
 
@@ -1225,13 +1246,18 @@ class TableBatchIterator(GroupIterator[dict[str, Any]]):
         if left <= 0 or (left < self._batch_size and self._drop_remainder):
             self._decoded = None
             raise StopIteration
-        group, row, pieces, needed = self._group, self._row, [], min(self._batch_size, left)
+        group = self._group
+        row = self._row
+        pieces = []
+        needed = min(self._batch_size, left)
         while needed:
             if row == self._lengths[group]:
-                group, row = group + 1, 0
+                group = group + 1
+                row = 0
             end = min(row + needed, self._lengths[group])
             pieces.append(trees.tree_map(lambda leaf, a=row, b=end: leaf[a:b], self._read(group)))
-            needed, row = needed - (end - row), end
+            needed = needed - (end - row)
+            row = end
         self._group, self._row = (group, row) if row < self._lengths[group] else (group + 1, 0)
         return trees.tree_map(lambda *leaves: np.concatenate(leaves), *pieces)
 
@@ -1246,7 +1272,8 @@ class TableBatchIterator(GroupIterator[dict[str, Any]]):
                 f"The state says row {row} of group {group}, but {self._source!r} has {count} groups. The files, "
                 "columns or filters are not those that the state was saved with."
             )
-        self._group, self._row = group, row
+        self._group = group
+        self._row = row
 
 
 def shuffled_groups(source: TableDataSource, *, window_size: int, seed: int) -> MapDataset[dict[str, Any]]:

@@ -41,7 +41,9 @@ ZEROS = bytes(BLOCK)
 LONGEST_NAME = 1 << 20  # bytes of the headers that hold long names
 _HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")  # name, size, checksum, kind, magic, prefix
 _MODULUS = 65521  # of Adler-32, whose lower half is the sum of all bytes and 1
-_FILES, _EMPTY, _LINKS = b"0\x007", b"3456V", b"12"
+_FILES = b"0\x007"
+_EMPTY = b"3456V"
+_LINKS = b"12"
 _HAS_NO_FILE = "Was it written or copied to its end, and is it a tar file?"
 _SPARSE = "is stored without its empty parts, which is not read. Write the archive without `--sparse`."
 
@@ -96,9 +98,11 @@ def members(path: str, read: Read, at: int, stop: float = math.inf) -> Iterator[
             extended |= _extended(path, read, kind, begin, size, at)
         elif kind in _LINKS:
             _check_link(path, extended.get("path") or _name(field, prefix, magic), at)
-            extended, end = {}, begin
+            extended = {}
+            end = begin
         elif kind in _EMPTY:
-            extended, end = {}, begin
+            extended = {}
+            end = begin
         elif kind not in b"KD":
             what = _SPARSE if kind == b"S" else f"has the kind {kind!r}, which is not read."
             raise refused_error(path, at, f"{_name(field, prefix, magic)!r} {what}")
@@ -247,7 +251,8 @@ def samples(
         if sample.get(KEY) != key:
             if sample:
                 yield sample, end
-            sample, num_bytes = {KEY: key}, 0
+            sample = {KEY: key}
+            num_bytes = 0
         if extension in sample:
             raise refused_error(path, end, f"the sample {key!r} has two files with the extension {extension!r}.")
         num_bytes += member.size
@@ -268,8 +273,11 @@ class ReadWindow:
     """The bytes of a file from one offset to the next, some of them read ahead."""
 
     def __init__(self, path: str, file: Any, offset: int, ahead_bytes: int):
-        self._path, self._file, self._ahead_bytes = path, file, ahead_bytes
-        self._block, self._start = b"", offset
+        self._path = path
+        self._file = file
+        self._ahead_bytes = ahead_bytes
+        self._block = b""
+        self._start = offset
 
     def read(self, at: int, length: int) -> bytes:
         """Bytes at an offset, which is not before that of the last call; fewer at the end of the file."""
@@ -282,7 +290,8 @@ class ReadWindow:
 
     def _read_on(self, at: int, length: int) -> None:
         """Reads from an offset on: at least `length` bytes, unless the file ends before."""
-        file, kept = self._file, self._block[at - self._start :]
+        file = self._file
+        kept = self._block[at - self._start :]
         if isinstance(file, files.LocalFile):
             file.check_unchanged(self._path)
         end = self._start + len(self._block)
@@ -290,12 +299,15 @@ class ReadWindow:
             while end < at and (skipped := file.read(end, min(at - end, self._ahead_bytes))):
                 end += len(skipped)
             length = length if end == at else 0  # it has ended before
-        pieces, end = [kept], max(end, at)
+        pieces = [kept]
+        end = max(end, at)
         missing = length - len(kept)
         while missing > 0 and end < file.size and (piece := file.read(end, max(missing, self._ahead_bytes))):
             pieces.append(piece)
-            missing, end = missing - len(piece), end + len(piece)
-        self._block, self._start = b"".join(pieces), at
+            missing = missing - len(piece)
+            end = end + len(piece)
+        self._block = b"".join(pieces)
+        self._start = at
 
     def content(self, member: Member) -> bytes:
         """The content of a file in the archive."""
@@ -328,7 +340,8 @@ TOGETHER_BYTES = 1 << 23  # samples that follow one another are read together, u
 class SampleIndex(Index):
     """Where each sample of a file begins and the last one ends."""
 
-    SUFFIX, FOLDER = ".headrace-tar", "tar"
+    SUFFIX = ".headrace-tar"
+    FOLDER = "tar"
 
     def _find(self, file: files.File) -> np.ndarray:
         head = file.read(0, 4)
@@ -393,7 +406,8 @@ class TarDataSource(IndexedFiles[Sample]):
 
     def _read(self, number: int, places: np.ndarray) -> list[Sample]:
         """The samples of one file at ascending places."""
-        path, bounds = self._paths[number], self._indexes[number].numbers
+        path = self._paths[number]
+        bounds = self._indexes[number].numbers
         spans = _together(bounds[places].tolist(), bounds[places + 1].tolist())
         file = self._pool.get(path)
         pieces = file.read_many([(begin, stop - begin) for begin, stop in spans])
@@ -419,7 +433,8 @@ def _together(begins: list[int], stops: list[int]) -> list[tuple[int, int]]:
 
 def _whole(file: files.File, piece: bytes, begin: int, stop: int) -> bytes:
     """A piece of a file, with the rest of it: the system reads at most 2 GiB at a time."""
-    pieces, at = [piece], begin + len(piece)
+    pieces = [piece]
+    at = begin + len(piece)
     while at < stop and (more := file.read(at, stop - at)):
         pieces.append(more)
         at += len(more)
@@ -458,7 +473,8 @@ class TarIterDataset(IterDataset[Sample]):
     def __init__(self, paths: Any, *, max_sample_bytes: int = SAMPLE_BYTES):
         super().__init__()
         check_count("max_sample_bytes", max_sample_bytes, least=1)
-        self._paths, self._max_sample_bytes = files.expand(paths, what="tar files"), max_sample_bytes
+        self._paths = files.expand(paths, what="tar files")
+        self._max_sample_bytes = max_sample_bytes
 
     @property
     def paths(self) -> list[str]:
@@ -474,8 +490,10 @@ class TarIterator(DatasetIterator[Sample]):
 
     def __init__(self, paths: list[str], max_sample_bytes: int):
         super().__init__()
-        self._paths, self._max_sample_bytes = paths, max_sample_bytes
-        self._number, self._offset = 0, 0  # of the file of the next sample, and where that begins
+        self._paths = paths
+        self._max_sample_bytes = max_sample_bytes
+        self._number = 0  # of the file of the next sample, and where that begins
+        self._offset = 0
         self._file: files.File | Inflated | None = None
         self._samples: Iterator[tuple[Sample, int]] = iter(())
 
@@ -496,7 +514,8 @@ class TarIterator(DatasetIterator[Sample]):
                     raise self._another_file() from e
                 raise
             self._close_file()
-            self._number, self._offset = self._number + 1, 0
+            self._number = self._number + 1
+            self._offset = 0
         raise StopIteration
 
     def _open_file(self) -> None:
@@ -537,7 +556,8 @@ class TarIterator(DatasetIterator[Sample]):
         if not 0 <= number <= len(self._paths) or offset < 0:
             raise StateError(f"The state {state!r} is not one of {len(self._paths)} tar files.")
         self._close_file()
-        self._number, self._offset = number, offset
+        self._number = number
+        self._offset = offset
 
     def close(self) -> None:
         super().close()

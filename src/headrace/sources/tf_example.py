@@ -153,7 +153,8 @@ def varints(numbers: np.ndarray) -> bytes:
     while len(left):
         out[at] = left & np.uint64(0x7F) | np.uint64(0x80)
         more = left > 0x7F
-        left, at = left[more] >> np.uint64(7), at[more] + 1
+        left = left[more] >> np.uint64(7)
+        at = at[more] + 1
     out[ends - 1] &= 0x7F
     return out.tobytes()
 
@@ -230,10 +231,12 @@ def _value(note: Any, name: str) -> Callable[[Features], Any]:
         return _dict(note, f"{name}/")
     if note[0] == "parts":
         _, tag, notes = note
-        sequence, makes = _SEQUENCES[tag], [_value(one, f"{name}/{i}") for i, one in enumerate(notes)]
+        sequence = _SEQUENCES[tag]
+        makes = [_value(one, f"{name}/{i}") for i, one in enumerate(notes)]
         return lambda features: sequence([make(features) for make in makes])
     if note[0] == "object":
-        shape, items = shape_noted(note[1]), _value(note[2], name)
+        shape = shape_noted(note[1])
+        items = _value(note[2], name)
         return lambda features: np.fromiter(items(features), object, math.prod(shape)).reshape(shape)
     size, make = _flat(note)
 
@@ -291,7 +294,9 @@ def _restored_array(values: Any, dtype: np.dtype) -> np.ndarray:
 
 Values = np.ndarray | list[bytes]
 
-BYTES, FLOATS, INTS = 0x0A, 0x12, 0x1A  # a feature's kind, as its tag
+BYTES = 0x0A  # a feature's kind, as its tag
+FLOATS = 0x12
+INTS = 0x1A
 
 
 def parse_example(record: bytes) -> Any:
@@ -356,7 +361,8 @@ def features_in(message: Piece, tag: int) -> dict[str, Piece]:
     found: dict[str, Piece] = {}
     for data, begin, end in messages(message, tag):
         for entry in messages((data, begin, end), BYTES):
-            names, values = [*messages(entry, 0x0A)], [*messages(entry, 0x12)]
+            names = [*messages(entry, 0x0A)]
+            values = [*messages(entry, 0x12)]
             name = names[-1][0][names[-1][1] : names[-1][2]] if names else b""
             found[text_of(name)] = merged(values)
     return found
@@ -372,7 +378,8 @@ def text_of(name: bytes) -> str:
 
 def kind_of(feature: Piece) -> tuple[int, Piece]:
     """Which kind of list a feature has, and the list; the last one set counts."""
-    kind, lists = 0, []
+    kind = 0
+    lists = []
     data, begin, end = feature
     for tag, a, b in fields(data, begin, end):
         if tag in (BYTES, FLOATS, INTS):
@@ -407,8 +414,11 @@ def values_of(kind: int, message: Piece) -> Values:
 # float32 are rounded in their feature, and exact in the feature `__headrace__/NAME`.
 
 
-TEXTS, FLOAT_KINDS, INT_KINDS = 1, 2, 3  # the fields of a feature
-INT64, FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+TEXTS = 1  # the fields of a feature
+FLOAT_KINDS = 2
+INT_KINDS = 3
+INT64 = np.dtype(np.int64)
+FLOAT32 = np.dtype(np.float32)
 EXACT_INTS = 1 << 53  # ints up to here are exact as float64
 
 
@@ -437,7 +447,8 @@ def encode_example(element: Any, *, plain: bool = False) -> bytes:
         note = into.add_dict("", element)
         is_noted = note[2].count(None) < len(note[2])
     else:
-        note, is_noted = (BARE, into.add(RECORD, element)), True
+        note = (BARE, into.add(RECORD, element))
+        is_noted = True
     features = into.features
     if is_noted and not plain:
         features[NOTE] = _texts([_note_bytes(note)])
@@ -584,7 +595,8 @@ _SCALARS: dict[type, tuple[str, int, Callable[[str, Sequence[Any]], Any]]] = {
 
 
 def _array(name: str, array: np.ndarray) -> EncodedLeaf | None:
-    dtype, flat = array.dtype, array.reshape(-1)
+    dtype = array.dtype
+    flat = array.reshape(-1)
     note = (dtype_name(dtype), array.shape) if array.ndim else (dtype_name(dtype),)
     if dtype.kind == "f" and dtype.itemsize <= 8:
         return EncodedLeaf(
@@ -790,8 +802,11 @@ class WireWalk:
     """
 
     def __init__(self, data: bytes, starts: np.ndarray, ends: np.ndarray):
-        self._bytes, self._data = data, np.frombuffer(data, np.uint8)
-        self.at, self._ends, self.fits = starts, ends, np.ones(len(starts), bool)
+        self._bytes = data
+        self._data = np.frombuffer(data, np.uint8)
+        self.at = starts
+        self._ends = ends
+        self.fits = np.ones(len(starts), bool)
         self._expect(b"\x0a")
         self._enter(ends)
 
@@ -833,7 +848,8 @@ class WireWalk:
     def _enter(self, end: np.ndarray | None = None) -> np.ndarray:
         """Reads a length and returns where the value of this length ends, which must be `end` if given."""
         byte = self._data.take(self.at, mode="clip")
-        length, self.at = byte.astype(np.int64), self.at + 1
+        length = byte.astype(np.int64)
+        self.at = self.at + 1
         if byte.max() > 0x7F:
             self._longer(length, np.flatnonzero(byte > 0x7F))
         found = self.at + length
@@ -1014,7 +1030,8 @@ class ExampleParser(Map):
             raise _unexpected("A record", len(element), e) from None
 
     def _parse(self, record: bytes) -> dict[str, Any]:
-        found, parsed = features_in((record, 0, len(record)), BYTES), {}
+        found = features_in((record, 0, len(record)), BYTES)
+        parsed = {}
         for name, feature in self.features.items():
             kind, values = kind_of(found[name]) if name in found else (0, (b"", 0, 0))
             if kind not in (0, feature.kind):
@@ -1030,7 +1047,10 @@ class ExampleParser(Map):
         self, data: bytes, starts: np.ndarray, lengths: np.ndarray, name_of: Callable[[int], str] = "Record {}".format
     ) -> dict[str, np.ndarray]:
         """The same for records that begin at `starts` in `data`; errors call them by `name_of(row)`."""
-        parts, left, alone, failures = [], np.arange(len(starts)), [], 0
+        parts = []
+        left = np.arange(len(starts))
+        alone = []
+        failures = 0
         while data and len(left) >= FEWEST_TOGETHER and failures < MOST_FAILURES:
             start = int(starts[left[0]])
             names = names_in_order(data, start, start + int(lengths[left[0]]))

@@ -258,18 +258,21 @@ def features_of(feature: JsonValue, name: str, *, decode: bool) -> Any:
             found = {} if children is None else children.members()
             return {key: inside(child, f"{name}/{key}" if name else key) for key, child in found.items()}
         case "sequence":
-            around, items = (_size(content.get("length")),), inside(content.at("feature"), name)
+            around = (_size(content.get("length")),)
+            items = inside(content.at("feature"), name)
             return mapped(lambda leaf: replace(leaf, lengths=around + leaf.lengths), items)
         case "classLabel":
             return TensorFeature(name, np.dtype(np.int64), is_label=True)
         case "text":
             return TensorFeature(name, np.dtype(object))
         case "translation":
-            told, lengths = content.get("languages"), ()
+            told = content.get("languages")
+            lengths = ()
             keys = [] if told is None else [language.text() for language in told.items()]
             variable = content.get("variableLanguagesPerExample")
             if variable is not None and variable.value:
-                keys, lengths = ("language", "translation"), (None,)
+                keys = ("language", "translation")
+                lengths = (None,)
             return {key: TensorFeature(f"{name}/{key}", np.dtype(object), lengths=lengths) for key in keys}
         case "image" | "video" if not decode:
             return TensorFeature(name, np.dtype(object), lengths=() if kind == "image" else (None,))
@@ -480,7 +483,8 @@ class TfdsDataSource:
 
     def _elements(self, records: Sequence[bytes]) -> list[Any]:
         columns = self._parser.batch(records)
-        names, rows = list(columns), zip(*columns.values(), strict=True)
+        names = list(columns)
+        rows = zip(*columns.values(), strict=True)
         examples = (dict(zip(names, row, strict=True)) for row in rows)
         return [mapped(operator.methodcaller("read", example), self._tree) for example in examples]
 
@@ -527,7 +531,9 @@ def _splits(folder: str, described: JsonValue) -> dict[str, list[Piece]]:
     splits: dict[str, list[Piece]] = {}
     listed = described.get("splits")
     for split in [] if listed is None else listed.items():
-        lengths, name, given = split.get("shardLengths"), split.at("name").text(), split.get("filepathTemplate")
+        lengths = split.get("shardLengths")
+        name = split.at("name").text()
+        given = split.get("filepathTemplate")
         sizes = [] if lengths is None else [length.number() for length in lengths.items()]
         template = given if given is not None and given.value else split._replace(value=FILE_NAME)
         named = {"DATASET": described.at("name").text(), "SPLIT": name, "NUM_SHARDS": f"{len(sizes):05}"}

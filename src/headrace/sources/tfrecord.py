@@ -181,12 +181,15 @@ class Inflated:
     size = sys.maxsize  # unknown before the end
 
     def __init__(self, path: str, file: BinaryIO):
-        self._path, self._file = path, file
+        self._path = path
+        self._file = file
         self._begin()
 
     def _begin(self) -> None:
         self._file.seek(0)
-        self._zlib, self._rest, self._at = zlib.decompressobj(EITHER_HEADER), b"", 0
+        self._zlib = zlib.decompressobj(EITHER_HEADER)
+        self._rest = b""
+        self._at = 0
 
     def read(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes from `offset` on; none at the end."""
@@ -222,7 +225,8 @@ class Inflated:
             except zlib.error:
                 if length == 1:
                     raise
-                self._zlib, length = before, length // 2
+                self._zlib = before
+                length = length // 2
 
     def close(self) -> None:
         self._file.close()
@@ -243,7 +247,8 @@ LARGE_BYTES = 1 << 15  # the search for offsets skips records of this size inste
 class RecordIndex(Index):
     """Where each record of a file begins and the last one ends."""
 
-    SUFFIX, FOLDER = ".index", "tfrecord"
+    SUFFIX = ".index"
+    FOLDER = "tfrecord"
 
     def _find(self, file: files.File) -> np.ndarray:
         return find_offsets(file, self.path, self.advance)
@@ -251,7 +256,11 @@ class RecordIndex(Index):
 
 def find_offsets(file: files.File, path: str, advance: Callable[[int], None] = lambda num_bytes: None) -> np.ndarray:
     """Goes from record to record, and verifies the checksum of each length."""
-    found, at, number, mean, size = [np.zeros(1, np.int64)], 0, 0, 0, file.size
+    found = [np.zeros(1, np.int64)]
+    at = 0
+    number = 0
+    mean = 0
+    size = file.size
     while at < size:
         block = file.read(at, HEADER.size if mean > LARGE_BYTES and not files.is_remote(path) else READ_BYTES)
         if at == 0 and is_compressed(block[: HEADER.size]):
@@ -266,13 +275,18 @@ def find_offsets(file: files.File, path: str, advance: Callable[[int], None] = l
             raise damaged_error(path, number + len(lengths) - 1, int(ends[-1] - lengths[-1] - FRAME_BYTES), what)
         found.append(ends)
         advance(int(ends[-1]) - at)
-        number, at, mean = number + len(lengths), int(ends[-1]), int(lengths.mean())
+        number = number + len(lengths)
+        at = int(ends[-1])
+        mean = int(lengths.mean())
     return np.concatenate(found)
 
 
 def _lengths_in(path: str, block: bytes, number: int, offset: int) -> np.ndarray:
     """The lengths of the records whose headers are in a block, which begins with a record."""
-    unpack, last, at, headers = HEADER.unpack_from, len(block) - HEADER.size, 0, []
+    unpack = HEADER.unpack_from
+    last = len(block) - HEADER.size
+    at = 0
+    headers = []
     while at <= last:
         header = unpack(block, at)
         headers.append(header)
@@ -319,7 +333,8 @@ class TFRecordDataSource(IndexedFiles[bytes]):
 
     def read_block(self, indices: Sequence[int] | np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
         """Bytes that hold the records at these indices, and the offset and length of each record in them."""
-        places, order = places_of(indices, len(self), self._what), slice(None)
+        places = places_of(indices, len(self), self._what)
+        order = slice(None)
         if (places[1:] <= places[:-1]).any():
             places, order = np.unique(places, return_inverse=True)
         pieces: list[bytes] = []
@@ -339,8 +354,10 @@ class TFRecordDataSource(IndexedFiles[bytes]):
 
     def _read(self, number: int, places: np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
         """The same for records of one file, by their places in it, in ascending order."""
-        path, offsets = self._paths[number], self._indexes[number].numbers
-        begins, ends = offsets[places], offsets[places + 1]
+        path = self._paths[number]
+        offsets = self._indexes[number].numbers
+        begins = offsets[places]
+        ends = offsets[places + 1]
         first = np.flatnonzero(np.append(True, begins[1:] - ends[:-1] > NEAR_BYTES))  # of those read together
         sizes = ends[np.append(first[1:], len(places)) - 1] - begins[first]
         pieces = self._pool.get(path).read_many(list(zip(begins[first].tolist(), sizes.tolist(), strict=True)))
@@ -348,7 +365,8 @@ class TFRecordDataSource(IndexedFiles[bytes]):
             raise files.changed_error(path)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         moved = np.repeat(np.cumsum(sizes) - sizes - begins[first], np.diff(first, append=len(places)))
-        starts, lengths = begins + moved + HEADER.size, ends - begins - FRAME_BYTES
+        starts = begins + moved + HEADER.size
+        lengths = ends - begins - FRAME_BYTES
         if self._verify:
             found = np.array(list(map(checksum(), _cut(data, starts, lengths))), np.uint32)
             wrong = np.flatnonzero(masked(found) != _numbers_at(data, starts + lengths, "<u4"))
@@ -405,7 +423,9 @@ class TFRecordIterDataset(IterDataset[bytes]):
                 f"`path` must be one path; got {type(path).__name__}: {path!r}. For several files, use "
                 "`IterDataset.interleave(MapDataset.source(paths).map(TFRecordIterDataset), cycle_length=...)`."
             )
-        self._path, self._verify, self._max_record_bytes = os.fsdecode(path), verify, max_record_bytes
+        self._path = os.fsdecode(path)
+        self._verify = verify
+        self._max_record_bytes = max_record_bytes
 
     def __iter__(self) -> "TFRecordIterator":
         return TFRecordIterator(self)
@@ -416,15 +436,20 @@ class TFRecordIterator(DatasetIterator[bytes]):
 
     def __init__(self, dataset: TFRecordIterDataset):
         super().__init__()
-        self._path, self._verify, self._max_record_bytes = dataset._path, dataset._verify, dataset._max_record_bytes
+        self._path = dataset._path
+        self._verify = dataset._verify
+        self._max_record_bytes = dataset._max_record_bytes
         self._file: files.File | Inflated | None = None
-        self._block, self._at = b"", 0  # what has been read ahead, and how much of it is used
+        self._block = b""  # what has been read ahead, and how much of it is used
+        self._at = 0
         self._offset = 0  # of the block in the file
 
     def __next__(self) -> bytes:
-        block, at = self._block, self._at
+        block = self._block
+        at = self._at
         if at + HEADER.size > len(block):
-            block, at = self._read_on(HEADER.size), 0
+            block = self._read_on(HEADER.size)
+            at = 0
             if not block:
                 self._close_file()
                 raise StopIteration
@@ -438,7 +463,9 @@ class TFRecordIterator(DatasetIterator[bytes]):
         if end + FOOTER.size > len(block):
             needed = FRAME_BYTES + length
             self._check_length(length)
-            block, begin, end = self._read_on(needed), HEADER.size, HEADER.size + length
+            block = self._read_on(needed)
+            begin = HEADER.size
+            end = HEADER.size + length
             if len(block) < needed:
                 raise self._broken(f"it has {length} bytes, and the file ends {needed - len(block)} bytes too early")
         record = block[begin:end]
@@ -470,15 +497,20 @@ class TFRecordIterator(DatasetIterator[bytes]):
                 "state of another pipeline."
             )
         self._close_file()
-        self._block, self._at, self._offset = b"", 0, offset
+        self._block = b""
+        self._at = 0
+        self._offset = offset
 
     def close(self) -> None:
-        self._offset, self._block, self._at = self._offset + self._at, b"", 0
+        self._offset = self._offset + self._at
+        self._block = b""
+        self._at = 0
         super().close()
         self._close_file()
 
     def _close_file(self) -> None:
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
 
@@ -490,15 +522,18 @@ class TFRecordIterator(DatasetIterator[bytes]):
             raise another_file(self._path, self._offset)
         if isinstance(file, files.LocalFile):
             file.check_unchanged(self._path)
-        pieces, end = [self._block[self._at :]], self._offset + len(self._block)
+        pieces = [self._block[self._at :]]
+        end = self._offset + len(self._block)
         missing = needed - len(pieces[0])
         try:
             while missing > 0 and (piece := file.read(end, max(missing, READ_BYTES))):
                 pieces.append(piece)
-                missing, end = missing - len(piece), end + len(piece)
+                missing = missing - len(piece)
+                end = end + len(piece)
         except zlib.error as e:
             raise self._broken(f"its compressed bytes cannot be read ({e})") from e
-        self._offset, self._at = self._offset + self._at, 0
+        self._offset = self._offset + self._at
+        self._at = 0
         self._block = b"".join(pieces)
         return self._block
 

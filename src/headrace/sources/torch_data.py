@@ -124,7 +124,8 @@ class StateDictIterator(LazyIterator[Any], DatasetIterator[Any]):
 
     def __init__(self, dataset: Any, convert: Callable[[Any], Any], label: str):
         super().__init__(self._begin, label)
-        self._dataset, self._convert = dataset, convert
+        self._dataset = dataset
+        self._convert = convert
         self._loaded: Any = None  # the state to start from, as JSON
         self._stateful: Any = None  # the copy or its iterator, once there is one
 
@@ -151,7 +152,8 @@ class StateDictIterator(LazyIterator[Any], DatasetIterator[Any]):
                 "pipeline."
             )
         self._drop()
-        self._loaded, self._stateful = state["state_dict"], None
+        self._loaded = state["state_dict"]
+        self._stateful = None
 
 
 def _has_states(thing: Any) -> bool:

@@ -135,7 +135,8 @@ def values_of(function: Any) -> dict[str, Any]:
 
 
 def _values_of_function(function: types.FunctionType) -> dict[str, Any]:
-    code, found = function.__code__, _globals_of(function)
+    code = function.__code__
+    found = _globals_of(function)
     names = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
     found |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | (function.__kwdefaults__ or {})
@@ -244,7 +245,8 @@ class _Form:
     """Values as text, up to a number of values inside them."""
 
     def __init__(self, counts_code: bool):
-        self._counts_code, self._left = counts_code, MOST_VISITED
+        self._counts_code = counts_code
+        self._left = MOST_VISITED
 
     def of(self, value: Any, depth: int = 0) -> str:
         self._left -= 1
@@ -440,7 +442,8 @@ MOST_FUNCTIONS = 16
 MOST_VALUES = 32  # of all functions; if there are more, each function has one number
 MOST_NAMES = 256  # of files that processes tell each other
 FORM = 2
-IN_ORDER, IN_ANY_ORDER = "order", "any order"
+IN_ORDER = "order"
+IN_ANY_ORDER = "any order"
 STREAM_BEGINS = ("to_iter_dataset", "interleave")  # these and what comes before decide what an index means
 
 
@@ -493,7 +496,8 @@ def _further_numbers(op: Op) -> dict[str, int]:
         if function is None:
             continue
         argument = "fn" if argument == "transform" else argument  # shorter
-        name, code = name_of(function), code_of(function)
+        name = name_of(function)
+        code = code_of(function)
         if name != "<lambda>":
             found[f"{argument} name"] = number_of(name)
         found[f"{argument} code"] = 0 if code is None else instructions_of(code)
@@ -584,7 +588,8 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
 
 def _differences(op: Op, saved: Any, position: Any, form: int) -> list[str]:
     num_open, base, position = _open(op, position)
-    own, theirs = _entries(_fingerprint(op, form)), _entries(saved)
+    own = _entries(_fingerprint(op, form))
+    theirs = _entries(saved)
     if isinstance(base, GlobalBatch):  # with one number for all lanes, everything before it must be as it was
         own, theirs = (entries[: _place_of(base.name, entries) + 1] for entries in (own, theirs))
         return _all_differences(own, theirs)
@@ -592,7 +597,8 @@ def _differences(op: Op, saved: Any, position: Any, form: int) -> list[str]:
     if parts is not None and base.is_stream and not num_open:
         return _differences_of_parts(base, parts, own, theirs, position, form)
     if not op.is_stream:
-        counted, counted_there = len(own), len(theirs)
+        counted = len(own)
+        counted_there = len(theirs)
     else:
         counted, counted_there = (max(len(_of_source(entries)), num_open) for entries in (own, theirs))
     return _all_differences(own[:counted], theirs[:counted_there])
@@ -661,7 +667,8 @@ def _difference(saved: Any, own: Any) -> Iterator[str]:
         yield f"{name}: the same parts in another order"
         return
     for key in dict.fromkeys((*theirs, *mine)):
-        left, right = theirs.get(key), mine.get(key)
+        left = theirs.get(key)
+        right = mine.get(key)
         if left == right or not _decides(key, theirs, mine):
             continue
         if key in _OF_FILES:
@@ -730,7 +737,9 @@ def _differences_of_parts(
         return []
     if _is_reordered(theirs[0][1], own[0][1]):
         return [f"{own[0][0]}: the same parts in another order"]
-    saved, mine, positions = theirs[0][1].get("parts"), own[0][1]["parts"], op.part_positions(position[-1])
+    saved = theirs[0][1].get("parts")
+    mine = own[0][1]["parts"]
+    positions = op.part_positions(position[-1])
     found = []
     if not isinstance(saved, dict):
         return found

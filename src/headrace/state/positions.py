@@ -176,11 +176,13 @@ def _warn(text: str) -> None:
 
 def _after(op: Op, count: int) -> Json:
     """The state of a stream after so many elements, which are read here, without threads."""
-    position, stream = None, open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _SilentWatch()))
+    position = None
+    stream = open_stream(op, None, Context(lambda _: InlineExecutor(), lambda _: _SilentWatch()))
     try:
         while count and (run := stream.pull(count)) is not None:
             taken = min(count, len(run.block))
-            position, count = run.at(taken), count - taken
+            position = run.at(taken)
+            count = count - taken
     finally:
         stream.close()
     return encode(op, position)
@@ -321,7 +323,8 @@ def _check(op: Op, found: Any, fields: Any) -> None:
             f"(pipeline at {op.site})."
         )
     for name in op.state_params:
-        here, saved = getattr(op, name), fields.get(name)
+        here = getattr(op, name)
+        saved = fields.get(name)
         if saved != ints(here) and ints(saved) != ints(here):
             raise StateError(
                 f"This is the state of another pipeline: it was saved with {name}={saved!r}, and "

@@ -211,7 +211,8 @@ class Stats:
 
 def _between(records: dict[Any, StageRecord], before: Totals | None, after: Totals) -> Stats:
     """What was done between two moments; `None` is the beginning."""
-    nothing, none = StageNumbers(), (0.0, 0.0)
+    nothing = StageNumbers()
+    none = (0.0, 0.0)
     outputs = _difference(after.outputs, nothing if before is None else before.outputs)
     stages = []
     for key, numbers in after.stages.items():

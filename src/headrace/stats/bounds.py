@@ -136,7 +136,10 @@ class Bounds:
         """How many outputs in a second that many workers would give, if the consumer did nothing else."""
         workers = next((part for part in self.parts if part.where == "workers"), None)
         if workers is not None:
-            work_s, work_cpu_s, own_s, own_cpu_s = workers.work_s, workers.cpu_s, self.own_s, self.own_cpu_s
+            work_s = workers.work_s
+            work_cpu_s = workers.cpu_s
+            own_s = self.own_s
+            own_cpu_s = self.own_cpu_s
         else:  # what the consumer and its threads compute now, and then the way to the consumer
             copy_s = self.output_bytes / COPIED_BYTES
             work_s = self.own_s + sum(part.work_s for part in self.parts) + copy_s

@@ -22,7 +22,8 @@ def verdict(stats: "Stats") -> str:
     bounds = Bounds.of(stats)
     if stats.next_s < SMALL * stats.wall_s or _waits_by_chance(stats, bounds):
         return _of_loop(stats, bounds)
-    slowest, own_s = bounds.slowest, stats.next_s - stats.waited_s
+    slowest = bounds.slowest
+    own_s = stats.next_s - stats.waited_s
     # The consumer's own time includes waiting for the GIL, so a part that is slower than it is the bottleneck anyway.
     if slowest is not None and (stats.waited_s > own_s or slowest.rate * bounds.own_s < 1):
         return f"{_culprit(stats, slowest)} {_advice(stats, bounds)}"
@@ -36,7 +37,8 @@ def _waits_by_chance(stats: "Stats", bounds: Bounds) -> bool:
 
 
 def _of_loop(stats: "Stats", bounds: Bounds) -> str:
-    share, factor = stats.consumer_s / stats.wall_s, bounds.alone / stats.rate
+    share = stats.consumer_s / stats.wall_s
+    factor = bounds.alone / stats.rate
     return (
         f"The training loop is the bottleneck ({100 * share:.0f} % of wall time). "
         f"The loader could deliver {significant(factor)} × more."
@@ -53,7 +55,8 @@ def culprit(stats: "Stats", where: str, more: str = "") -> str:
     there = [each for each in stats.operations if each.where == where and each.seconds > 0]
     if not there:
         return "It is not known which operation takes the time."
-    total_s, longest = sum(each.seconds for each in there), there[0]
+    total_s = sum(each.seconds for each in there)
+    longest = there[0]
     share = f"{longest.seconds / total_s:.0%} of {OF.get(where, 'what the consumer computes')}"
     return f"{longest.operation} takes the time: {share}{f'; {more}' if more else ''}."
 
@@ -95,7 +98,8 @@ def significant(number: float) -> str:
 
 def _limit(stats: "Stats", bounds: Bounds, number: int) -> str:
     """What keeps more workers from helping."""
-    cpu_s, rate = bounds.cpu_s, bounds.with_workers(max(number, 1))
+    cpu_s = bounds.cpu_s
+    rate = bounds.with_workers(max(number, 1))
     if bounds.loop_s and rate >= 1 / bounds.loop_s:
         return "the loop itself could not take more"
     if cpu_s < WAITING * bounds.work_s:

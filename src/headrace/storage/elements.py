@@ -34,8 +34,11 @@ from headrace.storage.private import Untrusted, check_kept, create, make_folder,
 
 Layout = tuple[Any, ...]
 Decode = Callable[[Any, int], tuple[Any, int]]  # from bytes and an offset to a value and the offset after it
-_Q, _D, _DD = struct.Struct("<q"), struct.Struct("<d"), struct.Struct("<dd")
-_SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
+_Q = struct.Struct("<q")
+_D = struct.Struct("<d")
+_DD = struct.Struct("<dd")
+_SMALLEST = -(1 << 63)
+_LARGEST = (1 << 63) - 1
 _PADDING = [bytes(-n % 8) for n in range(8)]
 _MANY = {int: "ints", float: "floats", bool: "bools", str: "texts", bytes: "many bytes"}
 
@@ -290,7 +293,10 @@ _DECODERS: dict[str, Decode] = {
 # What the files of a folder are called, and how its layouts are stored.
 
 
-MANIFEST, RECORDS, OFFSETS, COLUMN = "manifest.json", "records", "offsets", "column-{}"
+MANIFEST = "manifest.json"
+RECORDS = "records"
+OFFSETS = "offsets"
+COLUMN = "column-{}"
 VERSION = 2
 UNFINISHED = ".unfinished"
 
@@ -334,7 +340,8 @@ class Column(NamedTuple):
 
 def columns_of(layout: Layout, shapes: list[tuple[int, ...]]) -> Any:
     """A tree of columns; `None` if something in the layout is not an array or a number of NumPy."""
-    left, made = list(shapes), []
+    left = list(shapes)
+    made = []
 
     def place(layout: Layout) -> Any:
         kind = layout[0]
@@ -367,7 +374,9 @@ class ColumnWriter:
     """Writes elements that are like the first one."""
 
     def __init__(self, folder: str, first: Element):
-        self._folder, self._layout, self._shapes = folder, first.layout, first.shapes
+        self._folder = folder
+        self._layout = first.layout
+        self._shapes = first.shapes
         self._paths = [os.path.join(folder, COLUMN.format(k)) for k in range(len(first.shapes))]
         self.files = [create(path, buffering=WRITE_BYTES) for path in self._paths]
         self._length = 0
@@ -402,7 +411,8 @@ class ColumnReader:
     """Reads elements that a `ColumnWriter` wrote."""
 
     def __init__(self, folder: str, length: int, manifest: dict[str, Any]):
-        self._length, self._tree = length, columns_of(as_layout(manifest["layout"]), manifest["shapes"])
+        self._length = length
+        self._tree = columns_of(as_layout(manifest["layout"]), manifest["shapes"])
         if self._tree is None:
             raise damaged_error(folder, f"{manifest['layout']} is not a layout of arrays")
         self._columns: list[Column] = []
@@ -411,7 +421,8 @@ class ColumnReader:
         versions = {path: files.fingerprint(path) for path in self._paths}
         for column, (path, version) in zip(self._columns, versions.items(), strict=True):
             if version.size != length * column.row_bytes:
-                name, expected = os.path.basename(path), length * column.row_bytes
+                name = os.path.basename(path)
+                expected = length * column.row_bytes
                 raise damaged_error(folder, f"{name} has {version.size} bytes, not {expected}")
         self._pool = files.Pool(versions=versions, maps=True)
         self._open: tuple[list[Take], list[Callable[[], None]]] | None = None  # with what checks files
@@ -521,7 +532,9 @@ class RecordReader:
     """Reads elements that a `RecordWriter` wrote."""
 
     def __init__(self, folder: str, length: int, manifest: dict[str, Any]):
-        self._folder, self._length, self._num_bytes = folder, length, manifest["num_bytes"]
+        self._folder = folder
+        self._length = length
+        self._num_bytes = manifest["num_bytes"]
         self._path = os.path.join(folder, RECORDS)
         version = files.fingerprint(self._path)
         if version.size != self._num_bytes:
@@ -626,7 +639,8 @@ class Filling:
     """
 
     def __init__(self, path: str, key: str):
-        self._path, self._folder = path, os.path.join(path, key)
+        self._path = path
+        self._folder = os.path.join(path, key)
         self._partial = os.path.join(path, f".{key}.{secrets.token_hex(8)}{UNFINISHED}")
         self._writer: ColumnWriter | RecordWriter | None = None
         self.num_elements = 0
@@ -723,7 +737,8 @@ class Folder:
     """
 
     def __init__(self, path: str, key: str):
-        self.path, self.key = path, key
+        self.path = path
+        self.key = key
 
     @property
     def name(self) -> str:

@@ -51,7 +51,8 @@ class OpenFiles:
 
     def use(self, holder: "Holder", path: str) -> None:
         """Records that a holder keeps a file and has just used it."""
-        key, dropped = (id(holder), path), []
+        key = (id(holder), path)
+        dropped = []
         with self._lock:
             found = self._used.get(key)
             if found is not None and found() is holder:
@@ -158,7 +159,8 @@ class Holder:
     def close(self) -> None:
         """Closes all files; reading opens them again."""
         with self._lock:
-            held, self._held = self._held, {}
+            held = self._held
+            self._held = {}
         KEPT.forget(self, list(held))
         for file in held.values():
             self._close(file)
@@ -169,7 +171,8 @@ class Holder:
 
 LOOKING_THREADS = 16
 READING_THREADS = 16
-GZIP, ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"  # the first bytes of compressed files
+GZIP = b"\x1f\x8b\x08"  # the first bytes of compressed files
+ZSTD = b"\x28\xb5\x2f\xfd"
 MOST_IN_BRACES = 100_000
 _BRACES = re.compile(r"\{([^{},]*(?:,[^{},]*)+|\d+\.\.\d+)\}", re.ASCII)
 _ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*(::[a-zA-Z0-9+.:-]*)?://")
@@ -254,7 +257,8 @@ def expand(paths: Any, *, what: str, folders: bool = False) -> list[str]:
     if not given:
         raise PipelineError(f"{what} need at least one path; got an empty sequence.")
     given = [one for path in given for one in in_braces(os.fsdecode(path))]
-    found, missing = [], []
+    found = []
+    missing = []
     every = map_in_threads(_matches, given, LOOKING_THREADS, "headrace-look")
     for path, matches in zip(given, every, strict=True):
         found += matches
@@ -390,7 +394,8 @@ class LocalFile:
             self._fd = -1
             raise PipelineError(f"{path} is a FIFO or a device, not a file. Write its content to a file first.")
         status = os.fstat(self._fd)
-        self.version, self._found = _fingerprint(status), version_of(status)
+        self.version = _fingerprint(status)
+        self._found = version_of(status)
         self.size = self.version.size
 
     def check_unchanged(self, path: str) -> None:
@@ -405,7 +410,8 @@ class LocalFile:
             return self._read_again(offset, length, e)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        fd, pread = self._fd, os.pread
+        fd = self._fd
+        pread = os.pread
         try:
             return [pread(fd, length, offset) for offset, length in ranges]
         except OSError:
@@ -435,7 +441,8 @@ class LocalFile:
         again.close()
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
+        fd = self._fd
+        self._fd = -1
         if fd >= 0:
             os.close(fd)
 
@@ -453,7 +460,8 @@ class MappedFile:
     def __init__(self, path: str):
         with io.open(path, "rb") as file:  # noqa: UP020
             status = os.fstat(file.fileno())
-            self.version, self._found = _fingerprint(status), version_of(status)
+            self.version = _fingerprint(status)
+            self._found = version_of(status)
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.size = self.version.size
 
@@ -472,7 +480,8 @@ class MappedFile:
         return self.read_many([(offset, length)])[0]
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        mapped, end = self._bytes, self._bytes.size()
+        mapped = self._bytes
+        end = self._bytes.size()
         if end < self.size:  # truncated: touching the pages after its end would kill the process
             return [mapped[offset : min(offset + length, end)] for offset, length in ranges]
         return [mapped[offset : offset + length] for offset, length in ranges]
@@ -550,7 +559,8 @@ class Seekable(io.RawIOBase):
     """A `File` with a current position, for libraries that need one."""
 
     def __init__(self, file: File):
-        self._file, self._at = file, 0
+        self._file = file
+        self._at = 0
 
     def readable(self) -> bool:
         return True

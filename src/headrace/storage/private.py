@@ -40,7 +40,8 @@ class StoragePlace(NamedTuple):
 
     def write(self, pieces: Iterable[Any]) -> None:
         """Stores a file, completely or not at all; raises `OSError` if it cannot."""
-        folder, mode = os.path.dirname(self.path) or ".", 0o600
+        folder = os.path.dirname(self.path) or "."
+        mode = 0o600
         if self.beside is None:
             check_folder(folder)
             make_folder(folder)
@@ -177,10 +178,12 @@ def check_file(path: str) -> os.stat_result:
 
 
 def _check(path: str, status: os.stat_result, *, beside: str | None = None) -> None:
-    owners, allowed = (), 0
+    owners = ()
+    allowed = 0
     if beside is not None:
         there = os.stat(beside)
-        owners, allowed = (0, there.st_uid), there.st_mode
+        owners = (0, there.st_uid)
+        allowed = there.st_mode
     why = _why_untrusted(status, owners=owners, allowed=allowed)
     if not why and not stat.S_ISREG(status.st_mode):
         why = "it is not a file"

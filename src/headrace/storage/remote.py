@@ -52,8 +52,10 @@ from headrace.storage.private import Untrusted, check_file, check_folder, make_f
 # how long at most (120 by default).
 
 
-ATTEMPTS, SECONDS = 8, 120.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+ATTEMPTS = 8
+SECONDS = 120.0
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 5.0
 SILENT_S = 1.0  # tries after this are logged
 
 PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
@@ -105,7 +107,9 @@ class RetryPolicy:
     """Counts the faults of an operation, and waits between tries."""
 
     def __init__(self, path: str, doing: str):
-        self._path, self._doing, self._num_faults = redacted(path), doing, 0
+        self._path = redacted(path)
+        self._doing = doing
+        self._num_faults = 0
         self._began = time.monotonic()
         self._attempts = int(_setting("HEADRACE_READ_ATTEMPTS", ATTEMPTS))
         self._seconds = _setting("HEADRACE_READ_SECONDS", SECONDS)
@@ -179,7 +183,8 @@ def patiently(call: Callable[[], T], path: str, doing: str) -> T:
 # (`AWS_ENDPOINT_URL`, `FSSPEC_S3_KEY`, …).
 
 
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 30.0, 60.0
+CONNECT_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 60.0
 DRIVERS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("http", "https"), ("aiohttp", "cloud")),
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "cloud")),
@@ -340,13 +345,16 @@ def _missing_driver(path: str, error: ImportError) -> MissingDependency:
 
 def _driver_options(path: str, fsspec: Any) -> dict[str, Any]:
     """The options of the driver: by default, with timeouts and without its own retries."""
-    options, protocol = _options_of(path), path.partition("://")[0]
+    options = _options_of(path)
+    protocol = path.partition("://")[0]
     if protocol in ("http", "https"):
         timeouts = {"total": None, "sock_connect": CONNECT_TIMEOUT_S, "sock_read": READ_TIMEOUT_S}
-        name, own = "client_kwargs", {"timeout": optional("aiohttp", extra="cloud").ClientTimeout(**timeouts)}
+        name = "client_kwargs"
+        own = {"timeout": optional("aiohttp", extra="cloud").ClientTimeout(**timeouts)}
     elif protocol in ("s3", "s3a"):
         timeouts = {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
-        name, own = "config_kwargs", {"retries": {"total_max_attempts": 1}, **timeouts}
+        name = "config_kwargs"
+        own = {"retries": {"total_max_attempts": 1}, **timeouts}
     else:
         return options
     from_environment = fsspec.config.conf.get(protocol, {}).get(name, {})
@@ -392,7 +400,9 @@ class BlockCache:
     """
 
     def __init__(self, folder: str, most_bytes: int, *, why_not: str = ""):
-        self.folder, self.most_bytes, self.why_not = folder, most_bytes, why_not
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self.why_not = why_not
 
     def fits(self, num_bytes: int) -> bool:
         """Whether this many bytes may be kept at all."""
@@ -700,7 +710,8 @@ def _groups(bounds: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
         needed = len(_numbers(bounds[i]))
         if group and num_blocks + needed > GROUP_BLOCKS:
             yield group
-            group, num_blocks = [], 0
+            group = []
+            num_blocks = 0
         group.append(i)
         num_blocks += needed
     if group:
@@ -727,7 +738,8 @@ def local_copy(path: str) -> str:
 
     The cache may remove it to make room, so call this whenever you open it. An open copy stays readable.
     """
-    seen, cache = inspect_object(path), the_cache()
+    seen = inspect_object(path)
+    cache = the_cache()
     if cache.why_not:
         raise RemoteError(f"{path} must be copied to the cache as a whole. {cache.why_not}")
     if seen.size is None or not cache.fits(seen.size):

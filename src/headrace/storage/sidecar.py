@@ -35,14 +35,17 @@ class Index(abc.ABC):
     is_stored: ClassVar[bool] = True  # in a process that verifies files: False, so that it reads all of each
 
     def __init__(self, path: str, *, index_dir: str | None, bar: Bar | None = None):
-        self.path, self.version, self._bar = path, files.fingerprint(path), bar
+        self.path = path
+        self.version = files.fingerprint(path)
+        self._bar = bar
         is_known = self.is_stored and self.version.version  # some servers report no version
         places = list(self._places(index_dir)) if is_known else []
         self._kept: StoragePlace | None = None
         for place in places:
             found = self._read(place)
             if found is not None:
-                self._kept, self.numbers = place, found
+                self._kept = place
+                self.numbers = found
                 return
         self.numbers = self._found()
         self._kept = next((place for place in places if self._write(place)), None)

@@ -169,7 +169,8 @@ def _all(part: SplitTerm, names: Collection[str]) -> list[SplitTerm]:
 
 def _unknown(part: SplitTerm, names: Collection[str], what: str) -> str:
     """What is wrong with a part of a split that does not exist, or that is not named."""
-    known, sliced = list(filter(None, names)), part.text.removeprefix(part.name)
+    known = list(filter(None, names))
+    sliced = part.text.removeprefix(part.name)
     if not known:
         return (
             f"{what} has no splits with names, but {part.text!r} has the name {part.name!r}. Leave it out, as in "

@@ -40,7 +40,8 @@ class Encoder(abc.ABC):
     """A tokenizer that is open in this process. Each library has a subclass."""
 
     def __init__(self, origin: TokenizerOrigin, settings: Settings):
-        self.origin, self.settings = origin, settings
+        self.origin = origin
+        self.settings = settings
         self._open(origin)
         self._check_dtype()
         self.bos, self.eos = self._affix("bos"), self._affix("eos")
@@ -61,7 +62,8 @@ class Encoder(abc.ABC):
         if self.bos:
             ids = self.bos + ids
         ids += self.eos
-        dtype, count = self.settings.dtype, len(ids)
+        dtype = self.settings.dtype
+        count = len(ids)
         code = _CODES.get(dtype)
         if code is None:
             return np.fromiter(ids, dtype, count)

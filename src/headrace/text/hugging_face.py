@@ -42,7 +42,8 @@ class HuggingFaceEncoder(Encoder):
         os.environ["RAYON_NUM_THREADS"] = str(threads)
 
     def _check_special_tokens(self) -> None:
-        settings, added = self.settings, self._num_added()
+        settings = self.settings
+        added = self._num_added()
         if added and (settings.bos is not None or settings.eos is not None):
             raise PipelineError(
                 f"{self.origin} adds {added} special tokens to every text by itself, and `bos` or `eos` would add "

@@ -17,7 +17,9 @@ from headrace.errors import DataError, PipelineError, optional
 from headrace.errors.addresses import place_of
 from headrace.storage import files
 
-HUGGING_FACE, TIKTOKEN, SENTENCEPIECE = "tokenizers", "tiktoken", "sentencepiece"
+HUGGING_FACE = "tokenizers"
+TIKTOKEN = "tiktoken"
+SENTENCEPIECE = "sentencepiece"
 DIGEST_LENGTH = 12
 _RANKS = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
 
@@ -85,7 +87,9 @@ def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] |
             return _of_name(path)
         path = os.path.abspath(path)
     contents = _read(path)
-    library, name, digest = _library_of_file(path, contents), os.path.basename(place_of(path)), _digest(contents)
+    library = _library_of_file(path, contents)
+    name = os.path.basename(place_of(path))
+    digest = _digest(contents)
     if library != TIKTOKEN:
         return TokenizerOrigin(library, name, digest, path=path)
     if pattern is None:

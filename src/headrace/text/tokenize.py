@@ -76,7 +76,9 @@ class Tokenize(transforms.Map):
         special_tokens: Mapping[str, int] | None = None,
     ):
         self._origin = origin_of(tokenizer, pattern, special_tokens)
-        self._feature, self._output, self._keep_text = feature, output, keep_text
+        self._feature = feature
+        self._output = output
+        self._keep_text = keep_text
         if keep_text and (feature is None or output is None or feature == output):
             raise PipelineError(
                 "keep_text=True needs a feature for the text and another one for the tokens; got "

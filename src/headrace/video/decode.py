@@ -38,7 +38,9 @@ class Video:
     def __init__(self, container: Any, where: str, errors: type[Exception]):
         if not container.streams.video:
             raise DataError(f"{where} has no video in it.")
-        self._container, self._stream, self._where = container, container.streams.video[0], where
+        self._container = container
+        self._stream = container.streams.video[0]
+        self._where = where
         self._stream.codec_context.thread_count = 1  # many videos are decoded at a time, by workers and threads
         self._errors = errors
         self._tick = float(self._stream.time_base)
@@ -67,7 +69,8 @@ class Video:
 
     def shown_at(self, times: Sequence[float]) -> Iterator[Any]:
         """The frame that is shown at each of these times, which ascend."""
-        last, place = None, 0
+        last = None
+        place = 0
         self._go_to(times[0])
         while place < len(times):
             frame = self._next()
@@ -97,7 +100,8 @@ class Video:
         if first is not None and self._at > time + SAME_S and time > SAME_S:  # some formats do not say where frames are
             self._container.seek(self._first, stream=self._stream)
             self._frames = self._container.decode(self._stream)
-            first, self._far_s = self._next(), math.inf
+            first = self._next()
+            self._far_s = math.inf
         elif self._at <= before:
             self._far_s *= 2  # key frames are rare
         self._frames = itertools.chain([] if first is None else [first], self._frames)
@@ -199,7 +203,10 @@ class Frames:
             raise PipelineError(f"`fps` is a number of frames in a second, above 0; got {fps!r}.")
         for length in size or ():
             check_count("size", length, least=1)
-        self.frames, self.fps, self.size, self.key = frames, fps, size, key
+        self.frames = frames
+        self.fps = fps
+        self.size = size
+        self.key = key
 
     def _decoded(self, element: Any, start: float, duration: float | None) -> Any:
         source = field_in(element, self.key, "video")

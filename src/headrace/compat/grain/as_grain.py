@@ -13,7 +13,8 @@ from typing import Any
 from headrace.compat.grain import hooks
 from headrace.engine.workers.imports import module_of
 
-ALIAS, PACKAGE = "grain", "headrace"
+ALIAS = "grain"
+PACKAGE = "headrace"
 PRIVATE = "grain._src"  # `private_modules.py` makes its modules
 
 
@@ -100,7 +101,8 @@ _imported_so: set[str] = set()  # modules that were imported while Headrace was 
 
 def _for_workers() -> Callable[[], None] | None:
     """What makes Headrace `grain` in a worker too, where it is or was here."""
-    always, modules = any(isinstance(finder, _Finder) for finder in sys.meta_path), sorted(_imported_so)
+    always = any(isinstance(finder, _Finder) for finder in sys.meta_path)
+    modules = sorted(_imported_so)
     return partial(enforce, always, modules) if always or modules else None
 
 

@@ -99,7 +99,8 @@ class InterleaveIterDataset(IterDataset[_T]):
     ):
         if isinstance(cycle_length, AutotuneParameter):
             cycle_length = min(len(datasets), 16)
-        self._datasets, self._cycle_length = datasets, cycle_length
+        self._datasets = datasets
+        self._cycle_length = cycle_length
         parents = datasets if isinstance(datasets, MapDataset) else ()
         _stand_for(self, parents, IterDataset.interleave(datasets, cycle_length=cycle_length))
 
@@ -224,7 +225,8 @@ class _GivenIterDataset(IterDataset):
 
     def __init__(self, iterator: CheckpointableIterator):
         super().__init__()
-        self._iterator, self._start = iterator, iterator.get_state()
+        self._iterator = iterator
+        self._start = iterator.get_state()
 
     def __iter__(self) -> Any:
         self._iterator.set_state(self._start)

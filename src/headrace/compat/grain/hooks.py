@@ -66,7 +66,8 @@ def ignores_its_index(source: Any) -> bool:
 def read_as_thread(source: Any, nth: int, num_threads: int) -> Any:
     """The next element of a source that may have a stream for each of Grain's threads, found by their names."""
     thread = threading.current_thread()
-    name, thread.name = thread.name, f"headrace-read-ahead_{nth % num_threads}"
+    name = thread.name
+    thread.name = f"headrace-read-ahead_{nth % num_threads}"
     try:
         return source[nth]
     finally:

@@ -47,7 +47,9 @@ class Bucketer:
     """
 
     def __init__(self, *args: Any, bucketer_type: str | None = None, **kwargs: Any):
-        self.args, self.kwargs, self.type = args, kwargs, bucketer_type
+        self.args = args
+        self.kwargs = kwargs
+        self.type = bucketer_type
 
     @classmethod
     def PowersOf(cls, base: float) -> "Bucketer":
@@ -59,7 +61,8 @@ class _Cells:
     """Values by the fields that they belong to."""
 
     def __init__(self, name: str, metadata: Metadata | None = None, *args: Any, **kwargs: Any):
-        self.name, self.metadata = name, metadata
+        self.name = name
+        self.metadata = metadata
         self._values: dict[tuple[Any, ...], Any] = {}
         self._lock = threading.Lock()
 

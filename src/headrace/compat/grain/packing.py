@@ -192,7 +192,10 @@ class PackAndBatchOperation(Operation):
         self._layout = Layout({"record": plain_ints(self.length_struct)}, ["record"])
 
     def __call__(self, input_iterator: Iterator[Record]) -> Iterator[Record]:
-        records, needs, bins, index = [], [], self._open_bins(), 0
+        records = []
+        needs = []
+        bins = self._open_bins()
+        index = 0
         for record in input_iterator:
             arrays = [array for (array,), _ in columns_of(self._layout, [{"record": record.data}])]
             lengths = tuple(map(len, arrays))
@@ -200,7 +203,9 @@ class PackAndBatchOperation(Operation):
             needs.append(lengths)
             if bins.put(needs, len(records)) == len(records):
                 yield Record(RecordMetadata(index), self._batch(records, bins))
-                records, needs, bins = [], [lengths], self._open_bins()
+                records = []
+                needs = [lengths]
+                bins = self._open_bins()
                 bins.put(needs, 0)
             records.append(arrays)
             index = record.metadata.index

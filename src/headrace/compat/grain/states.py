@@ -138,9 +138,11 @@ def translated(op: Op, state: Any, after: After, *, again: bool = False) -> Json
             if isinstance(op, Cache) and state["cache_filled"]:  # it says how many elements of the cache were read
                 if not _is_one_to_one(op):
                     return _joined(after(op.parent, state["position"]), entries)
-                state, ahead = {"next_index": state["position"]}, False
+                state = {"next_index": state["position"]}
+                ahead = False
             else:
-                state, ahead = state[form.parent], False
+                state = state[form.parent]
+                ahead = False
         ahead = ahead or isinstance(op, MpPrefetch | Prefetch)
         op = op.before
     return _joined(_begin(op, state, after, ahead=ahead, again=again), entries)
@@ -183,7 +185,8 @@ def _of_parts(op: Any, state: Json, after: After, *, again: bool) -> Json:
     """The states of several parts."""
     if isinstance(op, Interleave):
         return {"open": _opened(op, state, after, again=again)}
-    names, parents = getattr(op, "names", None), state["parents"]
+    names = getattr(op, "names", None)
+    parents = state["parents"]
     if isinstance(parents, dict) != bool(names) or len(parents) != len(op.parts):
         raise _mismatch(op, state)
     if names:
@@ -193,7 +196,8 @@ def _of_parts(op: Any, state: Json, after: After, *, again: bool) -> Json:
 
 
 def _opened(op: Interleave, state: Json, after: After, *, again: bool) -> list[Json]:
-    waiting, ended = state["next_index_in_datasets"] < op.num_datasets, state["exhausted"]
+    waiting = state["next_index_in_datasets"] < op.num_datasets
+    ended = state["exhausted"]
     if state["future_states"] or (again and waiting and any(ended)):
         what = "a later epoch" if again else "datasets opened before their turn"
         raise StateError(

@@ -75,7 +75,8 @@ class Workers:
         group = self._plan.sharing_workers(op)
         pool = self._pool(group)
         number = 2 * group.index(op) + single_step
-        root, lossy = pool.plan.pipelines[number], not self._plan.options.on_error.raises
+        root = pool.plan.pipelines[number]
+        lossy = not self._plan.options.on_error.raises
 
         def start(sparse: bool) -> Prefetching:
             return Prefetching(Stages(root, (number,), sparse=sparse, lossy=lossy), pool, op.options, single_step)
@@ -97,7 +98,8 @@ class Workers:
 
     def _pool(self, group: list[MpPrefetch]) -> TaskPool:
         """The pool that some `mp_prefetch` share."""
-        key, cache = self._key(group), group[0].kept.of(PoolCache)
+        key = self._key(group)
+        cache = group[0].kept.of(PoolCache)
         pool = self._pools.get(key)
         if pool is None or pool.closed:
             self._caches[key] = cache
@@ -187,7 +189,8 @@ pool_openers: dict[type, Callable[[Any, int | AutotuneParameter, Any], TaskPool]
 
 def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
     """A pool of the kind that the options ask for, with the most workers that any of them asks for."""
-    numbers, options = [op.options.num_workers for op in group], group[0].options
+    numbers = [op.options.num_workers for op in group]
+    options = group[0].options
     if type(options) in pool_openers:
         num_workers = AUTOTUNE if AUTOTUNE in numbers else max(map(resolve_num_workers, numbers))
         return pool_openers[type(options)](shared_plan, num_workers, options)

@@ -156,7 +156,8 @@ class DeferredImports:
             except LookupError:
                 if not self._left:
                     raise
-            names, self._left = self._left, []
+            names = self._left
+            self._left = []
             self._import(names)
             return function(*args, **named)
 

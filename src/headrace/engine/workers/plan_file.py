@@ -32,7 +32,9 @@ class SharedPlan:
     def __init__(
         self, pipelines: list[Op], init: Callable[[int, int], None] | None, options: DatasetOptions | None = None
     ):
-        self.pipelines, self.init, self.options = pipelines, init, options or DatasetOptions()
+        self.pipelines = pipelines
+        self.init = init
+        self.options = options or DatasetOptions()
         self.closed = False
         self._classes: set[type] = set()  # keep them alive: workers refer to them by cloudpickle's names for them
         self.users: set[int] = set()
@@ -51,7 +53,8 @@ class SharedPlan:
             self._close()
 
     def _close(self, close: Callable[[int], None] = os.close) -> None:
-        fd, self._fd = self._fd, -1
+        fd = self._fd
+        self._fd = -1
         if fd >= 0:
             close(fd)
 

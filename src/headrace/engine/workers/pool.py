@@ -43,7 +43,8 @@ class PoolBase:
     """The part of a `TaskPool` that does not depend on what its workers are."""
 
     def __init__(self, shared_plan: SharedPlan):
-        self.plan, self.load = shared_plan, PoolLoad()
+        self.plan = shared_plan
+        self.load = PoolLoad()
         self.interrupted = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -143,7 +144,9 @@ class PendingChunk:
     __slots__ = ("answer", "attempts", "cancelled", "describe", "make", "number", "slot", "took_s")
 
     def __init__(self, number: int, make: Callable[[int], Task], describe: Callable[[], str]):
-        self.number, self.make, self.describe = number, make, describe
+        self.number = number
+        self.make = make
+        self.describe = describe
         self.attempts = 0
         self.slot: Slot | None = None
         self.answer: Extent | BaseException | None = None
@@ -310,7 +313,8 @@ class ProcessPool(PoolBase):
     def result(self, pending: PendingChunk) -> Any:
         """Takes the answer to a task that has one; raises it if it is an error."""
         with self.locked():
-            answer, slot = pending.answer, pending.slot
+            answer = pending.answer
+            slot = pending.slot
             if isinstance(answer, BaseException):
                 raise answer
             assert answer is not None
@@ -411,7 +415,8 @@ class ProcessPool(PoolBase):
         process.since = time.monotonic()
         if kind == FAILURE:
             assert pending.slot is not None
-            slot, pending.slot = pending.slot, None
+            slot = pending.slot
+            pending.slot = None
             pending.answer = unpacked_error(self.slots.read_copy(slot, Extent(total, start)))
             process.is_late = isinstance(pending.answer, ElementTimeout)
         if pending.cancelled or kind == SKIPPED:

@@ -60,7 +60,8 @@ class Process:
     _numbers = itertools.count()
 
     def __init__(self, index: int):
-        self.index, self.number = index, next(Process._numbers)
+        self.index = index
+        self.number = next(Process._numbers)
         self.tasks: deque[PendingChunk] = deque()
         self.ready = False
         self.num_streams = 0
@@ -169,7 +170,8 @@ class Process:
         self.socket.close()
         self._theirs.close()
         self.stacks.close()
-        end_fd, self.end_fd = self.end_fd, -1
+        end_fd = self.end_fd
+        self.end_fd = -1
         if end_fd >= 0:
             os.close(end_fd)
         return status
@@ -200,10 +202,12 @@ class Stacks:
         os.ftruncate(self.fd, 0)
         os.lseek(self.fd, 0, os.SEEK_SET)
         os.kill(pid, STACKS)
-        size, deadline = -1, time.monotonic() + STACKS_S
+        size = -1
+        deadline = time.monotonic() + STACKS_S
         while time.monotonic() < deadline:
             time.sleep(0.05)
-            last, size = size, os.fstat(self.fd).st_size
+            last = size
+            size = os.fstat(self.fd).st_size
             if size == last and size > 0:
                 break
         return os.pread(self.fd, max(size, 0), 0).decode(errors="replace")

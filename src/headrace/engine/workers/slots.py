@@ -84,7 +84,8 @@ class Slot:
 
     def __init__(self, fd: int, number: int = 0, *, private: bool = False):
         self.number = number
-        self._fd, self._private = fd, private
+        self._fd = fd
+        self._private = private
         self._reserved = 0
         self.whole = np.empty(0, np.uint8)
 
@@ -183,7 +184,8 @@ class Writer:
         pickled = np.frombuffer(stream.getbuffer(), np.uint8)
         buffers = np.array([len(self._buffers) // 2, *self._buffers], np.int64).view(np.uint8)
         start = _aligned(self._used)
-        middle, end = start + len(buffers), start + len(buffers) + len(pickled)
+        middle = start + len(buffers)
+        end = start + len(buffers) + len(pickled)
         return Pieces(Extent(end, start), [*self._to_copy, (start, buffers), (middle, pickled)])
 
     def place(self, array: np.ndarray) -> int:
@@ -293,15 +295,19 @@ class _Lease:
     """The base of all arrays that are views of a slot."""
 
     def __init__(self, slot: Slot, size: int):
-        self.number, self.size, self._whole = slot.number, size, slot.bytes(size)
+        self.number = slot.number
+        self.size = size
+        self._whole = slot.bytes(size)
         self.mapping = slot.whole
         self.__array_interface__ = self._whole.__array_interface__
 
     def copy_out(self) -> None:
         """Replaces the slot's memory with private memory, with the same bytes at the same address."""
         page_locks.unlock(self.mapping)
-        address, size = self._whole.ctypes.data, _whole_pages(len(self._whole))
-        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = self._whole.ctypes.data
+        size = _whole_pages(len(self._whole))
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         if not hasattr(_libc(), "mremap"):  # not Linux: no thread may read it meanwhile
             copied = self._whole.copy()
             _libc().mmap(address, size, access, flags | MAP_FIXED, -1, 0)
@@ -323,7 +329,8 @@ class _LeaseEnd(weakref.ref):
         return super().__new__(cls, lease, ended.append)
 
     def __init__(self, lease: _Lease, ended: "deque[_LeaseEnd]"):
-        self.number, self.size = lease.number, lease.size
+        self.number = lease.number
+        self.size = lease.size
 
 
 def mapping_of(array: np.ndarray) -> np.ndarray | None:
@@ -335,7 +342,8 @@ def mapping_of(array: np.ndarray) -> np.ndarray | None:
 
 
 MAP_FIXED = 0x10
-MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2
+MREMAP_MAYMOVE = 1
+MREMAP_FIXED = 2
 
 
 class Slots:

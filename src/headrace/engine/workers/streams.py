@@ -71,9 +71,13 @@ class StageStream(Stream):
 
     def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
         super().__init__(start_of(stage.top) if position is None else position)
-        self._stage, self._place = stage, prefetching.stages.place(stage.top)
-        self._pool, self._options, self._single_step = prefetching.pool, prefetching.options, prefetching.single_step
-        self._load, self._context = self._pool.load, context
+        self._stage = stage
+        self._place = prefetching.stages.place(stage.top)
+        self._pool = prefetching.pool
+        self._options = prefetching.options
+        self._single_step = prefetching.single_step
+        self._load = self._pool.load
+        self._context = context
         self._record = context.record(stage.top, "workers")
         size = self._options.per_worker_buffer_size
         self._limit = BufferLimit(1) if size is AUTOTUNE else None
@@ -126,7 +130,8 @@ class StageStream(Stream):
             if not self._pool.ready(self._tasks[0].pending):
                 self._limit.empty()
             self._limit.look()
-        waited_s, begin = 0.0, time.perf_counter()
+        waited_s = 0.0
+        begin = time.perf_counter()
         while not self._pool.wait(self._tasks[0].pending):
             waited_s += time.perf_counter() - begin
             self._learn_size()
@@ -174,7 +179,9 @@ class StageStream(Stream):
             return True
         if self._single_step:
             return False
-        options, workers, limits = self._options, self._pool.num_workers, self._pool.chunk_limits
+        options = self._options
+        workers = self._pool.num_workers
+        limits = self._pool.chunk_limits
         if not self._unit_bytes and under_way >= min(2 * workers, limits.unmeasured):
             return False  # until a result tells how large they are
         ready = -(-self._buffer_size * self._place.weight // self._chunk)
@@ -207,8 +214,10 @@ class StageStream(Stream):
         """Doubles the chunk size after a cheap chunk of full size; halves it after a slow one."""
         if self._single_step:
             return
-        limits, took_s = self._pool.chunk_limits, sent.pending.took_s
-        size, num_bytes = max(1, self._size(sent, block)), block.num_bytes()
+        limits = self._pool.chunk_limits
+        took_s = sent.pending.took_s
+        size = max(1, self._size(sent, block))
+        num_bytes = block.num_bytes()
         self._unit_bytes = max(self._unit_bytes * 0.9, num_bytes / size)
         if took_s > 4 * limits.seconds:
             self._chunk = max(1, size // 2)
@@ -282,7 +291,8 @@ class IndexStageStream(StageStream):
     def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
         super().__init__(stage, position, prefetching, context)
         self._origin, self._first = self.position, base_position(stage, self.position)
-        self._next, self._length = self._first, stage.base.parents[0].length()
+        self._next = self._first
+        self._length = stage.base.parents[0].length()
 
     def _next_task(self) -> _Sent | None:
         first = self._next
@@ -311,7 +321,8 @@ class BlockStageStream(StageStream):
         super().__init__(stage, position, prefetching, context)
         # Keep `None` for the start: a cache is filled, and used, only from there.
         self._parent = open_stream(stage.base, None if position is None else base_position(stage, position), context)
-        self._origin, self._inputs = self.position, 0
+        self._origin = self.position
+        self._inputs = 0
         self._runs: deque[Run] = deque()  # the inputs of the tasks under way
 
     def _has_room(self) -> bool:
@@ -324,7 +335,9 @@ class BlockStageStream(StageStream):
             run = self._parent.pull(0 if self._single_step else self._chunk)
         if run is None:
             return None
-        stage, block, first = self._stage, run.block, self._inputs
+        stage = self._stage
+        block = run.block
+        first = self._inputs
         position = rebased(stage, self._origin, lambda _: 0, inputs=first)
         task = BlockTask(self._place.path, portable(position), depth(stage), block, self._single_step)
         self._inputs += len(block)
@@ -341,7 +354,8 @@ class BlockStageStream(StageStream):
         return f"{text} (from source indices {show_source_indices(base, first, max(stop, first + 1))})"
 
     def _finish(self, result: Result) -> Run | None:
-        at, positions = self._runs[0].at, result.positions
+        at = self._runs[0].at
+        positions = result.positions
         block = self._opened(result)
         self._runs.popleft()
         return self._run(block, lambda j: rebased(self._stage, positions[j - 1], at))
@@ -380,12 +394,14 @@ class WholeStream(StageStream):
         self._late_ones: list[str] = []
 
     def _next_task(self) -> _Sent | None:
-        number, n = self._asked, 0 if self._single_step else self._chunk
+        number = self._asked
+        n = 0 if self._single_step else self._chunk
         self._asked += 1
 
         def make(process: int) -> Task:
             # A process that has the stream open continues it; another one needs the position.
-            is_new, self._process = process != self._process, process
+            is_new = process != self._process
+            self._process = process
             return StreamTask(self._place.path, self._key, number, self._position_before(number) if is_new else None, n)
 
         return self._submit(make, self._describe, self._worker)
@@ -442,8 +458,11 @@ class PrefetchedStream(Stream):
         context: Context,
         end: Callable[[], None] | None,
     ):
-        self._prefetching, self._outer, self._end = start, context, end
-        self._stream, self._started = self._open(position, sparse=False), False
+        self._prefetching = start
+        self._outer = context
+        self._end = end
+        self._stream = self._open(position, sparse=False)
+        self._started = False
         super().__init__(self._stream.position)
 
     def _open(self, position: Position, *, sparse: bool) -> Stream:

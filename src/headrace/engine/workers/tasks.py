@@ -225,7 +225,8 @@ class BlockTask:
         return replace(self, block=encode(self.block, memory))
 
     def run(self, runner: "TaskRunner", op: Op, memory: Memory) -> Result:
-        counts, given = Counts(), find(op, (0,) * self.depth)
+        counts = Counts()
+        given = find(op, (0,) * self.depth)
 
         def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
             return BlockInput(decode(self.block)) if op is given else None
@@ -314,7 +315,8 @@ class TaskRunner:
             return None
         times = [(self._operations.label(op), time.seconds, time.elements) for op, time in profile.times.items()]
         times += self._operations.take()
-        took_s, cpu_s = profile.took_s, profile.cpu_s
+        took_s = profile.took_s
+        cpu_s = profile.cpu_s
         return replace(result, bad=list(self._bad), read=self._read, times=times, took_s=took_s, cpu_s=cpu_s)
 
     def _saw(self, count: int) -> None:
@@ -406,7 +408,9 @@ class Counts:
 
 class _Count:
     def __init__(self, op: Op):
-        self.op, self.seen, self.kept = op, 0, 0
+        self.op = op
+        self.seen = 0
+        self.kept = 0
 
     def saw(self, seen: int, kept: int) -> None:
         self.seen += seen
@@ -428,7 +432,8 @@ class BlockInput(Stream):
         self._block: Block | None = block
 
     def pull(self, n: int) -> Run | None:
-        block, self._block = self._block, None
+        block = self._block
+        self._block = None
         return None if block is None else self._run(block, lambda j: j)
 
 
@@ -436,7 +441,8 @@ def _positions(run: Run) -> Any:
     """The position after each output; consecutive numbers as a range."""
     count = len(run.block)
     if count and type(run.at(1)) is int:
-        first, last = run.at(1), run.at(count)
+        first = run.at(1)
+        last = run.at(count)
         if last - first == count - 1:
             return range(first, last + 1)
     return [portable(run.at(j)) for j in range(1, count + 1)]
@@ -458,7 +464,8 @@ class TaskServer:
     ):
         self._pack = pack
         self._runner = TaskRunner(pipelines, options, missing.explain, missing.may_be_cause_of)
-        self._missing, self._timeout_s = missing, options.timeout_s
+        self._missing = missing
+        self._timeout_s = options.timeout_s
 
     def answer(self, task: Task, slot: Slot) -> tuple[int, Any]:
         """Computes a task; returns whether that failed, and what `pack` makes of the result or the error."""

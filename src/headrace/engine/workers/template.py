@@ -67,7 +67,8 @@ class Template:
     """The consumer's side of a template."""
 
     def __init__(self, start: Start):
-        self.start, self.was_ready = start, False
+        self.start = start
+        self.was_ready = False
         self._started = Started()
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
@@ -117,7 +118,8 @@ class Started:
     def __init__(self):
         self.process: Any = None  # a `subprocess.Popen`, once it has started
         self._error: BaseException | None = None
-        self._lock, self._stopped = threading.Lock(), False
+        self._lock = threading.Lock()
+        self._stopped = False
 
     def start(self, command: list[str], **options: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -128,7 +130,8 @@ class Started:
         except BaseException:
             self.stop()
             raise
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 
@@ -213,7 +216,8 @@ class Templates:
     """The template of this process, if it has one."""
 
     def __init__(self):
-        self._lock, self._consumer = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
+        self._consumer = os.getpid()
         self.current: Template | None = None
         self._last: Start | None = None
         self._num_starts = 0
@@ -256,7 +260,8 @@ class Templates:
                 self._end()
 
     def _end(self) -> None:
-        current, self.current = self.current, None
+        current = self.current
+        self.current = None
         if current is not None:
             current.close()
 

@@ -85,7 +85,8 @@ def _serialize(error: BaseException, depth: int = 0) -> SerializedError:
 def _places(traceback: TracebackType | None) -> list[FramePlace]:
     places = []
     while traceback is not None:
-        frame, code = traceback.tb_frame, traceback.tb_frame.f_code
+        frame = traceback.tb_frame
+        code = traceback.tb_frame.f_code
         line, end_line, column, end_column = next(
             itertools.islice(code.co_positions(), max(traceback.tb_lasti, 0) // 2, None), (None,) * 4
         )
@@ -114,7 +115,8 @@ def _like(new: WorkerError, error: BaseException) -> WorkerError:
     """Gives a new error the notes, cause and context of another."""
     for note in getattr(error, "__notes__", ()):
         new.add_note(str(note)[:SHORT_TEXT])
-    new.__cause__, new.__context__ = error.__cause__, error.__context__
+    new.__cause__ = error.__cause__
+    new.__context__ = error.__context__
     new.__suppress_context__ = error.__suppress_context__
     return new
 
@@ -183,9 +185,12 @@ def _traceback(places: list[FramePlace]) -> TracebackType | None:
 def _at(place: FramePlace, rest: TracebackType | None) -> TracebackType:
     """A traceback that begins with a frame at a place: it compiles a function that fails there, and calls it."""
     tree: Any = ast.parse("lambda: fail", mode="eval")
-    function, name = tree.body, tree.body.body
-    name.lineno, name.end_lineno = place.line, place.end_line
-    name.col_offset, name.end_col_offset = place.column, place.end_column
+    function = tree.body
+    name = tree.body.body
+    name.lineno = place.line
+    name.end_lineno = place.end_line
+    name.col_offset = place.column
+    name.end_col_offset = place.end_column
     function.lineno = function.end_lineno = place.first_line
     (code,) = (each for each in compile(tree, place.file, "eval").co_consts if isinstance(each, CodeType))
     code = code.replace(co_name=place.name, co_qualname=place.qualified_name)

@@ -166,7 +166,8 @@ class WorkerLoop:
     """Answers messages: reads tasks from slots, and has a `TaskServer` write results to the same slots."""
 
     def __init__(self, server: TaskServer, slots_fd: int):
-        self.server, self._slots_fd = server, slots_fd
+        self.server = server
+        self._slots_fd = slots_fd
         self._slots: dict[int, Slot] = {}
         self._task: tuple[int, int] = (0, 0)  # the number and the slot of the task under way
         self.answering = threading.Lock()

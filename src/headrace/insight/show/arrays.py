@@ -10,7 +10,8 @@ from headrace.insight.show.view import ElementView, escaped
 
 FEW = 12  # values that are shown themselves
 MOST_READ = 1 << 20  # values of a large array that are looked at
-BARS_IN_SVG, BARS_IN_TEXT = 24, 12
+BARS_IN_SVG = 24
+BARS_IN_TEXT = 12
 
 
 def as_array(value: Any) -> np.ndarray | None:
@@ -67,7 +68,8 @@ def array_view(array: np.ndarray, note: str) -> ElementView:
 def stats_of(array: np.ndarray) -> str:
     """The range and mean of numbers, and how many are not finite; for a large array, of some of them."""
     values = _some(array)
-    kind, about = values.dtype.kind, "about " if values.size < array.size else ""
+    kind = values.dtype.kind
+    about = "about " if values.size < array.size else ""
     if not values.size or kind not in "iufb" or values.size <= 1:
         return "" if values.size else "empty"
     if kind == "b":

@@ -19,7 +19,8 @@ from headrace.ops.show import Line, lines
 from headrace.options import check_count
 from headrace.trees import ShapeDtypeStructProtocol
 
-MOST_LINES, MOST_OF_LABEL = 40, 300
+MOST_LINES = 40
+MOST_OF_LABEL = 300
 MOST_OF_SPEC = 400
 _LABEL = "text-align: left; padding: 0 16px 0 0; white-space: pre; font-family: monospace"
 _SITE = "text-align: left; padding: 0; opacity: 0.6; font-family: monospace"

@@ -15,7 +15,8 @@ def histogram(values: np.ndarray, most: int) -> np.ndarray:
 
 def bars_svg(heights: np.ndarray, width: int = 120) -> str:
     """Bars side by side."""
-    step, largest = width / len(heights), max(float(heights.max()), 1)
+    step = width / len(heights)
+    largest = max(float(heights.max()), 1)
     bars = "".join(
         f'<rect x="{i * step:.1f}" y="{HEIGHT - tall:.1f}" width="{max(step - 1, 1):.1f}" height="{tall:.1f}"/>'
         for i, height in enumerate(heights.tolist())

@@ -59,7 +59,8 @@ def elements_text(elements: Sequence[Any], dataset: Any = None, *, width: int | 
      1  'a'
     22  'b'
     """
-    width, all_views = width or terminal_width(), [list(_views(element, dataset)) for element in elements]
+    width = width or terminal_width()
+    all_views = [list(_views(element, dataset)) for element in elements]
     if _are_rows(all_views):
         table = _row_text(all_views)
         if max(map(len, table)) <= width:
@@ -115,7 +116,8 @@ def _row_text(all_views: Sequence[Views]) -> list[str]:
     table = [[one_line(name, 40) for name, _ in all_views[0]]]
     table += [[view.text for _, view in views] for views in all_views]
     for i, column in enumerate(zip(*all_views, strict=True)):
-        width, is_number = max(len(row[i]) for row in table), all(view.note in NUMBERS for _, view in column)
+        width = max(len(row[i]) for row in table)
+        is_number = all(view.note in NUMBERS for _, view in column)
         for row in table:
             row[i] = row[i].rjust(width) if is_number else row[i].ljust(width)
     return ["  ".join(row).rstrip() for row in table]
@@ -169,7 +171,8 @@ def _iteration(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -
     if fields is None:
         yield name, (None if name else _tokens(value, None, {}, decoders)) or view_of(value)
         return
-    rate, sound = rate_in(fields), None
+    rate = rate_in(fields)
+    sound = None
     if rate is not None:
         sound = _longest_sound(fields)
     if not fields:

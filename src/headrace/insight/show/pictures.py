@@ -42,7 +42,8 @@ def encoded_image(content: bytes, kind: str) -> ElementView:
 
 def images_in(array: np.ndarray) -> np.ndarray | None:
     """An array of pixels as images: of number, height, width and channel; None if it does not look like one."""
-    shape, kind = array.shape, array.dtype
+    shape = array.shape
+    kind = array.dtype
     if kind == np.uint8:
         if array.ndim in (3, 4) and shape[-1] in CHANNELS and min(shape[-3:-1]) > 1:
             return array.reshape(-1, *shape[-3:]) if len(array) else None
@@ -98,7 +99,8 @@ def _as_bytes(images: np.ndarray) -> np.ndarray:
     if not _is_stretched(images):
         return images
     images = np.nan_to_num(images.astype(np.float32))
-    low, high = float(images.min()), float(images.max())
+    low = float(images.min())
+    high = float(images.max())
     return np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
 
 

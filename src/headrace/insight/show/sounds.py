@@ -59,7 +59,8 @@ def encoded_kind(content: bytes) -> str | None:
 
 def encoded_sound(content: bytes, kind: str) -> ElementView:
     """A sound in a file."""
-    note, text = f"bytes, {num_bytes(len(content))}", f"{kind.removeprefix('audio/').upper()} sound"
+    note = f"bytes, {num_bytes(len(content))}"
+    text = f"{kind.removeprefix('audio/').upper()} sound"
     if len(content) > MOST_BYTES:
         return ElementView(note, text, lambda: f"{text}: too large to play here")
     return ElementView(note, text, lambda: _player(data_url(kind, content)))
@@ -67,7 +68,8 @@ def encoded_sound(content: bytes, kind: str) -> ElementView:
 
 def wav(samples: np.ndarray, rate: int) -> bytes:
     """Samples between -1 and 1, of time and channel, as a WAV file of 16 bits; louder ones are scaled down."""
-    channels, loudest = samples.shape[1], max(float(np.abs(np.nan_to_num(samples)).max(initial=0)), 1.0)
+    channels = samples.shape[1]
+    loudest = max(float(np.abs(np.nan_to_num(samples)).max(initial=0)), 1.0)
     pcm = (np.nan_to_num(samples) * (32767 / loudest)).astype("<i2").tobytes()
     form = struct.pack("<HHIIHH", 1, channels, rate, rate * channels * 2, channels * 2, 16)
     body = b"WAVE" + b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(pcm)) + pcm

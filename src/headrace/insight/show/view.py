@@ -40,9 +40,11 @@ def num_bytes(count: int) -> str:
     """
     if count < 1000:
         return f"{count} B"
-    size, unit = float(count), 0
+    size = float(count)
+    unit = 0
     while size >= 999.5 and unit < 4:
-        size, unit = size / 1000, unit + 1
+        size = size / 1000
+        unit = unit + 1
     return f"{size:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[unit]}"
 
 

@@ -16,9 +16,11 @@ from headrace.ops.packing.operations import Packer
 from headrace.ops.packing.report import Padding
 
 T = TypeVar("T")
-MOST_ELEMENTS, MOST_ROWS = 1000, 200
+MOST_ELEMENTS = 1000
+MOST_ROWS = 200
 MEASURE_S = 2.0  # for each operation
-MOST_FEATURES, MOST_OPERATIONS = 4, 4
+MOST_FEATURES = 4
+MOST_OPERATIONS = 4
 
 
 def measure(op: Op, streams: Streams) -> list[Lengths]:
@@ -49,7 +51,8 @@ def _of_padded(op: PaddedBatch, streams: Streams) -> list[Lengths]:
             window = elements[start : start + (op.window_size or len(elements))]
             for members, length in op.groups(window):
                 mine = lengths[start:][members]
-                filled, cells = filled + int(mine.sum()), cells + len(mine) * int(length or mine.max())
+                filled = filled + int(mine.sum())
+                cells = cells + len(mine) * int(length or mine.max())
         found.append(Lengths(op.label(), op.site, name, lengths, padding=1 - filled / max(1, cells)))
     return found
 

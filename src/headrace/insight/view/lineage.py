@@ -68,7 +68,8 @@ def inputs_of(op: Op, output: Output, streams: Streams, *, alone: bool = True) -
 
 
 def _of_parent(op: Any, output: Output, streams: Streams) -> Inputs:
-    first, last = _below(op, output.before), _below(op, output.after)
+    first = _below(op, output.before)
+    last = _below(op, output.after)
     if op.is_transparent:
         return Inputs(op.parent, [Output(output.element, first, last)])
     if isinstance(op, Repeat | Skip):
@@ -99,7 +100,8 @@ def _of_filter(op: FilterOp, output: Output, streams: Streams, *, alone: bool) -
 
 def _in_order(op: Any, output: Output, streams: Streams) -> Inputs:
     """Of operations that use up their inputs in order; the last one may be used in part, by outputs that follow."""
-    first, last = _below(op, output.before), _below(op, output.after)
+    first = _below(op, output.before)
+    last = _below(op, output.after)
     found = [] if first == last else streams.between(op.parent, first, last, MOST + 1)
     used_in_part = isinstance(op, Rebatch | ConcatThenSplit) and np.any(output.after[0])
     if (used_in_part or not found) and len(found) <= MOST:
@@ -124,7 +126,8 @@ def _of_parts(op: Mixing | Zip, output: Output, streams: Streams) -> list[Inputs
 
 
 def _of_interleave(op: Interleave, output: Output, streams: Streams) -> list[Inputs]:
-    before, after = op.part_positions(output.before[-1]), op.part_positions(output.after[-1])
+    before = op.part_positions(output.before[-1])
+    after = op.part_positions(output.after[-1])
     for name, position in after.items():
         if position != before.get(name):
             part = interleaved_part(op, int(name))

@@ -56,7 +56,8 @@ class Streams:
             watch=lambda _: _NobodyWatches(),
             guard=BadRecords(self._plan).guard(),
         )
-        stream, run = open_stream(op, position, context), 1
+        stream = open_stream(op, position, context)
+        run = 1
         try:
             begin = time.monotonic()
             while (made := in_pipeline(stream.pull, run)) is not None:
@@ -82,7 +83,8 @@ class Finder:
     """Finds an output of a stream by its number, from the nearest place that it knows."""
 
     def __init__(self, op: Op, streams: Streams):
-        self._op, self._streams = op, streams
+        self._op = op
+        self._streams = streams
         self._known: list[tuple[int, Position]] = [(0, None)]  # how many outputs have come, and the position then
         self._lock = threading.Lock()
 
@@ -111,7 +113,8 @@ class Finder:
     def _walk_to(self, number: int) -> Output:
         with self._lock:
             first, position = self._known[bisect_right(self._known, number, key=itemgetter(0)) - 1]
-        count, end = first, time.monotonic() + SEARCH_S
+        count = first
+        end = time.monotonic() + SEARCH_S
         for output in self._streams.outputs(self._op, position, LONGEST_RUN):
             if count == number:
                 return output

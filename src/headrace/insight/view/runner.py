@@ -27,12 +27,14 @@ class Runner:
     """
 
     def __init__(self, open_iterator: Callable[[], Any], remember: Callable[[int, Position], None]):
-        self._open_iterator, self._remember = open_iterator, remember
+        self._open_iterator = open_iterator
+        self._remember = remember
         self._changed = threading.Condition()
         self._iterator: Any = None
         self._thread: threading.Thread | None = None
         self._looked_at = 0.0
-        self._state, self._closed = "waiting", False  # then "running", "paused", "ended" or "failed"
+        self._state = "waiting"  # then "running", "paused", "ended" or "failed"
+        self._closed = False
         self._noted: deque[tuple[float, int]] = deque(maxlen=MOST_NOTED)  # times, and the counts then
         self._numbers: dict[str, Any] = plain_numbers({})
         self.failure = ""
@@ -86,7 +88,8 @@ class Runner:
         """Ends the run."""
         with self._changed:
             self._closed = True
-            thread, iterator = self._thread, self._iterator
+            thread = self._thread
+            iterator = self._iterator
             self._changed.notify_all()
         if thread is None:
             return
@@ -98,7 +101,8 @@ class Runner:
     # ---- the thread
 
     def _start(self) -> None:
-        self._state, self.failure = "running", ""
+        self._state = "running"
+        self.failure = ""
         self._noted.clear()
         self._thread = threading.Thread(target=self._take_all, name="headrace-view-run", daemon=True)
         self._thread.start()
@@ -118,11 +122,13 @@ class Runner:
 
     def _end(self, state: str) -> None:
         with self._changed:
-            self._iterator, self._state = None, state
+            self._iterator = None
+            self._state = state
 
     def _take(self, iterator: Any) -> bool:
         """Takes elements to the end; returns False if it is closed before."""
-        count, next_note = 0, 0.0
+        count = 0
+        next_note = 0.0
         for _ in iterator:
             count += 1
             now = time.monotonic()

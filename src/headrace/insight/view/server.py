@@ -44,7 +44,9 @@ class AuthMiddleware:
     """Lets requests through that have the token and name this server; adds the headers that protect the page."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: tuple[str, ...]):
-        self._app, self._token, self._hosts = app, token, hosts
+        self._app = app
+        self._token = token
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -25,7 +25,8 @@ class PipelinePage:
     """
 
     def __init__(self, pipeline: Any, title: str):
-        self._pipeline, self._title = pipeline, title
+        self._pipeline = pipeline
+        self._title = title
         dataset = getattr(pipeline, "dataset", pipeline)
         self._plan = Plan(dataset._op)
         self._graph = Graph(self._plan)

@@ -108,7 +108,8 @@ class Tracer:
             outputs: list[Output] = here.outputs
             titles = [f"input {i + 1}" if len(outputs) > 1 else title for i in range(len(outputs))]
             items = [Item(each, output.element) for each, output in zip(titles, outputs, strict=True)]
-            note, title = here.note, ""
+            note = here.note
+            title = ""
             try:
                 alone = len(outputs) == 1
                 found = (lineage.inputs_of(here.op, output, self._streams, alone=alone) for output in outputs)

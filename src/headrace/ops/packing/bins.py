@@ -52,7 +52,9 @@ class FirstFitBins(Bins):
         self._highest = [self._lengths[0]] * count
 
     def put(self, needs: Sequence[Lengths], first: int) -> int:
-        highest, rooms, contents = self._highest, self._rooms, self.contents
+        highest = self._highest
+        rooms = self._rooms
+        contents = self.contents
         count = len(contents)
         for i in range(first, len(needs)):
             need = needs[i]
@@ -91,7 +93,8 @@ class BestFitBins(Bins):
         self._order = [sum(self._lengths) * count + bin_ for bin_ in range(count)]
 
     def put(self, needs: Sequence[Lengths], first: int) -> int:
-        order, contents = self._order, self.contents
+        order = self._order
+        contents = self.contents
         count = len(contents)
         for i in range(first, len(needs)):
             need = needs[i]

@@ -18,7 +18,8 @@ class TokenBuffer:
     """
 
     def __init__(self, leaves: Sequence[RowArray], *, split_full: bool):
-        self._lengths, self._split_full = tuple(leaf.length for leaf in leaves), split_full
+        self._lengths = tuple(leaf.length for leaf in leaves)
+        self._split_full = split_full
         self._meta = [k for k, leaf in enumerate(leaves) if leaf.is_meta]
         self._ends: list[list[int]] = [[] for _ in leaves]
         self._aside: list[bool] = []

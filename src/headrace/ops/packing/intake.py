@@ -23,7 +23,10 @@ class Intake:
     """
 
     def __init__(self, op: Packer, layout: Layout, stream: Stream, record: StageRecord):
-        self._op, self._layout, self._feed, self._record = op, layout, Feed(stream), record
+        self._op = op
+        self._layout = layout
+        self._feed = Feed(stream)
+        self._record = record
         self.columns: list[Column] = [[] for _ in layout.leaves]
         self.sizes: list[list[int]] = [[] for _ in layout.leaves]
         self._lengths: list[Lengths] = []  # of the first sequences
@@ -59,7 +62,8 @@ class Intake:
         """Reads about `count` more sequences; false at the end."""
         begin = time.perf_counter()
         self._feed.fill(1 if single_step else count, single_step=single_step)
-        at, size = self._feed.positions(), self._feed.size
+        at = self._feed.positions()
+        size = self._feed.size
         block = self._feed.take(size)
         elements = block.own_rows() if self.listed else block.rows()
         self.read_s += time.perf_counter() - begin
@@ -69,7 +73,8 @@ class Intake:
         with errors_named(self._op):
             kept = self._take_in(elements)
         if kept is not None:
-            all_at, after = at, kept_places(kept, len(self) - first)
+            all_at = at
+            after = kept_places(kept, len(self) - first)
             at = lambda j: all_at(after(j))  # noqa: E731
         if len(self) > first:
             self._runs.append((first, len(self), at))
@@ -122,7 +127,8 @@ class Intake:
 
     def positions(self) -> At:
         """The parent's position before each sequence that is here now."""
-        runs, start = list(self._runs), self._start
+        runs = list(self._runs)
+        start = self._start
 
         def before(i: int) -> Position:
             if i:

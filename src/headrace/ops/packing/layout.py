@@ -89,7 +89,8 @@ class Layout:
         self, values: Sequence[Any], segment_ids: Sequence[Any], positions: Sequence[Any]
     ) -> dict[str, Any]:
         """Rows from the arrays of each leaf."""
-        rows, i = {}, 0
+        rows = {}
+        i = 0
         for key in self.keys:
             if key in self._trees:
                 tree = self._trees[key]

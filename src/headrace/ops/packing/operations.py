@@ -140,7 +140,8 @@ class FirstFitPack(Packer):
             )
 
     def layout(self) -> Layout:
-        padding, alignment = self.padding_struct, self.pack_alignment_struct
+        padding = self.padding_struct
+        alignment = self.pack_alignment_struct
         return Layout(self.length_struct, self.meta_features, padding=padding, alignment=alignment)
 
     def in_lane(self, lane: Lane, parents: tuple[Op, ...]) -> Op:
@@ -213,7 +214,8 @@ class ConcatThenSplit(Packer):
         return fields
 
     def read_numbers(self, fields: Fields) -> tuple[Any, ...]:
-        tokens, taken = fields["tokens_taken"], count(self, "taken_of_group", fields["taken_of_group"])
+        tokens = fields["tokens_taken"]
+        taken = count(self, "taken_of_group", fields["taken_of_group"])
         if not isinstance(tokens, list | tuple):  # an older state
             return count(self, "tokens_taken", tokens), taken
         counts = [count(self, "tokens_taken", each) for each in tokens]

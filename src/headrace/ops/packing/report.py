@@ -30,7 +30,9 @@ class Padding:
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> "Padding":
         """Counts the padding of rows, or of batches of rows: the cells with segment id 0."""
-        num_rows, cells, padding = 0, Counter[str](), Counter[str]()
+        num_rows = 0
+        cells = Counter[str]()
+        padding = Counter[str]()
         for row in rows:
             ids = {key.removesuffix(_IDS): np.asarray(row[key]) for key in row if key.endswith(_IDS)}
             num_rows += max((ids[key].size // ids[key].shape[-1] for key in ids), default=0)
@@ -100,7 +102,8 @@ def padding_report(
         if name not in known:
             raise PipelineError(f"There is no option {name!r}; the options are {', '.join(sorted(known))}.")
     ds = ds.map(lambda element: {key: element[key] for key in length_struct if key in element})
-    found, num_empty = {}, 0
+    found = {}
+    num_empty = 0
     for strategy in strategies:
         mine: Any = {name: value for name, value in options.items() if name in options_of(strategy)}
         rows = ds.take(num_sequences).pack(length_struct, strategy=strategy, long_sequences=long_sequences, **mine)

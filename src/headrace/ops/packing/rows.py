@@ -13,7 +13,8 @@ from headrace.ops.packing.layout import Layout, RowArray
 Column = list[np.ndarray]
 Kind = tuple[np.dtype, tuple[int, ...]]
 """The dtype and further axes of an array."""
-_NDIM, _DTYPE = attrgetter("ndim"), attrgetter("dtype")
+_NDIM = attrgetter("ndim")
+_DTYPE = attrgetter("dtype")
 
 
 class Written(NamedTuple):
@@ -83,7 +84,8 @@ def marks(leaf: RowArray, lengths: np.ndarray, sizes: np.ndarray, gaps: np.ndarr
     offsets = (starts % leaf.length).astype(np.int32)  # in their rows
     if has_gaps:
         ids, offsets, lengths = (_with_gaps(each, other) for each, other in ((ids, 0), (offsets, 0), (lengths, gaps)))
-    segment_ids, positions = np.repeat(ids, lengths).reshape(shape), np.repeat(offsets, lengths).reshape(shape)
+    segment_ids = np.repeat(ids, lengths).reshape(shape)
+    positions = np.repeat(offsets, lengths).reshape(shape)
     np.subtract(np.arange(leaf.length, dtype=np.int32), positions, out=positions)
     if has_gaps:
         positions *= segment_ids != 0
@@ -149,7 +151,8 @@ def kind_of(leaf: RowArray, segments: Column, kinds: set[Kind]) -> Kind:
 
 def kinds_of(column: Column) -> set[Kind] | None:
     """The dtypes and further axes of arrays; `None` if some have no axes at all."""
-    axes, dtypes = set(map(_NDIM, column)), list(map(_DTYPE, column))
+    axes = set(map(_NDIM, column))
+    dtypes = list(map(_DTYPE, column))
     if 0 in axes:
         return None
     if axes == {1} and dtypes.count(dtypes[0]) == len(dtypes):

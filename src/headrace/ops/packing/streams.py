@@ -48,7 +48,9 @@ class PackStream(UnaryStream):
         self, op: Packer, record: StageRecord, known: SequencesPerRow, number: Any, taken: int, parent: Stream
     ):
         super().__init__((number, taken, parent.position), parent)
-        self._packer, self._layout, self._record = op, op.layout(), record
+        self._packer = op
+        self._layout = op.layout()
+        self._record = record
         self._intake = Intake(op, self._layout, parent, record)
         self._number: Any = number
         self._taken = taken
@@ -59,7 +61,8 @@ class PackStream(UnaryStream):
 
     def pull(self, n: int) -> Run | None:
         if self._block is None:
-            begin, read_s = time.perf_counter(), self._intake.read_s
+            begin = time.perf_counter()
+            read_s = self._intake.read_s
             if not self._make(max(n, 1), single_step=n == 0):
                 return None
             assert self._block is not None
@@ -69,12 +72,16 @@ class PackStream(UnaryStream):
                     f"The state has taken_of_group={self._taken}, and the rows of {self._packer.label()} come in a "
                     f"group of {self._ends[0]} there: it is damaged, or not of this pipeline."
                 )
-        block, ends, head, first = self._block, self._ends, self._head, self._taken
+        block = self._block
+        ends = self._ends
+        head = self._head
+        first = self._taken
         assert block is not None
         stop = min(first + max(n, 1), len(block))
         self._taken = stop
         if stop == len(block):
-            self._block, self._taken = None, 0
+            self._block = None
+            self._taken = 0
 
         def after(j: int) -> Position:
             group = bisect_left(ends, first + j)
@@ -88,16 +95,21 @@ class PackStream(UnaryStream):
 
     def _make(self, n: int, *, single_step: bool) -> bool:
         """Makes groups until they have about `n` rows; false at the end."""
-        groups, num_rows = [], 0
+        groups = []
+        num_rows = 0
         most = max(1, BLOCK_CELLS // sum(leaf.length for leaf in self._layout.leaves))
-        numbers, starts, ends, first = [self._number], [0], [], 0
+        numbers = [self._number]
+        starts = [0]
+        ends = []
+        first = 0
         while num_rows < min(n, most):
             group = self._next_group(first, min(n, most) - num_rows, single_step=single_step)
             if group is None:
                 break
             groups.append(group)
             num_rows += len(group.rows)
-            first, self._number = group.stop, group.number
+            first = group.stop
+            self._number = group.number
             ends.append(num_rows)
             numbers.append(group.number)
             starts.append(first)
@@ -110,7 +122,8 @@ class PackStream(UnaryStream):
     def _set(self, block: Block, ends: Sequence[int], numbers: Sequence[Any], starts: Sequence[int]) -> None:
         """Keeps rows that are ready, with the numbers and first sequences of their groups and of the next one."""
         at = self._intake.positions()
-        self._block, self._ends = block, ends
+        self._block = block
+        self._ends = ends
         self._head = lambda group: (numbers[group], at(starts[group]))
         self._intake.drop(starts[-1])
 
@@ -120,7 +133,8 @@ class PackStream(UnaryStream):
 
     def _fill(self, put: Callable[[int], int], first: int, num_rows: int, *, single_step: bool) -> int:
         """Puts in sequences until one closes the group, and returns that one; reads as many as it will likely need."""
-        intake, stop = self._intake, first
+        intake = self._intake
+        stop = first
         while True:
             placed = stop - first
             # If the guess was too low, read a little more each time.
@@ -133,7 +147,8 @@ class PackStream(UnaryStream):
 
     def _expected(self, first: int, stop: int, num_rows: int) -> int:
         """About how many sequences rows have: as many as other rows, or as the lengths of the first ones suggest."""
-        known, placed = self._known.get(self._packer.site), stop - first
+        known = self._known.get(self._packer.site)
+        placed = stop - first
         if known is not None or not placed:
             return int((known or 1.0) * num_rows)
         sizes = zip(self._layout.leaves, self._intake.sizes, strict=True)
@@ -149,7 +164,8 @@ class PackStream(UnaryStream):
     def _write(self, rows: Sequence[Sequence[Segment]], groups: list[PackedGroup]) -> Block:
         """Rows as a block."""
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        leaves, intake = self._layout.leaves, self._intake
+        leaves = self._layout.leaves
+        intake = self._intake
         written = [
             self._finish(leaf, write(leaf, self._arrays(column, rows, k), sizes, kinds if len(kinds) == 1 else None))
             for k, (leaf, column, kinds) in enumerate(zip(leaves, intake.columns, intake.kinds, strict=True))
@@ -173,7 +189,8 @@ class BinsStream(PackStream):
     _packer: FirstFitPack
 
     def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> PackedGroup | None:
-        op, bins = self._packer, self._packer.open_bins(self._layout.leaves)
+        op = self._packer
+        bins = self._packer.open_bins(self._layout.leaves)
         num_rows = max(num_rows, op.num_packing_bins)
         stop = self._fill(lambda i: bins.put(self._intake.lengths, i), first, num_rows, single_step=single_step)
         if stop == first:
@@ -191,7 +208,8 @@ class BinsStream(PackStream):
         if not self._packer.shuffle_bins or self._packer.shuffle_bins_group_by_feature is None:
             return block
         keys = _group_keys(block.rows(), self._packer.shuffle_bins_group_by_feature)
-        order, first = [], 0
+        order = []
+        first = 0
         for group in groups:
             size = len(group.rows)
             ties = self._packer.order(size, group.number - size)
@@ -230,7 +248,8 @@ class SplitStream(PackStream):
         self._num_read = self._num_tokens = 0  # of all sequences so far, by which the next reads are estimated
 
     def _next_group(self, first: int, num_rows: int, *, single_step: bool) -> PackedGroup | None:
-        buffer, taken = self._buffer, tuple(self._number) if self._number else None
+        buffer = self._buffer
+        taken = tuple(self._number) if self._number else None
 
         def put(_: int) -> int:
             buffer.append(self._intake.lengths[len(buffer) :])
@@ -290,7 +309,9 @@ class SplitStream(PackStream):
 
     def _cut_evenly(self, ahead: int) -> bool:
         """Cuts all full rows from what has been read but the last `ahead` tokens, or the last row if none is full."""
-        intake, leaves, length = self._intake, self._layout.leaves, self._layout.leaves[0].length
+        intake = self._intake
+        leaves = self._layout.leaves
+        length = self._layout.leaves[0].length
         taken = self._number[0] if self._number else 0
         ends = np.cumsum(np.array(intake.sizes[0], np.int64)) - taken
         total = int(ends[-1]) if len(intake) else 0

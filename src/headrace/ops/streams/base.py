@@ -47,7 +47,8 @@ class Places:
     """The indices of a run's elements in a chain whose position is the next index."""
 
     def __init__(self, run: Run):
-        self._at, self._length = run.at, len(run.block)
+        self._at = run.at
+        self._length = len(run.block)
 
     def __len__(self) -> int:
         return self._length
@@ -57,7 +58,8 @@ class Places:
 
     def numbers(self) -> Sequence[int]:
         """All of them."""
-        first, last = self[0], self[self._length - 1]
+        first = self[0]
+        last = self[self._length - 1]
         if last - first == self._length - 1:
             return range(first, last + 1)
         return [self[j] for j in range(self._length)]
@@ -89,7 +91,8 @@ def where_after(base: ToStream | None, position: Position, children: Sequence[in
         element: Any = position - 1
         where = origin(base.parent, element)
     else:
-        element, where = repr(position), {}
+        element = repr(position)
+        where = {}
         if len(element) > LONGEST_POSITION:
             element = hashlib.sha1(element.encode()).hexdigest()
     return {"element": f"{element}, child {'.'.join(map(str, children))}" if children else element, **where}
@@ -293,7 +296,8 @@ class Feed:
 
     def __init__(self, stream: Stream | None, open_at: "tuple[Callable[[], Stream], Position] | None" = None):
         """The elements of a stream, or of one that is opened at a position when it is first used."""
-        self._stream, self._open_at = stream, open_at
+        self._stream = stream
+        self._open_at = open_at
         self.ended = False
         self.size = 0
         self._pieces: deque[tuple[Block, At, int]] = deque()
@@ -385,7 +389,9 @@ class GroupStream(UnaryStream):
     def __init__(self, group: int, taken: int, parent: Stream):
         super().__init__((group, taken, parent.position), parent)
         self._feed = Feed(parent)
-        self._ordinal, self._taken, self._start = group, taken, parent.position
+        self._ordinal = group
+        self._taken = taken
+        self._start = parent.position
         self._ready: Block | None = None
         self._next_start: Position = None
 
@@ -398,14 +404,19 @@ class GroupStream(UnaryStream):
             if made is None:
                 return None
             self._ready, self._next_start = made
-        ordinal, taken, start, following = self._ordinal, self._taken, self._start, self._next_start
+        ordinal = self._ordinal
+        taken = self._taken
+        start = self._start
+        following = self._next_start
         size = len(self._ready)
         end = min(taken + max(n, 1), size)
         block = self._ready.cut(taken, end)
         self._taken = end
         if end >= size:
             self._ready = None
-            self._ordinal, self._taken, self._start = ordinal + 1, 0, following
+            self._ordinal = ordinal + 1
+            self._taken = 0
+            self._start = following
 
         def after(j: int) -> Position:
             return (ordinal, taken + j, start) if taken + j < size else (ordinal + 1, 0, following)

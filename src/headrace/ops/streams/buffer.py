@@ -47,7 +47,8 @@ class IndexStream(Stream):
         super().__init__(position or 0)
         if op.has_disk_cache:
             context.fill(op)
-        self._op, self._is_late = op, False
+        self._op = op
+        self._is_late = False
         self._costs = context.kept.of(ElementCosts)
         self._element_s = 0.0 if op.lane_of is None else self._costs.get(op.lane_of, 0.0)
         self._guard = context.guard
@@ -79,7 +80,8 @@ class IndexStream(Stream):
             self._ask(n)
             if not self._asked:
                 return None
-            first, begin = self._asked.popleft().start, time.perf_counter()
+            first = self._asked.popleft().start
+            begin = time.perf_counter()
             block = self._executor.next()
             thread, busy_s = self._made_by.pop(first)
             self._tell(block, thread, busy_s, time.perf_counter() - begin)
@@ -135,14 +137,17 @@ class IndexStream(Stream):
 
     def _fetch_in_time(self, wanted: range) -> Block:
         """All the elements, or only the first of them if they take long."""
-        blocks, begin = [], time.perf_counter()
-        last, end = begin, 0
+        blocks = []
+        begin = time.perf_counter()
+        last = begin
+        end = 0
         while end < len(wanted) and last - begin < LATE_S:
             size = min(self._piece(), len(wanted) - end)
             blocks.append(self._fetch(wanted[end : end + size]))
             end += size
             now = time.perf_counter()
-            self._element_s, last = (now - last) / size, now
+            self._element_s = (now - last) / size
+            last = now
         self._is_late = end < len(wanted)
         if self._op.lane_of is not None:
             self._costs[self._op.lane_of] = self._element_s
@@ -184,7 +189,8 @@ class IndexStream(Stream):
         if thread == get_ident():
             waited_s = 0.0
         else:
-            self._record.where, self._record.computed_by = "threads", self._executor.num_threads
+            self._record.where = "threads"
+            self._record.computed_by = self._executor.num_threads
             waited(waited_s)
             self._chunks += 1
             if self._chunks % LOOK_EVERY == 0:

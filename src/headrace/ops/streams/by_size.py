@@ -27,12 +27,14 @@ class BatchBySizeStream(GroupStream):
 
     def __init__(self, op: BatchBySize, record: StageRecord, *at: Any):
         super().__init__(*at)
-        self._op, self._record = op, record
+        self._op = op
+        self._record = record
 
     def _make(self, ordinal: int, *, single_step: bool) -> tuple[Block, Position] | None:
         op = self._op
         self._feed.fill(op.window_size, single_step=single_step)
-        begin, after = time.perf_counter(), self._feed.positions()
+        begin = time.perf_counter()
+        after = self._feed.positions()
         elements = self._feed.take(op.window_size).own_rows()
         if not elements:
             return None
@@ -45,7 +47,9 @@ class BatchBySizeStream(GroupStream):
         return block, self._feed.positions()(0)
 
     def _sizes(self, elements: list[Any], ordinal: int) -> list[int]:
-        first, feed, size_of = ordinal * self._op.window_size, iter(elements), self._op.size_of
+        first = ordinal * self._op.window_size
+        feed = iter(elements)
+        size_of = self._op.size_of
         try:
             return [size_of(element) for element in feed]
         except Exception as e:
@@ -78,7 +82,8 @@ class BatchBySizeStream(GroupStream):
         return [elements[i] for i in fit], [sizes[i] for i in fit]
 
     def _oversized(self, number: int, size: int, position: Position) -> str:
-        op, where = self._op, where_after(places_base(self._op.parent), position)
+        op = self._op
+        where = where_after(places_base(self._op.parent), position)
         record = f", record {where['index']} of {where['file'] or where['source']}," if "index" in where else ""
         return f"{op.label()} (pipeline at {op.site}): element {number}{record} has size {size}, over {op.max_size}."
 

@@ -186,7 +186,8 @@ class InterleaveStream(Stream):
     """
 
     def __init__(self, op: Interleave, position: Position, context: Context):
-        self._op, self._context = op, context
+        self._op = op
+        self._context = context
         self._slot, self._next, slots = position or op.first_position(())
         super().__init__((self._slot, self._next, slots))
         self._slots = [None if slot is None else (slot[0], Feed(self._open(*slot))) for slot in slots]
@@ -231,7 +232,8 @@ class InterleaveStream(Stream):
 
     def _rounds(self, n: int) -> Run | None:
         """Whole rounds over all open slots at once, as many as all of them have elements for."""
-        width, following = len(self._slots), self._next
+        width = len(self._slots)
+        following = self._next
         turn = [(self._slot + i) % width for i in range(width)]
         order = [(i, *slot) for i in turn if (slot := self._slots[i]) is not None]
         if not order:

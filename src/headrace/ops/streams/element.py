@@ -61,14 +61,16 @@ class Trace:
     """Where the elements of one run come from, on its way through the operations."""
 
     def __init__(self, at: At, count: int):
-        self._at, self._levels = at, []  # type: ignore[var-annotated]
+        self._at = at  # type: ignore[var-annotated]
+        self._levels = []
         self.end = at(count)  # the position after all of it
         self._places: Places | None = None
 
     def add(self, level: Level, end: Position) -> None:
         """Adds an operation: from now on, elements are its outputs."""
         self._levels.append(level)
-        self.end, self._places = end, None
+        self.end = end
+        self._places = None
 
     def position(self, num_levels: int, j: int) -> Position:
         """The position after `j` elements, counted after the first `num_levels` levels."""
@@ -122,7 +124,10 @@ class Step:
     """An operation on blocks; `position` is the one before its next output."""
 
     def __init__(self, op: Any, position: Position, chain: Chain, *, placed: bool):
-        self.op, self.position, self._chain, self._placed = op, position, chain, placed
+        self.op = op
+        self.position = position
+        self._chain = chain
+        self._placed = placed
         self._guard = chain.context.guard
 
     def __call__(self, block: Block, trace: Trace) -> Block:
@@ -134,7 +139,8 @@ class Step:
     def _call_each(self, fn: Callable[[Any], Any], block: Block, trace: Trace) -> list[Any]:
         """The output of a function for each element, `BAD` where it fails."""
         assert self._guard is not None
-        places, where = self._places(block, trace), self._chain.where(trace)
+        places = self._places(block, trace)
+        where = self._chain.where(trace)
         return call_each(self.op, block.own_rows(), places, lambda x, _: fn(x), self._guard, where, none=True)
 
     def _keep(self, block: Block, mask: list[Any], trace: Trace, first: int | None = None) -> Block:
@@ -142,7 +148,8 @@ class Step:
         kept = block.keep(mask)
         if len(kept):
             place = kept_places(mask, len(kept))
-            last, below = place(len(kept)), trace.here()
+            last = place(len(kept))
+            below = trace.here()
             end = trace.end if last == len(mask) else below(last)
             number = (lambda j: None) if first is None else (lambda j: first + place(j))
             level = Level(lambda j: (number(j), place(j)), (self.position,), lambda j: place(j + 1) - 1)
@@ -198,7 +205,8 @@ class FilterStep(Step):
 
     def __init__(self, op: FilterOp, position: Position, chain: Chain, *, placed: bool):
         super().__init__(op, position, chain, placed=placed)
-        self._fn, self._watch = op.fn, chain.context.watch(op)
+        self._fn = op.fn
+        self._watch = chain.context.watch(op)
         self._seen = self._kept = 0
 
     def __call__(self, block: Block, trace: Trace) -> Block:
@@ -238,7 +246,8 @@ class FlatMapStep(Step):
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         families = self._families(block, trace)
-        skipped, self._taken = self._taken, 0
+        skipped = self._taken
+        self._taken = 0
         ends = np.cumsum([len(family) for family in families])
         children = [child for family in families for child in family][skipped:]
         self.fan_out = max(1, len(children) // max(1, len(families)))
@@ -358,7 +367,8 @@ def _(op: Op, position: Position, context: Context) -> Stream:
 
 def _chained(chain: list[tuple[Any, int]], base: ToStream | None, parent: Stream, context: Context) -> Stream:
     steps: list[Step] = []
-    position, placed = parent.position, base is not None
+    position = parent.position
+    placed = base is not None
     for op, number in reversed(chain):
         if isinstance(op, Seed | Options):
             continue
@@ -382,7 +392,8 @@ class FilterWatch:
 
     def __init__(self, op: Op, options: DatasetOptions):
         self._op = op
-        self._warn, self._raise = options.filter_warn_threshold_ratio, options.filter_raise_threshold_ratio
+        self._warn = options.filter_warn_threshold_ratio
+        self._raise = options.filter_raise_threshold_ratio
         self._seen = self._kept = 0
 
     def saw(self, seen: int, kept: int) -> None:

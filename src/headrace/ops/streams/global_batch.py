@@ -28,7 +28,9 @@ class GlobalBatchStream(NaryStream):
     """Global batches; position: (how many have come, the positions of the lanes that this process computes)."""
 
     def __init__(self, op: GlobalBatch, step: int, feeds: list[Feed]):
-        self._op, self._first, self._step = op, step, step
+        self._op = op
+        self._first = step
+        self._step = step
         super().__init__((step, tuple(feed.position for feed in feeds)), feeds)
         self._row_s = self._row_bytes = 0.0  # what a row of a lane costs, once one has been read
 
@@ -42,13 +44,16 @@ class GlobalBatchStream(NaryStream):
         self._find_position: Callable[[], Position] = lambda: position
 
     def pull(self, n: int) -> Run | None:
-        op, step, size = self._op, self._step, self._op.rows_per_lane
+        op = self._op
+        step = self._step
+        size = self._op.rows_per_lane
         wanted = max(n, 1) if op.num_batches is None else min(max(n, 1), max(op.num_batches - step, 0))
         count = self._available(wanted, single_step=n == 0) if wanted else 0
         if not count:
             return None
         afters = [feed.positions() for feed in self._feeds]
-        block, b = self._take(count), len(op.rows)
+        block = self._take(count)
+        b = len(op.rows)
         batches = [make_batch(op, block.cut(i * b, (i + 1) * b)) for i in range(count)]
 
         def after(j: int) -> Position:
@@ -60,7 +65,8 @@ class GlobalBatchStream(NaryStream):
 
     def _take(self, count: int) -> Block:
         """This process's rows of the next batches."""
-        size, lanes = self._op.rows_per_lane, self._op.own_rows.values()
+        size = self._op.rows_per_lane
+        lanes = self._op.own_rows.values()
         block = concat([feed.take(count * size) for feed in self._feeds])
         if len(lanes) == 1 and len(self._op.rows) == size:
             return block
@@ -87,7 +93,8 @@ class GlobalBatchStream(NaryStream):
         """How many rows of a lane to read at once: enough for the pull not to matter, within limits."""
         if not self._row_s:
             return 0
-        op, batches = self._op, min(AHEAD_BATCHES, wanted + self._step - self._first)  # more and more of them
+        op = self._op  # more and more of them
+        batches = min(AHEAD_BATCHES, wanted + self._step - self._first)
         if op.num_batches is not None:
             batches = min(batches, op.num_batches - self._step)
         most = AHEAD_BYTES / len(self._feeds) / max(self._row_bytes, 1)
@@ -95,7 +102,9 @@ class GlobalBatchStream(NaryStream):
 
     def _fill(self, feed: Feed, count: int, *, single_step: bool) -> None:
         """Fills a lane, and notes what its rows cost."""
-        there, begin, cpu_begin = feed.size, time.perf_counter(), time.thread_time()
+        there = feed.size
+        begin = time.perf_counter()
+        cpu_begin = time.thread_time()
         feed.fill(count, single_step=single_step, enough=self._op.rows_per_lane)
         if feed.size > there:
             took_s = max(time.thread_time() - cpu_begin, (time.perf_counter() - begin) / CROWDED)
@@ -104,7 +113,8 @@ class GlobalBatchStream(NaryStream):
             self._row_bytes = feed.row_bytes()
 
     def _check_end(self, lane: int) -> None:
-        op, step = self._op, self._step
+        op = self._op
+        step = self._step
         if op.num_batches is not None and step < op.num_batches:
             raise PipelineError(
                 f"{op.label()} (pipeline at {op.site}): lane {lane} of {op.num_lanes} has no rows left for batch "

@@ -34,10 +34,14 @@ class BatchStream(UnaryStream):
 
     def __init__(self, op: BatchOp, parent: Stream, context: Context):
         super().__init__(parent.position, parent)
-        self._op, self._feed, self._empty = op, Feed(parent), context.memory(op)
+        self._op = op
+        self._feed = Feed(parent)
+        self._empty = context.memory(op)
 
     def pull(self, n: int) -> Run | None:
-        op, size, empty = self._op, self._op.batch_size, self._empty
+        op = self._op
+        size = self._op.batch_size
+        empty = self._empty
         self._feed.fill(size * max(n, 1), single_step=n == 0, enough=size)
         after = self._feed.positions()
         count = min(self._feed.size // size, max(n, 1))
@@ -62,13 +66,15 @@ class RebatchStream(UnaryStream):
 
     def __init__(self, op: Rebatch, taken: int, parent: Stream):
         super().__init__((taken, parent.position), parent)
-        self._op, self._feed = op, Feed(parent)
+        self._op = op
+        self._feed = Feed(parent)
         self._taken = taken
         self._open: list[Columns] = []  # elements not used up yet, the first of them from row `_taken` on
         self._rows = 0
 
     def pull(self, n: int) -> Run | None:
-        batches, positions = [], []
+        batches = []
+        positions = []
         for _ in range(max(n, 1)):
             self._read(single_step=n == 0)
             if self._rows == 0 or (self._rows < self._op.batch_size and self._op.drop_remainder):
@@ -101,10 +107,12 @@ class RebatchStream(UnaryStream):
             is_whole = (self._taken, end) == (0, len(first))
             pieces.append(Columns(first.tree, end) if is_whole else first.cut(self._taken, end))
             count -= end - self._taken
-            self._taken, self._here = end, first.before
+            self._taken = end
+            self._here = first.before
             if end == len(first):
                 self._open.pop(0)
-                self._taken, self._here = 0, first.after
+                self._taken = 0
+                self._here = first.after
         joined = concat(pieces)
         return joined.whole() if isinstance(joined, Columns) else joined.stack()
 
@@ -114,7 +122,8 @@ class _Opened(Columns):
 
     def __init__(self, tree: Any, length: int, *, before: Position, after: Position):
         super().__init__(tree, length)
-        self.before, self.after = before, after
+        self.before = before
+        self.after = after
 
 
 def _leading_length(op: Op, element: Any) -> int:
@@ -160,7 +169,8 @@ class BufferShuffleStream(GroupStream):
         block = self._feed.take(size)
         landing = self._op.landing(stretch, len(block))
         inside = landing < size
-        here, later = np.flatnonzero(inside), np.flatnonzero(~inside)
+        here = np.flatnonzero(inside)
+        later = np.flatnonzero(~inside)
         return block.take(here), landing[here], block.take(later), landing[later]
 
 

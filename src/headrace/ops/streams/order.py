@@ -22,7 +22,8 @@ class RepeatStream(Stream):
 
     def __init__(self, op: Repeat, position: Position, context: Context):
         epoch, inner = start_at(op, position)
-        self._op, self._context = op, context
+        self._op = op
+        self._context = context
         self._parent = open_stream(op.parent, inner, context)
         super().__init__((epoch, self._parent.position))
         self._epoch = epoch
@@ -37,7 +38,8 @@ class RepeatStream(Stream):
             self._parent = open_stream(self._op.parent, None, self._context)
             self._epoch += 1
             self._gave = False
-        epoch, at = self._epoch, run.at
+        epoch = self._epoch
+        at = run.at
         self._gave = self._gave or len(run.block) > 0
         return self._run(run.block, lambda j: (epoch, at(j)))
 

@@ -30,7 +30,9 @@ class UserStream(Stream):
 
     def __init__(self, op: UserDataset, position: Position, guard: Guard | None = None):
         super().__init__(position or op.first_position(()))
-        self._op, self._guard, self._ended = op, guard, False
+        self._op = op
+        self._guard = guard
+        self._ended = False
         self._iterator = op.dataset._own_iter()
         self._has_states = hasattr(self._iterator, "get_state")
         self._every = getattr(self._iterator, "_state_every", self.EVERY)
@@ -58,7 +60,8 @@ class UserStream(Stream):
         if found is None:
             self._ended = True  # some iterators start again when called after their end
             return None
-        block, state_after = found[0], functools.cache(found[1])
+        block = found[0]
+        state_after = functools.cache(found[1])
         if self._guard is not None:
             self._guard.saw(len(block))
 

@@ -27,7 +27,10 @@ class WeighedMixStream(MixStream):
 
     def _due(self, n: int, *, single_step: bool) -> tuple[np.ndarray, At]:
         op, (count, total, before) = self._op, self.position[:3]
-        which, sizes, taken, spans = list[int](), list[int](), Counter[int](), _Spans()
+        which = list[int]()
+        sizes = list[int]()
+        taken = Counter[int]()
+        spans = _Spans()
         units = np.zeros(len(before), np.int64)
         due = np.array(
             before
@@ -67,7 +70,8 @@ class WeighedMixStream(MixStream):
 
     def _read(self, part: int, taken: int, more: int, *, single_step: bool) -> bool:
         """Reads elements of a part, of which a run has taken some, and notes their sizes; false at the part's end."""
-        feed, size_of = self._feeds[part], self._op.size_of
+        feed = self._feeds[part]
+        size_of = self._op.size_of
         feed.fill(taken + more, single_step=single_step)
         rows = feed.rows_from(taken)
         left = iter(rows)

@@ -181,7 +181,8 @@ def _objects(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
 
 def _dicts(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     first = next(value for value in values if value is not None)
-    names, notes = list(first), note or {}
+    names = list(first)
+    notes = note or {}
     if kind is not None:
         _check_nested(kind, arrow().types.is_struct, "dicts")
         names = [field.name for field in kind]
@@ -255,7 +256,8 @@ def _arrays(values: Sequence[Any], kind: Any, note: Any) -> NotedColumn:
     arrays = [array for array in found if array is not None]
     if all(array.ndim == 0 for array in arrays):
         return column_of([array if array is None else array[()] for array in found], kind, note)
-    dtypes, axes = {array.dtype for array in arrays}, {array.ndim for array in arrays}
+    dtypes = {array.dtype for array in arrays}
+    axes = {array.ndim for array in arrays}
     if len(dtypes) > 1 or len(axes) > 1:
         raise ValueError(
             f"it has arrays of {' and '.join(sorted(map(str, dtypes)))}, of {' and '.join(map(str, sorted(axes)))} axes"

@@ -52,7 +52,8 @@ class _Writer:
     """Writes tables to a file, and checks that values come back as they are."""
 
     def __init__(self, path: str, schema: Any, plain: bool):
-        self._csv, self._plain = optional("pyarrow.csv", extra="parquet"), plain
+        self._csv = optional("pyarrow.csv", extra="parquet")
+        self._plain = plain
         if not plain:
             _check_types(schema)
         self._unseen: dict[str, Any] | None = None  # columns whose types are not yet seen in their values

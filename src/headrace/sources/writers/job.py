@@ -29,7 +29,9 @@ class Job:
         self._folder, name = os.path.split(target)
         self._path = os.path.join(self._folder, f".{name}.job")
         self._partial = os.path.join(self._folder, f".{name}.partial")  # an unfinished shard
-        self._names, self._overwrite, self._resumable = names, overwrite, resumable
+        self._names = names
+        self._overwrite = overwrite
+        self._resumable = resumable
         self._header = json.dumps(identity)
         self.finished: set[str] = set()
 

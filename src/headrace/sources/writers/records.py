@@ -91,7 +91,8 @@ class _RecordFile:
     """A file to which encoded records are written."""
 
     def __init__(self, file: Any, encode: Callable[[Any], Any]):
-        self._file, self._encode = file, encode
+        self._file = file
+        self._encode = encode
 
     def write(self, record: Any) -> None:
         self._file.write(self._encode(record))

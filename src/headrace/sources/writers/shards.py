@@ -107,7 +107,8 @@ def _remove_other_counts(target: str, num_shards: int, read: Iterable[str]) -> N
     shard = re.compile(rf"{re.escape(stem)}-\d{{5,}}-of-(\d{{5,}}){re.escape(suffix)}")
     source = {os.path.abspath(path) for path in read}
     for other in os.listdir(folder or "."):
-        found, path = shard.fullmatch(other), os.path.join(folder, other)
+        found = shard.fullmatch(other)
+        path = os.path.join(folder, other)
         if found and int(found[1]) != num_shards and os.path.abspath(path) not in source:
             os.unlink(path)
 

@@ -89,8 +89,13 @@ class TableWriter:
         row_group_rows: int = ROW_GROUP_ROWS,
         rows_only: bool = False,
     ):
-        self.open_writer, self._schema_of, self.schema_without_rows = open_writer, schema_of, schema_without_rows
-        self.schema, self.plain, self.row_group_rows, self.rows_only = schema, plain, row_group_rows, rows_only
+        self.open_writer = open_writer
+        self._schema_of = schema_of
+        self.schema_without_rows = schema_without_rows
+        self.schema = schema
+        self.plain = plain
+        self.row_group_rows = row_group_rows
+        self.rows_only = rows_only
         self.found: Any = None  # the schema of the first shard
 
     def open(self, path: str, first: str | None) -> "TableFile":
@@ -104,7 +109,9 @@ class TableFile:
     """Collects rows into row groups; the first group determines the schema, unless one is given."""
 
     def __init__(self, path: str, table: TableWriter, first: str | None, schema: Any):
-        self._path, self._table, self._first = path, table, first
+        self._path = path
+        self._table = table
+        self._first = first
         self._converts = table.plain or table.schema is not None
         self._schema: Any = table.schema if table.schema is not None else schema or None
         notes = None if schema is None else notes_in(path, schema)
@@ -150,7 +157,8 @@ class TableFile:
         except arrow().ArrowException as e:
             shown = ", ".join(f"{field.name} ({field.type})" for field in table.schema)
             raise PipelineError(f"This format cannot hold one of the columns {shown}: {e}.") from e
-        self._rows, self._num_bytes = [], 0
+        self._rows = []
+        self._num_bytes = 0
 
     def _begin(self, columns: Mapping[str, NotedColumn]) -> None:
         """Determines the types and notes of the file by its first row group, as far as they are not known."""

@@ -93,7 +93,8 @@ class _TarFile:
             )
         content = _encoded(name, value, self._plain)
         entry = tarfile.TarInfo(name)
-        entry.size, entry.mode = len(content), 0o444
+        entry.size = len(content)
+        entry.mode = 0o444
         self._file.addfile(entry, io.BytesIO(content))
 
     def close(self) -> None:
