@@ -640,6 +640,21 @@ def test_a_batch_of_a_stream_that_is_all_none_is_an_error(name, num_workers):
         list(ds.mp_prefetch(hr.MultiprocessingOptions(num_workers)) if num_workers else ds)
 
 
+@pytest.mark.parametrize(
+    "batched",
+    [
+        lambda ds: ds.batch_and_pad(4),
+        lambda ds: ds.padded_batch(4),
+        lambda ds: ds.batch_by_size(4, lambda x: 1, seed=1),
+        lambda ds: ds.batch(4, batch_fn=lambda rows: rows[0]),
+    ],
+)
+def test_a_padded_batch_of_a_stream_that_is_all_none_is_an_error(batched):
+    ds = batched(MapDataset.range(10).to_iter_dataset().map(forgot))
+    with pytest.raises(PipelineError, match=r"elements that are all None.*`return`"):
+        list(ds)
+
+
 def test_a_batch_with_some_none_inside_its_elements_is_none():
     ds = MapDataset.range(4).to_iter_dataset().map(lambda x: {"x": x, "y": None})
     assert_equal(list(ds.batch(4)), [{"x": np.arange(4), "y": None}])

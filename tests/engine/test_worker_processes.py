@@ -158,7 +158,7 @@ def test_a_worker_that_ends_by_an_exception_of_its_own_says_so(capfd):
         def answer(self, message):
             raise RuntimeError("a mistake of the worker's own")
 
-        sys.modules["__main__"].Worker.answer = answer
+        sys.modules["__main__"].WorkerLoop.answer = answer
 
     ds = MapDataset.range(9).to_iter_dataset().mp_prefetch(TWO, breaks_its_worker)
     with nothing_left(), pytest.raises(WorkerError, match=r"exit status 1\)"):

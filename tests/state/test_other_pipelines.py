@@ -5,6 +5,7 @@ import collections
 import datetime
 import functools
 import json
+import re
 import shutil
 import types
 import warnings
@@ -194,6 +195,31 @@ class Keep(transforms.Filter):
         return x % self.k != 0
 
 
+def kept_by(k, kind):
+    """A filter that asks another method of its class, or one that asks another."""
+
+    class Keeps(transforms.Filter):
+        def filter(self, x):
+            return self.rest(x) if kind == "direct" else self.rests(x)
+
+        rest = eval(f"lambda self, x: x % {k} != 0")
+
+        def rests(self, x):
+            return self.rest(x)
+
+    return Keeps()
+
+
+def kept_by_property(k):
+    class Keeps(transforms.Filter):
+        left_out = property(eval(f"lambda self: {k}"))
+
+        def filter(self, x):
+            return x % self.left_out != 0
+
+    return Keeps()
+
+
 def using(name, k, code):
     """A function of a module of its own, in which a name stands for `k`."""
     scope = {name: k}
@@ -220,6 +246,14 @@ FILTERS = {
     "a mapping": lambda k: (lambda given: lambda x: x % given["k"] != 0)(types.MappingProxyType({"k": k})),
     "a deque": lambda k: (lambda left_out: lambda x: x not in left_out)(collections.deque(range(0, 100, k))),
     "a date": lambda k: (lambda day: lambda x: x % day.day != 0)(datetime.date(2026, 1, k)),
+    "another method": lambda k: kept_by(k, "direct"),
+    "a method of a method": lambda k: kept_by(k, "deep"),
+    "a bound method": lambda k: kept_by(k, "deep").filter,
+    "a property": kept_by_property,
+    "a method of a set": lambda k: set(range(1, 100, k)).__contains__,
+    "a method of a dict in a closure": lambda k: (lambda found: lambda x: found(x))(
+        dict.fromkeys(range(1, 100, k)).__contains__
+    ),
     "an attribute": Keep,
     "a closure": lambda k: lambda x: x % k != 0,
     "a default": lambda k: eval(f"lambda x, k={k}: x % k != 0"),
@@ -237,6 +271,20 @@ def test_what_a_filter_depends_on_is_refused_while_a_window_is_open(name):
     refuses(make(3), make(4), "filter fn.")
     restores_quietly(make(3), make(3))
     warns(make(3), make(4), "", count=9)  # no window is open: nothing is lost
+
+
+def test_another_pattern_is_refused_while_a_window_is_open():
+    def make(pattern):
+        return (
+            MapDataset.range(100)
+            .to_iter_dataset()
+            .map(str)
+            .filter(re.compile(pattern).search)
+            .window_shuffle(9, seed=1)
+        )
+
+    refuses(make("[3-9]"), make("[4-9]"), "filter fn.self")
+    restores_quietly(make("[3-9]"), make("[3-9]"))
 
 
 def test_what_a_flat_map_depends_on_is_refused_among_its_children():

@@ -141,6 +141,25 @@ def random_stats(chance):
     )
 
 
+@pytest.mark.parametrize(("threads_cpu_s", "named"), [(3.6, "map(slow) takes"), (0.5, "mix(")])
+def test_threads_that_hold_the_gil_are_not_taken_for_the_consumer(threads_cpu_s, named):
+    """What the consumer does then takes long, though it is not on a core."""
+    stats = Stats(
+        elements=1000,
+        bytes=8000,
+        next_s=4.0,
+        waited_s=0.1,
+        consumer_s=0.1,
+        cpu_s=3.9,
+        stages=(StageStats("map(slow)", "threads", 16, 1000, 1000, 0, 3.7, threads_cpu_s, 0.0, 0.0, None),),
+        operations=(
+            OperationStats("mix((1, 9))", "consumer", 1000, 3.9),
+            OperationStats("map(slow)", "threads", 1000, 3.6),
+        ),
+    )
+    assert stats.verdict.startswith(named)
+
+
 def test_verdicts_do_not_contradict_themselves():
     chance, said = random.Random(1), set()
     for _ in range(3000):

@@ -43,6 +43,12 @@ LONGEST_RUN = 1 << 13
 SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
 RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # and up to this size
+AT_ANY_LINE = (
+    MemoryError,
+    RecursionError,
+    StopIteration,
+    StopAsyncIteration,
+)  # whoever raised them, also while reading
 WATCHED_S = 1.0  # an iterator that has taken this long, or uses workers, is watched for hangs
 
 
@@ -296,7 +302,7 @@ class Iteration:
         others = self._not_the_pipelines(error)
         if others:
             profile.forget()
-        if others or may_be_from_outside(error):
+        if others or may_be_from_outside(error) or isinstance(error, AT_ANY_LINE):
             self._workers.close(wait=False)  # a message may have been half read
         self._stay_here(wait=not others)
         if others:

@@ -369,12 +369,15 @@ def make_batch(
     """One batch from its elements, stacked in arrays that `empty` makes; `index` is the batch's, if it has one."""
     if op.batch_fn is not None:
         try:
-            return op.batch_fn(block.own_rows())
+            batch = op.batch_fn(block.own_rows())
         except Exception as e:
             with suppress(AttributeError):
                 setattr(e, OF_GROUP, True)
             blame(e, op, iter(()), None if index is None else (index,))
             raise
+        if batch is None and op.is_stream:
+            _check_all_there(op, block)
+        return batch
     try:
         batch = block.stack(empty)
     except Exception as e:

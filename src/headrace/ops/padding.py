@@ -17,6 +17,11 @@ def pad(elements: Sequence[Any], pad_value: Any = 0, length: int | None = None) 
     array([[1, 2],
            [3, 0]])
     """
+    if all(element is None for element in elements):
+        raise PipelineError(
+            f"A batch got {len(elements)} elements that are all None: does the function of a `map` before it lack a "
+            "`return`?"
+        )
     leaves, spec = trees.flatten(elements[0])
     try:
         columns = zip(*(trees.flatten_up_to(spec, element) for element in elements), strict=True)

@@ -27,7 +27,7 @@ from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace.ops.disk_cache import DiskCache
 from headrace.ops.order import Options
 from headrace.ops.source import UserDataset
-from headrace.state.identity import bytes_of_code, is_installed
+from headrace.state.identity import bytes_of_code, is_installed, plain_function
 from headrace.storage import files
 from headrace.storage.sidecar import Index
 
@@ -179,7 +179,7 @@ class _Digests:
         if is_installed(kind.__module__):
             return _name_of(kind)
         own = {name: value for name, value in vars(kind).items() if not isinstance(value, _MARKS)}
-        inner = [_hash(name, self._global(_plain_function(value))) for name, value in sorted(own.items())]
+        inner = [_hash(name, self._global(plain_function(value))) for name, value in sorted(own.items())]
         return _hash("class", _name_of(kind), *map(self.of, kind.__bases__), *inner)
 
     def _object(self, value: Any) -> bytes:
@@ -278,10 +278,3 @@ def _names_in(code: types.CodeType) -> set[str]:
     """The names that a function and those in it look up."""
     inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return set(code.co_names).union(*inner)
-
-
-def _plain_function(value: Any) -> Any:
-    """The function behind a method of a class, or a property."""
-    if isinstance(value, staticmethod | classmethod):
-        return value.__func__
-    return value.fget if isinstance(value, property) else value

@@ -128,10 +128,50 @@ def values_of(function: Any) -> dict[str, Any]:
     if (wrapped := _wrapped(function)) is not None:
         return values_of(wrapped)
     if isinstance(function, types.MethodType):
-        return values_of(function.__func__) | attributes_of(function.__self__)
+        owner = function.__self__
+        helpers = _helpers_of(owner if isinstance(owner, type) else type(owner), function)
+        return values_of(function.__func__) | helpers | attributes_of(owner)
     if isinstance(function, types.FunctionType):
         return _values_of_function(function)
-    return {} if isinstance(function, type) or not _has_known_form(type(function)) else attributes_of(function)
+    if (owner := _owner(function)) is not None:
+        return {"self": owner}
+    if isinstance(function, type) or not _has_known_form(type(function)):
+        return {}
+    return _helpers_of(type(function), function) | attributes_of(function)
+
+
+def _owner(function: Any) -> Any:
+    """The object that has a function written in C as its method, such as a pattern or a set."""
+    if not isinstance(function, types.BuiltinMethodType | types.MethodWrapperType):
+        return None
+    owner = function.__self__
+    return None if isinstance(owner, types.ModuleType) else owner
+
+
+def _helpers_of(kind: type, function: Any) -> dict[str, Any]:
+    """The user's methods and properties of a class that a method of it uses, by itself or through others."""
+    found: dict[str, Any] = {}
+    own = code_of(function)
+    ahead = [own] if own is not None else []
+    while ahead:
+        for name in _names_in(ahead.pop()):
+            method = plain_function(next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None))
+            if name not in found and _is_users_function(method) and method.__code__ is not own:
+                found[name] = method
+                ahead.append(method.__code__)
+    return found
+
+
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names that a function and those in it look up, in a fixed order."""
+    return tuple(dict.fromkeys([*code.co_names, *(name for each in _codes_in(code) for name in _names_in(each))]))
+
+
+def plain_function(value: Any) -> Any:
+    """The function behind a method of a class, or a property."""
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
 
 
 def _values_of_function(function: types.FunctionType) -> dict[str, Any]:
@@ -300,6 +340,8 @@ class _Form:
         return f"{type(value).__name__}[{','.join(sorted(self.of(item, depth + 1) for item in items))}]"
 
     def _thing(self, value: Any, depth: int) -> str:
+        if (owner := _owner(value)) is not None:
+            return f"{value.__name__} {self.of(owner, depth + 1)}"
         if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | np.ufunc):
             return value.__name__
         is_function = (

@@ -25,10 +25,17 @@ def verdict(stats: "Stats") -> str:
     slowest = bounds.slowest
     own_s = stats.next_s - stats.waited_s
     # The consumer's own time includes waiting for the GIL, so a part that is slower than it is the bottleneck anyway.
-    if slowest is not None and (stats.waited_s > own_s or slowest.rate * bounds.own_s < 1):
+    if slowest is not None and (
+        stats.waited_s > own_s or slowest.rate * bounds.own_s < 1 or _holds_the_gil(bounds, slowest)
+    ):
         return f"{_culprit(stats, slowest)} {_advice(stats, bounds)}"
     where = f"{stats.next_s / stats.wall_s:.0%} of the time is spent in `next()`"
     return f"{culprit(stats, 'consumer', where)} {_advice(stats, bounds)}"
+
+
+def _holds_the_gil(bounds: Bounds, part: PartCost) -> bool:
+    """Whether the consumer was kept off a core while threads of its process were on one."""
+    return part.where != "workers" and bounds.own_cpu_s < WAITING * bounds.own_s < part.cpu_s
 
 
 def _waits_by_chance(stats: "Stats", bounds: Bounds) -> bool:

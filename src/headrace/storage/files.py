@@ -259,8 +259,10 @@ def expand(paths: Any, *, what: str, folders: bool = False) -> list[str]:
     given = [one for path in given for one in in_braces(os.fsdecode(path))]
     found = []
     missing = []
-    every = map_in_threads(_matches, given, LOOKING_THREADS, "headrace-look")
-    for path, matches in zip(given, every, strict=True):
+    size = max(1, len(given) // (4 * LOOKING_THREADS))  # of a share: a task for each of many paths would take longer
+    shares = [given[i : i + size] for i in range(0, len(given), size)]
+    every = map_in_threads(lambda share: list(map(_matches, share)), shares, LOOKING_THREADS, "headrace-look")
+    for path, matches in zip(given, itertools.chain.from_iterable(every), strict=True):
         found += matches
         missing += [] if matches else [path]
     if missing:

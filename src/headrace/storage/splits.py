@@ -81,7 +81,7 @@ def parse(text: Any) -> list[SplitTerm]:
     """The terms of a sum.
 
     >>> parse("train[:80%]+test")
-    [Part(text='train[:80%]', name='train', start=None, stop=Bound(number=80.0, unit='%')), \
+    [SplitTerm(text='train[:80%]', name='train', start=None, stop=Bound(number=80.0, unit='%')), \
 Part(text='test', name='test', start=None, stop=None)]
     """
     if not isinstance(text, str):
