@@ -82,7 +82,7 @@ def parse(text: Any) -> list[SplitTerm]:
 
     >>> parse("train[:80%]+test")
     [SplitTerm(text='train[:80%]', name='train', start=None, stop=Bound(number=80.0, unit='%')), \
-Part(text='test', name='test', start=None, stop=None)]
+SplitTerm(text='test', name='test', start=None, stop=None)]
     """
     if not isinstance(text, str):
         raise PipelineError(f"{text!r} is not a split. {_EXAMPLES}")
