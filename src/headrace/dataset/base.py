@@ -165,7 +165,7 @@ class Dataset(Viewable, Generic[T]):
             raise SpecError(f"The shapes and dtypes of {self._op.label()} are not known: {e}.") from e
 
     def explain(self) -> Plan:
-        """How the pipeline will be computed, and by whom: print it, or iteration its `steps` and `stages`.
+        """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`.
 
         >>> print(MapDataset.range(4).shuffle(seed=1).batch(2).explain())
         MapDataset.range(4)  | ints
