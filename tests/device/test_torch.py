@@ -419,8 +419,9 @@ def warnings_of_a_rank(code, **environment):
         import os, warnings
         os.environ.update({environment!r})
         import torch
+        import headrace
         from headrace import MapDataset, ShardOptions
-        from headrace.device.torch import TorchDataset
+        from headrace.device.torch import TorchDataset, prefetch_to_device
         from headrace.loader import DataLoader
         from headrace.samplers import IndexSampler
         def loader(*shard):
@@ -443,6 +444,7 @@ def warnings_of_a_rank(code, **environment):
             '`ds = ds.shard(4, int(os.environ["RANK"]), drop_remainder=True)` before `batch`',
         ),
         ("TorchDataset(ds[2:]); TorchDataset(ds)", "`ds = ds.shard(4, "),
+        ("prefetch_to_device(ds.batch(2).to_iter_dataset(), 'cpu')", "`ds = ds.shard(4, "),
         ("TorchDataset(loader(0, 1))", '`shard_options=ShardOptions(int(os.environ["RANK"]), 4, drop_remainder=True)`'),
     ],
 )
@@ -479,6 +481,7 @@ def test_a_process_group_says_so_too(tmp_path):
         "TorchDataset(ds.to_iter_dataset().global_batch(4, ShardOptions(1, 4)))",
         "TorchDataset(loader(1, 4))",
         "TorchDataset(ds, warn_unsharded=False)",
+        "prefetch_to_device(ds.to_iter_dataset(), 'cpu', warn_unsharded=False)",
     ],
 )
 def test_ranks_that_read_their_shards_are_not_warned(code):
@@ -487,6 +490,14 @@ def test_ranks_that_read_their_shards_are_not_warned(code):
 
 def test_one_rank_is_not_warned():
     assert warnings_of_a_rank("list(TorchDataset(ds))", WORLD_SIZE="1", RANK="0") == ""
+
+
+def test_ranks_that_jax_does_not_know_are_told_that_each_stops_on_its_own():
+    code = "headrace.stop_together(ds.to_iter_dataset()); headrace.stop_together(ds.to_iter_dataset())"
+    found = warnings_of_a_rank(code, WORLD_SIZE="4", RANK="1")
+    assert found.startswith("RuntimeWarning <string> WORLD_SIZE says that there are 4 ranks, but `stop_together` only")
+    assert found.count("ranks, but") == 1
+    assert warnings_of_a_rank(code, WORLD_SIZE="1", RANK="0") == ""
 
 
 # ---- errors

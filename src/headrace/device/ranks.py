@@ -14,6 +14,7 @@ from headrace.ops.order import IndexOp, Slice
 from headrace.ops.source import UserDataset
 
 _warned = False
+_warned_of_jax = False
 
 
 def warn_of_unsharded(ds: Any, *, stacklevel: int) -> None:
@@ -31,8 +32,25 @@ def warn_of_unsharded(ds: Any, *, stacklevel: int) -> None:
         line = f"`ds = ds.shard({num_ranks}, {rank}, drop_remainder=True)` before `batch` and `to_iter_dataset`"
     warnings.warn(
         f"{who} says that there are {num_ranks} ranks, and this pipeline is not sharded: each rank trains on the same "
-        f"elements. Add {line}. If that is meant, or if ranks have files of their own, give TorchDataset "
+        f"elements. Add {line}. If that is intended, or if each rank has its own files, pass "
         "`warn_unsharded=False`.",
+        RuntimeWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def warn_of_ranks_without_jax(*, stacklevel: int) -> None:
+    """Warns, once in a process, if PyTorch has several ranks and JAX, over which `stop_together` agrees, has one."""
+    global _warned_of_jax
+    num_ranks, who, _ = _ranks()
+    distributed = getattr(sys.modules.get("jax"), "distributed", None)
+    if _warned_of_jax or num_ranks < 2 or (distributed is not None and distributed.is_initialized()):
+        return
+    _warned_of_jax = True
+    warnings.warn(
+        f"{who} says that there are {num_ranks} ranks, but `stop_together` only coordinates the processes of a "
+        "distributed JAX program: here, each rank stops on its own. Make the ranks equally long: "
+        "`ds.shard(num_ranks, rank, drop_remainder=True)`, or end after a fixed number of steps with `take`.",
         RuntimeWarning,
         stacklevel=stacklevel,
     )

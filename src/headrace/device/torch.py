@@ -91,7 +91,9 @@ def _can_be_shared(array: np.ndarray) -> bool:
 # ----------------------------------------------------------------------------------------------- devices
 
 
-def prefetch_to_device(ds: IterDataset, device: Any, *, buffer_size: int = 2) -> IterDataset:
+def prefetch_to_device(
+    ds: IterDataset, device: Any, *, buffer_size: int = 2, warn_unsharded: bool = True
+) -> IterDataset:
     """Makes tensors on a device while the consumer computes with earlier ones; order and states are those of `ds`.
 
     A tensor that you get is on the device, whole. A thread copies it there, on a CUDA stream of its own. Put this last:
@@ -107,8 +109,11 @@ def prefetch_to_device(ds: IterDataset, device: Any, *, buffer_size: int = 2) ->
         ds: The dataset.
         device: A `torch.device` or its name, such as "cuda", "cuda:1", "mps" or "cpu".
         buffer_size: How many elements to move ahead; with 0, each moves when you ask for it.
+        warn_unsharded: Whether to warn if PyTorch has several ranks and the pipeline is not sharded.
     """
     check_dataset(ds, "prefetch_to_device")
+    if warn_unsharded:
+        warn_of_unsharded(ds, stacklevel=3)
     return ds._then(ToTorchDevice(ds._op, device, buffer_size))
 
 
