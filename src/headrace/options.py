@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headrace.errors import BadRecord, PipelineError
+from headrace.errors.suggestions import explains_constructor
 
 MOST_WORKERS = 256
 MOST_WORKERS_PER_CORE = 16
@@ -51,6 +52,9 @@ def check_counts(thing: Any, *names: str, least: int, autotune: bool = False) ->
         object.__setattr__(thing, name, check_count(name, getattr(thing, name), least=least, autotune=autotune))
 
 
+@explains_constructor(
+    num_workers="`num_threads=n`", num_parallel_calls="`num_threads=n`", buffer_size="`prefetch_buffer_size=n`"
+)
 @dataclass(frozen=True)
 class ReadOptions:
     """How a `MapDataset` is read into a stream.
@@ -97,6 +101,9 @@ def num_threads(options: ReadOptions | None, *, in_worker: bool = False) -> Any:
     return 0 if options is not None and options.prefetch_buffer_size == 0 else given
 
 
+@explains_constructor(
+    num_proc="`num_workers=n`", prefetch_factor="`per_worker_buffer_size=n`", worker_count="`num_workers=n`"
+)
 @dataclass(frozen=True)
 class MultiprocessingOptions:
     """How to use worker processes.

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from headrace.errors import PipelineError, SeedError
+from headrace.errors.suggestions import explains_constructor
 from headrace.options import check_count
 from headrace.records import RecordMetadata
 from headrace.rng import KeyedRng, shuffled_indices
@@ -124,6 +125,9 @@ class BuiltInSampler:
             raise IndexError(f"Places of a sampler are numbered from 0 on; got {index}.")
 
 
+@explains_constructor(
+    data_source="`num_records=len(source)`", generator="`seed=`, an int", num_samples="`num_records=n`"
+)
 class IndexSampler(BuiltInSampler):
     """Records in order or shuffled, for one epoch, several, or endlessly.
 
@@ -205,6 +209,9 @@ class IndexSampler(BuiltInSampler):
         )
 
 
+@explains_constructor(
+    data_source="`num_records=len(source)`", generator="`seed=`, an int", num_samples="`num_records=n`"
+)
 class SequentialSampler(BuiltInSampler):
     """Every record once, in order; with shards, every `shard_count`-th.
 

@@ -20,6 +20,7 @@ from headrace.device.locked_memory import locked_memory
 from headrace.device.moving import check_dataset, moved_ahead
 from headrace.device.ranks import warn_of_unsharded
 from headrace.errors import PipelineError, StateError, optional
+from headrace.errors.suggestions import explains_constructor
 from headrace.ops.base import Unary
 from headrace.ops.epochs import in_epoch
 from headrace.ops.streams import Context, Position, Stream, stream_of
@@ -222,6 +223,14 @@ def _map_tensors(fn: Callable[[Any], Any], element: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- datasets
 
 
+@explains_constructor(
+    batch_size="`TorchDataset(ds.batch(n))`",
+    collate_fn="`TorchDataset(ds.batch(n, batch_fn=function))`",
+    drop_last="`TorchDataset(ds.batch(n, drop_remainder=True))`",
+    num_workers="`TorchDataset(ds.mp_prefetch(n))`",
+    pin_memory="`prefetch_to_device(ds, device)`",
+    shuffle="`TorchDataset(ds.shuffle(seed=0))`",
+)
 class TorchDataset(IterableDataset):
     """A pipeline as a dataset of PyTorch: elements become tensors without copying.
 

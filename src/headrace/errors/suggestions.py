@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 MOST_KEYS = 20  # in an error
 
 C = TypeVar("C", bound=Callable[..., Any])
+K = TypeVar("K")
 
 _WORKERS = "`ds.mp_prefetch(n)`, after all that the workers compute", "`worker_count=n`"
 _CHOSEN = (
@@ -53,6 +54,7 @@ _KEYWORDS = {
     "persistent_workers": (_KEPT, _KEPT),
     "pin_memory": _TO_DEVICE,
     "predicate": _FUNCTION,
+    "probabilities": ("`weights=`", "a source: `IterDataset.mix(datasets, weights=...)`"),
     "prefetch_factor": (
         "`ds.mp_prefetch(MultiprocessingOptions(num_workers=n, per_worker_buffer_size=k))`",
         "`worker_buffer_size=n`",
@@ -108,6 +110,32 @@ def explains_keywords(function: C) -> C:
         raise error
 
     return call  # type: ignore[return-value]
+
+
+def explains_constructor(**hints: str) -> Callable[[type[K]], type[K]]:
+    """Lets the constructor of a class say what to write instead of keywords that other libraries have.
+
+    >>> from headrace import ReadOptions
+    >>> ReadOptions(num_workers=4)
+    Traceback (most recent call last):
+        ...
+    TypeError: ReadOptions() has no argument `num_workers`. Here, write `num_threads=n`.
+    """
+
+    def decorate(kind: type[K]) -> type[K]:
+        init = kind.__init__
+
+        @functools.wraps(init)
+        def construct(*args: Any, **kwargs: Any) -> None:
+            wrong = next((name for name in kwargs if name in hints), None)
+            if wrong is not None:
+                raise TypeError(f"{kind.__name__}() has no argument `{wrong}`. Here, write {hints[wrong]}.")
+            init(*args, **kwargs)
+
+        kind.__init__ = construct  # type: ignore[method-assign]
+        return kind
+
+    return decorate
 
 
 def explain_keywords_of(kind: type) -> None:
