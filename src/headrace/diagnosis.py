@@ -9,6 +9,7 @@ from typing import Any
 from headrace.dataset.base import Dataset
 from headrace.engine.iteration import Iteration
 from headrace.errors import PipelineError
+from headrace.errors.suggestions import explains_keywords
 from headrace.loader import DataLoader
 from headrace.ops.base import Op, ProcessLocal
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
@@ -80,6 +81,7 @@ class Diagnosis:
 _HEAD = "workers", "elements/s", "tried"
 
 
+@explains_keywords
 def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
     """Runs a pipeline alone, and says what each operation costs and what the whole would give with more workers.
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from headrace.engine.iteration import Iteration
-from headrace.errors import ClosedError, StateError
+from headrace.errors import ClosedError, HeadraceError, StateError, show_users_frames
 from headrace.exporters import DEBUG_EVERY_S, Export, Exporter, debug_report, export_of
 from headrace.ops.base import Op
 from headrace.ops.global_batch import has_global_state
@@ -312,7 +312,12 @@ class PipelineIterator(_Checkpointable[T]):
         Differs from Grain: a state of another seed, batch size, shard or source is an error; Grain goes on with other
         data.
         """
-        self._iteration.go_to(positions.restore(self._iteration.op, state, strict=strict))
+        try:
+            position = positions.restore(self._iteration.op, state, strict=strict)
+        except HeadraceError as e:
+            show_users_frames(e)
+            raise
+        self._iteration.go_to(position)
 
     def _position_state(self) -> dict[str, Any]:
         return positions.encode(self._iteration.op, self._iteration.position())

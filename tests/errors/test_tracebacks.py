@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace import MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.errors import DataError, WorkerError
-from headrace.sources import JsonLinesDataSource
+from headrace.sources import JsonLinesDataSource, write_tar
 from tests.support.proc import LIMIT_S, nothing_left
 
 HERE = str(Path(__file__))
@@ -310,3 +311,19 @@ def test_causes_show_no_frames_of_the_package(tmp_path):
         list(MapDataset.source(JsonLinesDataSource(tmp_path / "a.jsonl")).to_iter_dataset())
     assert info.value.__cause__ is not None
     assert shown_of_package(info.value.__cause__) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: MapDataset.range(9).map(lambda x: 1 // x).show(),
+        lambda: MapDataset.range(9).show(0),
+        lambda: iter(MapDataset.range(9)).set_state({"x": 1}),
+        lambda: headrace.diagnose(5),
+        lambda: write_tar(5, "x.tar"),
+    ],
+)
+def test_calls_that_fail_show_the_users_frames(call):
+    with pytest.raises(Exception) as info:
+        call()
+    assert shown_of_package(info.value) == []

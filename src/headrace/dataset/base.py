@@ -443,6 +443,7 @@ class Dataset(Viewable, Generic[T]):
         return own.dataset.__iter__() if isinstance(own, UserDataset) else StreamIterator(own or self._stream_op)
 
 
+explain_keywords_of(Viewable)
 explain_keywords_of(Dataset)
 
 

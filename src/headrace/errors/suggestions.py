@@ -6,6 +6,8 @@ from itertools import islice
 from types import FunctionType
 from typing import Any, TypeVar
 
+from headrace.errors import show_users_frames
+
 MOST_KEYS = 20  # in an error
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -91,6 +93,8 @@ def written_here(name: str, *, on_loader: bool = False) -> str:
 def explains_keywords(function: C) -> C:
     """Lets a function say what to write instead of a keyword that it does not have, where other libraries have it.
 
+    Errors show only the user's frames.
+
     >>> MapDataset.range(4).batch(2, drop_last=True)
     Traceback (most recent call last):
         ...
@@ -103,10 +107,14 @@ def explains_keywords(function: C) -> C:
             return function(*args, **kwargs)
         except TypeError as e:
             if e.__traceback__ is None or e.__traceback__.tb_next is not None:  # not of this call, but inside of it
+                show_users_frames(e)
                 raise
             error = _wrong_call(function, args, kwargs)
             if error is None:
                 raise
+        except Exception as e:
+            show_users_frames(e)
+            raise
         raise error
 
     return call  # type: ignore[return-value]
@@ -139,7 +147,7 @@ def explains_constructor(**hints: str) -> Callable[[type[K]], type[K]]:
 
 
 def explain_keywords_of(kind: type) -> None:
-    """Lets all public methods of a class explain their keywords."""
+    """Lets all public methods of a class explain their keywords, and show only the user's frames in errors."""
     for name, method in list(vars(kind).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(kind, name, explains_keywords(method))

@@ -22,6 +22,7 @@ from headrace.audio.decode import check as check_audio
 from headrace.engine.workers.messages import STARTED_AS_WORKER
 from headrace.errors import HeadraceError, MissingDependency, PipelineError, WorkerError, format_error
 from headrace.errors.addresses import redacted
+from headrace.errors.suggestions import explains_keywords
 from headrace.insight.verify_process import NUMBERS_BYTES, ReadingPlace, ReadingProcess, ReadingTask, Unit
 from headrace.progress import Bar
 from headrace.sources import opening
@@ -174,6 +175,7 @@ OPENED_BYTES_PER_S = 10e6
 Progress = Callable[[int, int | None], None]
 
 
+@explains_keywords
 def verify(
     source: Any,
     *,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, PipelineError, optional
+from headrace.errors.suggestions import explains_keywords
 from headrace.sources import metadata
 from headrace.sources.array_files import damage_named
 from headrace.sources.bagz import shards_of
@@ -410,6 +411,7 @@ _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
 
 
+@explains_keywords
 def open(  # the name is that of `headrace.sources.open`
     path: Any,
     *,

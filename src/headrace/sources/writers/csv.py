@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from headrace.errors import PipelineError, optional
+from headrace.errors.suggestions import explains_keywords
 from headrace.sources.notes import PLAIN
 from headrace.sources.writers.columns import arrow
 from headrace.sources.writers.shards import Writing, write
@@ -19,6 +20,7 @@ from headrace.sources.writers.tables import TableWriter
 FEW_ROWS = 16  # most often, these show the type of a column
 
 
+@explains_keywords
 def write_csv(records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]) -> list[str]:
     """Writes rows to CSV files, and returns their paths; each begins with the names of the columns.
 

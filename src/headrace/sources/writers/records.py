@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from headrace.errors import PipelineError, optional
+from headrace.errors.suggestions import explains_keywords
 from headrace.sources.json_lines import with_note
 from headrace.sources.tf_example import encode_example
 from headrace.sources.tfrecord import framed
@@ -16,6 +17,7 @@ from headrace.sources.writers.shards import ShardFile, Writing, write
 WRITE_BYTES = 1 << 20
 
 
+@explains_keywords
 def write_array_record(
     records: Any,
     path: str | os.PathLike,
@@ -56,6 +58,7 @@ def write_array_record(
     return write(records, path, make, f"ArrayRecord {options} plain={plain}", **how)
 
 
+@explains_keywords
 def write_tfrecord(records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]) -> list[str]:
     """Writes records to TFRecord files, and returns their paths; arguments as for `write_array_record`.
 
@@ -72,6 +75,7 @@ def write_tfrecord(records: Any, path: str | os.PathLike, *, plain: bool = False
     return write(records, path, _maker(frame), f"TFRecord plain={plain}", **how)
 
 
+@explains_keywords
 def write_json_lines(
     records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]
 ) -> list[str]:

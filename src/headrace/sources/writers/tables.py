@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from headrace.errors import PipelineError, optional
+from headrace.errors.suggestions import explains_keywords
 from headrace.sources.notes import PLAIN, wrapped
 from headrace.sources.tables import Notes, comparable_note, notes_in
 from headrace.sources.writers.columns import NotedColumn, arrow, column_of, converted
@@ -17,6 +18,7 @@ ROW_GROUP_ROWS = 1 << 16
 ROW_GROUP_BYTES = 64 << 20
 
 
+@explains_keywords
 def write_parquet(
     records: Any,
     path: str | os.PathLike,
@@ -54,6 +56,7 @@ def write_parquet(
     return write(records, path, table.open, kind, **how)
 
 
+@explains_keywords
 def write_arrow(records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]) -> list[str]:
     """Writes records to Arrow IPC (Feather) files, as `write_parquet` does."""
     ipc = optional("pyarrow.ipc", extra="parquet")

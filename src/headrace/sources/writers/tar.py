@@ -12,10 +12,12 @@ import numpy as np
 
 from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import PipelineError
+from headrace.errors.suggestions import explains_keywords
 from headrace.sources.tar import DECODERS, KEY, key_of
 from headrace.sources.writers.shards import Writing, write
 
 
+@explains_keywords
 def write_tar(records: Any, path: str | os.PathLike, *, plain: bool = False, **how: Unpack[Writing]) -> list[str]:
     """Writes samples to tar files, and returns their paths; arguments as for `write_array_record`.
 
