@@ -15,7 +15,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "recipes", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 suppress_warnings = ["ref.python"]  # `bytes` in a signature is the type, and not one of the attributes of that name
 
 

@@ -1,4 +1,4 @@
-"""The recipes for contributors run as they stand, and their diagrams show the values that come out."""
+"""The recipes in the rooms' READMEs run as they stand, and their diagrams show the values that come out."""
 
 import ast
 import importlib
@@ -18,14 +18,28 @@ from headrace.testing import assert_block_law, assert_resumable
 from tests.sources import test_contract as contract
 from tests.sources.intact import Form
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "recipes"
-RECIPES = ["element_operation", "reordering_operation", "source_format", "statistic", "worker_pool"]
-DIAGRAMS = (FOLDER / "diagrams.md").read_text()
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "headrace"
+RECIPES = {
+    "an element operation": "ops",
+    "a reordering operation": "ops",
+    "a source format": "sources",
+    "a statistic": "stats",
+    "a worker pool": "engine/workers",
+}
+DIAGRAMS = (PACKAGE / "ops" / "README.md").read_text()
+
+
+def section(text, title):
+    """What is under a heading, up to the next one of the same level or above."""
+    found = re.search(rf"^(##+) {title}\n(.*?)(?=^\1 |^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, title
+    return found[2]
 
 
 def code_of(recipe):
     """The files of a recipe by name, and the code that uses them."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (FOLDER / f"{recipe}.md").read_text(), re.DOTALL | re.MULTILINE)
+    text = section((PACKAGE / RECIPES[recipe] / "README.md").read_text(), f"Recipe: {recipe}")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     named = {match[1]: block for block in blocks if (match := re.match(r"# (\w+\.py)\n", block))}
     return named, [block for block in blocks if block not in named.values()]
 
@@ -49,8 +63,14 @@ def write_files(recipe, folder):
     return uses
 
 
+def titles(text):
+    return re.findall(r"^## Recipe: (.*)$", text, re.MULTILINE)
+
+
 def test_every_recipe_has_a_file_and_code_that_uses_it():
-    assert {path.stem for path in FOLDER.glob("*.md")} == {*RECIPES, "diagrams"}
+    texts = {path.parent: path.read_text() for path in PACKAGE.rglob("README.md")}
+    found = {(recipe, str(room.relative_to(PACKAGE))) for room in texts for recipe in titles(texts[room])}
+    assert found == set(RECIPES.items())
     for recipe in RECIPES:
         files, uses = code_of(recipe)
         assert len(files) == 1
@@ -61,7 +81,7 @@ def test_every_recipe_has_a_file_and_code_that_uses_it():
 def test_a_recipe_runs_as_it_stands(recipe, folder):
     namespace = {"__name__": "recipe"}
     for use in write_files(recipe, folder):
-        exec(compile(use, f"{recipe}.md", "exec"), namespace)
+        exec(compile(use, f"recipe of {recipe}", "exec"), namespace)
 
 
 CLAIMS = [
@@ -78,7 +98,7 @@ def write_vectors(path):
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_the_source_of_a_recipe_keeps_the_contract_of_all_sources(claim, folder):
-    write_files("source_format", folder)
+    write_files("a source format", folder)
     opened = importlib.import_module("vectors").VectorDataSource
     elements = [{"x": x} for x in np.arange(400, dtype=np.float32).reshape(100, 4)]
     form = Form(write_vectors, lambda path: opened(path, width=4), "a.vectors", elements=lambda: elements)
@@ -220,7 +240,7 @@ def test_an_iterator_runs_on_where_an_error_does_not_come_again(caplog):
 
 def diagram(title):
     """The lines of a diagram."""
-    found = re.search(rf"^## {title}.*?^```\n(.*?)^```", DIAGRAMS, re.DOTALL | re.MULTILINE)
+    found = re.search(r"^```\n(.*?)^```", section(DIAGRAMS, title), re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1].splitlines()
 
@@ -232,7 +252,9 @@ def position_of(iterator):
 def test_the_diagram_of_packing_has_the_rows_and_positions_that_come_out():
     sequences = [{"tokens": np.full(n, ord(letter))} for letter, n in zip("abcd", (5, 4, 3, 6), strict=True)]
     stream = MapDataset.source(sequences).to_iter_dataset()
-    shown = {line[:20].strip(): re.split(r" {3,}", line[20:].strip()) for line in diagram("A packing group")}
+    shown = {
+        line[:20].strip(): re.split(r" {3,}", line[20:].strip()) for line in diagram("A packing group and its rows")
+    }
     assert shown["sequences"] == [f"{i}: {' '.join(map(chr, s['tokens']))}" for i, s in enumerate(sequences)]
     options = re.search(r"`pack\((.*?), strategy=\"first_fit\", num_packing_bins=2, shuffle_bins=False\)`", DIAGRAMS)
     assert options is not None

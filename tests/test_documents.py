@@ -18,7 +18,6 @@ from tests.support.proc import LIMIT_S
 
 OTHERWISE = {"docs/how_to/many_hosts.md"}  # tests/device/hosts/test_document.py runs it, in several processes
 INCLUDED = {"docs/changelog.md", "docs/contributing.md"}
-RECIPES = ROOT / "docs" / "recipes"  # tests/test_contributing.py runs their code
 OWN_PROCESS = {"docs/how_to/grain_programs.md"}  # changes what `import grain` means, for good
 ON_RAY = {"docs/how_to/cluster.md"}
 NOT_RUN = 6  # blocks of code that cannot be run here; each says why
@@ -31,7 +30,7 @@ def name_of(path):
 def with_code():
     for path in documents.documents():
         name = name_of(path)
-        if name in OTHERWISE or path.parent == RECIPES:
+        if name in OTHERWISE:
             continue
         if any(block.language in ("python", "pycon") for block in blocks_of(path)):
             marks = [pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")] if name in ON_RAY else []
@@ -144,6 +143,7 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere():
 
 def test_links_between_documents_lead_somewhere():
     pages = [*documents.documents(), *documents.tutorials(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    pages += (ROOT / "src").rglob("README.md")  # the rooms' pages, whose code tests/test_contributing.py runs
     broken = []
     for path in pages:
         text = re.sub(documents.FENCE, "", path.read_text())

@@ -150,7 +150,7 @@ class PendingTask(Protocol):
 
 
 class TaskPool(Protocol):
-    """Workers that compute tasks: see `_executors/tasks.py` for the tasks and for what runs them.
+    """Workers that compute tasks: see `engine/workers/tasks.py` for the tasks and for what runs them.
 
     A pool never changes a result. It replaces a worker that dies and computes its tasks again; a task over which
     workers die repeatedly is an error. A pool belongs to one iterator at a time. To use another pool, subclass
