@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace import MapDataset
 
+INSTALLED = f"{Path(headrace.__file__).parent}/"
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "headrace"
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
@@ -99,8 +101,8 @@ class Trace:
 
     def __call__(self, frame, event, arg):
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(f"{PACKAGE}/"):
-            self.calls.append((code.co_filename.removeprefix(f"{PACKAGE}/"), code.co_qualname))
+        if event == "call" and code.co_filename.startswith(INSTALLED):
+            self.calls.append((code.co_filename.removeprefix(INSTALLED), code.co_qualname))
 
     def __enter__(self):
         self.before = sys.getprofile()
@@ -131,17 +133,15 @@ def pipeline():
 
 def test_a_batch_goes_the_way_that_the_page_shows():
     ds = pipeline()
-    with Trace() as trace:
-        iterator = iter(ds)
+    with Trace() as trace, iter(ds) as iterator:
         next(iterator)
-    iterator.close()
     assert_in_order([(file, function) for file, function, _ in steps(0)], trace.calls)
 
 
 def test_a_batch_goes_through_workers_as_the_page_shows(tmp_path):
-    def record(index, count):
-        package, folder = f"{PACKAGE}/", tmp_path
+    package, folder = INSTALLED, tmp_path  # names that the function takes along
 
+    def record(index, count):
         def profile(frame, event, arg):
             code = frame.f_code
             if event == "call" and code.co_filename.startswith(package):
@@ -151,10 +151,8 @@ def test_a_batch_goes_through_workers_as_the_page_shows(tmp_path):
         sys.setprofile(profile)
 
     ds = pipeline().mp_prefetch(2, worker_init_fn=record)
-    with Trace() as trace:
-        iterator = iter(ds)
+    with Trace() as trace, iter(ds) as iterator:
         next(iterator)
-    iterator.close()
     assert_in_order([(file, function) for file, function, in_worker in steps(1) if not in_worker], trace.calls)
     in_worker = [(file, function) for file, function, in_worker in steps(1) if in_worker]
     assert_in_order(in_worker, [tuple(line.split(" ", 1)) for line in (tmp_path / "0").read_text().splitlines()])

@@ -1,1 +1,1 @@
-"""How operations are computed: blocks, index programs, kernels for random access, and streams."""
+"""How pipelines are computed, and where: in the consumer, in threads, in worker processes."""

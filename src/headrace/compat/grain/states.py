@@ -1,4 +1,4 @@
-"""Translates the states of Grain's iterators into the form of `_states/positions.py`.
+"""Translates the states of Grain's iterators into the form of `state/positions.py`.
 
 They have the same numbers under other names, with these differences. A packer's `counter` counts all rows, ours only
 those before the set. After its last element, a window has the index of the next. A mix that has ended counts one

@@ -1,4 +1,4 @@
-"""A worker process: `python -m headrace.engine.workers.worker`; only `processes.py` starts it.
+"""A worker process: `python -m headrace.engine.workers.worker`; only `process.py` starts it.
 
 It reads its plan once, then receives one task after another, and answers each with a block in a slot of shared memory.
 It ends when the consumer closes the connection or is gone, even if a fork of the consumer still holds the socket.

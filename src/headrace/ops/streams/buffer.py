@@ -1,4 +1,4 @@
-"""Streams of `_ops/buffer.py`: the start and end of a stream, caches, and what is computed ahead."""
+"""Streams of `ops/buffer.py`: the start and end of a stream, caches, and what is computed ahead."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
+"""Streams of `ops/combine.py`: several parents, each read through a `Feed`."""
 
 from collections.abc import Sequence
 from functools import partial

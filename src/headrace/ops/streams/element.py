@@ -1,4 +1,4 @@
-"""Streams of `_ops/element.py`: consecutive element operations are one stream, which applies them in turn.
+"""Streams of `ops/element.py`: consecutive element operations are one stream, which applies them in turn.
 
 A position is that of the stream below, after the element that an output comes from; filters change which one that is,
 and each operation that counts adds a number, `(number, position below)`.

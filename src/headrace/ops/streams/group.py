@@ -1,4 +1,4 @@
-"""Streams of `_ops/group.py`: several elements make an output, or come out in another order.
+"""Streams of `ops/group.py`: several elements make an output, or come out in another order.
 
 Each reads its parent through a `Feed`, which keeps what it reads beyond a group for the next one, while the
 position stays at the group's own start.

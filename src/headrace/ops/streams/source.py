@@ -1,4 +1,4 @@
-"""Streams of `_ops/source.py`: iterators of user-defined datasets."""
+"""Streams of `ops/source.py`: iterators of user-defined datasets."""
 
 import copy
 import functools
