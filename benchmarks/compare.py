@@ -1,8 +1,8 @@
 """Rows of this tree beside the same rows of another commit: `python -m benchmarks.compare BASE range_map mix`.
 
-Both sides run this tree's benchmarks, in processes that take turns, each with its own `headrace`. A row is a ratio to a
-peer timed in the same process, so what slows the machine for a while slows both. `change` is this ratio over
-that of the base: above 1 is better, even in rows where a lower ratio is better.
+Each side runs its own benchmarks with its own `headrace`, in processes that take turns. A row is a ratio to a peer
+timed in the same process, so what slows the machine for a while slows both. `change` is this ratio over that of the
+base: above 1 is better, even in rows where a lower ratio is better.
 """
 
 import json
@@ -18,16 +18,16 @@ ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 5
 
 
-def run_rows(source: Path, names: list[str]) -> dict[str, tuple[float, bool]]:
-    """The ratio of each row, and whether higher is better, with the `headrace` of `source`."""
+def run_rows(tree: Path, names: list[str]) -> dict[str, tuple[float, bool]]:
+    """The ratio of each row of a tree, and whether higher is better."""
     script = (
         "import json, sys; from benchmarks.__main__ import run_rows; import headrace; "
         "assert headrace.__file__.startswith(sys.argv[1]), headrace.__file__; "
         "print(json.dumps([(row.work, row.ratio, row.higher_is_better) for row in run_rows(sys.argv[2:])]))"
     )
-    environment = os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-c", script, str(source), *names]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    command = [sys.executable, "-c", script, str(tree / "src"), *names]
+    done = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return {work: (ratio, higher) for work, ratio, higher in json.loads(done.stdout.splitlines()[-1])}
 
 
@@ -39,7 +39,8 @@ def compare(base: str, names: list[str]) -> None:
         try:
             found: dict[str, list[tuple[float, float]]] = defaultdict(list)
             for _ in range(ROUNDS):
-                old, new = run_rows(other / "src", names), run_rows(ROOT / "src", names)
+                old = run_rows(other, names)
+                new = run_rows(ROOT, names)
                 for work, (ratio, higher) in new.items():
                     if work in old:  # a row may be new
                         before = old[work][0]
