@@ -140,7 +140,7 @@ def _verdict_on_threads(alone: Stats, threads: dict[int, float], others: float) 
             where = next((each.where for each in alone.operations), "consumer")
             return (
                 f"{culprit(alone, where)} It waits: `to_iter_dataset({with_threads(number)})` gives "
-                f"{significant(rate)} elements/s, {significant(rate / alone.rate)} × as much as now."
+                f"{significant(rate)} elements/s, {significant(rate / alone.rate)} × as many as now."
             )
     return ""
 
@@ -265,9 +265,8 @@ def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
     too_high = ""
     if number and rate < AS_PREDICTED * trials.from_one(number):
         too_high = (
-            f" By what one worker does, {number} would give {significant(trials.from_one(number))}; they give "
-            f"{significant(rate)}: workers share something that is the limit, such as memory, or other programs use "
-            "the cores."
+            f" Judging by one worker, {number} would give {significant(trials.from_one(number))}; they give "
+            f"{significant(rate)}: the workers compete for something, such as memory, or other programs use the cores."
         )
     if not best:
         gives = f"{significant(rate)} elements/s with {number}, " if number else ""
@@ -275,6 +274,6 @@ def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
     measured = trials.tried[best]
     gain = significant(measured / alone.rate)
     return (
-        f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as much as no workers."
-        f"{too_high}"
+        f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as many as without "
+        f"workers.{too_high}"
     )

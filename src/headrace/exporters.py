@@ -49,7 +49,7 @@ class Exporter:
             self._failed = True
             import logging  # slow to import, and hardly ever needed
 
-            logging.getLogger("headrace").warning("Statistics are not exported any more: %s", format_error(e))
+            logging.getLogger("headrace").warning("Stopped exporting statistics: %s", format_error(e))
 
 
 def debug_report() -> Export:
@@ -161,12 +161,12 @@ class Prometheus:
         counter = self._core.CounterMetricFamily
         gauge = self._core.GaugeMetricFamily
         recent = stats.recent or stats
-        yield counter("headrace_elements", "Outputs that the consumer got.", value=stats.elements)
+        yield counter("headrace_elements", "Outputs that the consumer received.", value=stats.elements)
         yield counter("headrace_bytes", "About how many bytes they have.", value=stats.bytes)
         yield counter("headrace_next_seconds", "The consumer's time in next().", value=stats.next_s)
-        yield counter("headrace_consumer_seconds", "The consumer's time elsewhere.", value=stats.consumer_s)
+        yield counter("headrace_consumer_seconds", "Time between calls of next().", value=stats.consumer_s)
         yield counter("headrace_cpu_seconds", "Time on cores, in all threads and workers.", value=stats.cpu_s)
-        yield gauge("headrace_elements_per_second", "Outputs a second, lately.", value=recent.rate)
+        yield gauge("headrace_elements_per_second", "Recent outputs per second.", value=recent.rate)
         busy = counter("headrace_stage_busy_seconds", "Time at work.", labels=("stage", "by"))
         buffered = gauge("headrace_stage_buffered_ratio", "How full its buffer is.", labels=("stage", "by"))
         for stage in recent.stages:

@@ -364,7 +364,9 @@ class PipelineIterator(_Checkpointable[T]):
         self._iteration.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("An iterator cannot be copied or pickled: keep its `get_state()`, and make a new one there.")
+        raise TypeError(
+            "An iterator cannot be copied or pickled: save its `get_state()`, and call `set_state()` on a new iterator."
+        )
 
     def __repr__(self) -> str:
         return f"<iterator of {self._iteration.op.label()} at {self._position_state()}>"

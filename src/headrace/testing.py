@@ -71,7 +71,7 @@ def assert_resumable(ds: Dataset | DataLoader | DatasetIterator, *, max_outputs:
             assert_equal(next(fresh), elements[j])
             assert fresh.get_state() == states[j + 1], f"states differ after output {j + 1}"
         if len(elements) < max_outputs:
-            assert next(fresh, _END) is _END, f"restored at output {i}, more comes than before"
+            assert next(fresh, _END) is _END, f"restored at output {i}, it returned more than before"
 
 
 _END = object()

@@ -553,7 +553,7 @@ def test_every_output_is_a_checkpoint(monkeypatch):
 def test_the_plan_says_so():
     ds = MapDataset.range(6).to_iter_dataset().mp_prefetch(AUTOTUNE)
     assert "mp_prefetch()" in str(ds.explain())
-    assert "worker processes where a trial shows that they pay" in str(ds.explain())
+    assert "worker processes if a trial shows that they help" in str(ds.explain())
 
 
 def test_advice_names_the_users_line_and_none_is_given_for_what_a_command_reads(monkeypatch, advice, tmp_path):

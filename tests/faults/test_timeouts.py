@@ -69,7 +69,7 @@ def test_a_warning_names_the_worker_the_elements_and_the_stack(caplog, tmp_path)
     with nothing_left():
         elements, text = wait_and_read(with_seconds(ds, warn_after_s=1.0).mp_prefetch(TWO), caplog, flag, expected)
     assert elements == list(range(40))
-    assert re.search(r"No element of .* has come for \d+ s", text)
+    assert re.search(r"No output from .* for \d+ s", text)
     assert re.search(expected, text)
     assert re.search(r'File ".*test_timeouts\.py", line \d+ in slow', text)
 

@@ -240,7 +240,7 @@ def test_empty_sequences_are_logged_once_and_counted(caplog):
         )
     assert stage["left_out"] == 3 * 15
     (record,) = caplog.records
-    assert "leaves out empty sequences. A sequence is empty: it has no tokens in 'x'" in record.getMessage()
+    assert "drops empty sequences. A sequence is empty: it has no tokens in 'x'" in record.getMessage()
     assert "test_packing.py:" in record.getMessage()
     caplog.clear()
     list(documents([3, 2]).map(only_x).pack({"x": 4}))
@@ -341,7 +341,7 @@ def test_a_missing_feature_is_named():
     ds = documents([2])
     with pytest.raises(StructureError, match=r"has the feature 'y', but an element does not .* \['n', 'x'\]"):
         list(ds.pack({"x": 4, "y": 4}, long_sequences="split"))
-    with pytest.raises(StructureError, match=r"features \['n'\], which length_struct does not have: it has \['x'\]"):
+    with pytest.raises(StructureError, match=r"features \['n'\], which length_struct lacks: it has \['x'\]"):
         list(ds.pack({"x": 4}))
     assert len(list(ds.pack({"x": 4}, drop_other_features=True))) == 1
 

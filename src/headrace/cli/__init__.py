@@ -11,10 +11,10 @@ from headrace import __version__
 from headrace.cli.failures import in_one_line
 
 COMMANDS = {
-    "inspect": "show what a data set is: format, size, shapes, first record",
+    "inspect": "show a data set's format, size, shapes and first record",
     "head": "print the first records of a data set, or elements of a pipeline",
-    "explain": "say how a pipeline is computed, and by whom",
-    "bench": "run a pipeline for some seconds and say what limits it",
+    "explain": "show how a pipeline is computed, and by whom",
+    "bench": "run a pipeline for a few seconds and report what limits it",
     "view": "watch a pipeline in the browser",
     "convert": "write data in another format",
     "doctor": "check this machine, or find damaged files and records",

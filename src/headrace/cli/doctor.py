@@ -9,9 +9,10 @@ from headrace.insight.verify import verify
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "With a PATH: reads all data once, in a process of its own, and says which files and records cannot be read, "
-        "also those that end the process or never end. Exit status: 0 if all is good, 1 if something is damaged, 2 if "
-        "it cannot tell. Without one: says what this machine has for loading data, and what is missing."
+        "With a PATH: reads all data once, in a separate process, and reports which files and records cannot be read, "
+        "including those that crash the process or never return. Exit status: 0 if all is good, 1 if something is "
+        "damaged, 2 if that is unknown. Without a PATH: reports what this machine has for loading data, and what is "
+        "missing."
     )
     arguments.add_data(parser, splits="all", required=False)
     parser.add_argument("--timeout-s", type=arguments.seconds, default=60.0, metavar="S", help="time for one record")

@@ -245,7 +245,7 @@ class MapDataset(MapTypes[T]):
         if length == 0:
             raise IndexError("The dataset is empty.")
         if place > ENDLESS:
-            raise IndexError(f"Index {place} is past 2**63 - 1, the last there is.")
+            raise IndexError(f"Index {place} is above 2**63 - 1, the largest possible.")
         return place if place >= 0 else place % length
 
     def _pick(self, indices: Sequence[int] | np.ndarray) -> "MapDataset[T]":

@@ -474,7 +474,7 @@ def _datasets(name: str, parents: Any) -> Iterable[Dataset]:
         else:
             return
     raise PipelineError(
-        f"`{name}(...)` takes the datasets that a class of your own reads; got {type(wrong).__name__}. To read data, "
+        f"`{name}(...)` takes the datasets that a user-defined class reads; got {type(wrong).__name__}. To read data, "
         "write `MapDataset.source(...)`, and `.to_iter_dataset()` after it for a stream."
     )
 

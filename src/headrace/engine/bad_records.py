@@ -65,7 +65,7 @@ class BadRecords:
             self._file.add(record)
         count = len(self._seen)
         if count <= MOST_LISTED or count & (count - 1) == 0:
-            done = "Replaced" if record.replaced else "Left out"
+            done = "Replaced" if record.replaced else "Skipped"
             _warn("%s bad record number %d: %s", done, count, record)
 
     def _judge(self, record: BadRecord) -> None:
@@ -85,8 +85,8 @@ class BadRecords:
         listed = "" if quarantine is None else f" {quarantine} lists all of them."
         last = "".join(f"\n  {record}" for record in self._last)
         error = BadRecordsError(
-            f"{len(self._seen)} bad records are {why}.{listed} Repair the data, or allow more with `on_error`. "
-            f"The last ones:{last}"
+            f"Too many bad records: {len(self._seen)}, which is {why}.{listed} Repair the data, or allow more with "
+            f"`on_error`. The last ones:{last}"
         )
         error.records = list(self._last)
         return error
@@ -138,7 +138,7 @@ class _Quarantine:
     def _warn(self, error: OSError) -> None:
         if self._can_write:
             self._can_write = False
-            _warn("Bad records cannot be listed in %s: %s", self._path, error)
+            _warn("Could not list bad records in %s: %s", self._path, error)
 
 
 def _listed(path: str) -> list[BadRecord]:

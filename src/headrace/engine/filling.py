@@ -38,7 +38,9 @@ def _fill(op: DiskCache, workers: MpPrefetch | None) -> None:
                 with op.folder.filling() as filling:
                     _write(op, workers, filling)
             except Exception as e:
-                e.add_note(f"while filling {op.label()} (pipeline at {op.site}); an `on_error` after it does not count")
+                e.add_note(
+                    f"while filling {op.label()} (pipeline at {op.site}); an `on_error` after it does not apply here"
+                )
                 raise
     op.opened()
 

@@ -82,9 +82,9 @@ def _report(iteration: "Iteration", since: float, thread: int) -> None:
     try:
         found = [*iteration.work_of_workers(), *_work_of_threads(thread)]
     except Exception as e:  # such as a worker that has just ended
-        found = [f"What it is doing could not be found out: {format_error(e)}"]
+        found = [f"Could not find out what it is doing: {format_error(e)}"]
     logging.getLogger("headrace").warning(
-        "No element of %s (pipeline at %s) has come for %.0f s.%s",
+        "No output from %s (pipeline at %s) for %.0f s.%s",
         iteration.op.label(),
         iteration.op.site,
         time.perf_counter() - since,

@@ -77,7 +77,8 @@ class Hosts:
         if len(said) < len(self.members):
             missing = [i for i in self.members if str(i) not in said]
             logging.getLogger("headrace").warning(
-                "Processes %s have not read %s (pipeline at %s) yet, so their data is not compared with this one's.",
+                "Processes %s have not read %s (pipeline at %s) yet, so their data could not be compared with this "
+                "process's.",
                 ", ".join(map(str, missing[:16])),
                 op.label(),
                 op.site,
@@ -102,8 +103,9 @@ class Hosts:
 def _nobody_came(key: str, members: list[int], found: dict[str, str], wait_s: float) -> PipelineError:
     missing = [i for i in members if str(i) not in found]
     return PipelineError(
-        f"Processes {', '.join(map(str, missing[:16]))} of {len(members)} did not come to {key} within {wait_s:.0f} s: "
-        "they have ended, hang, or read other datasets. All processes must make the same iterators in the same order."
+        f"Processes {', '.join(map(str, missing[:16]))} of {len(members)} did not reach {key} within {wait_s:.0f} s: "
+        "they have ended, hang, or read other datasets. All processes must create the same iterators in the same "
+        "order."
     )
 
 
@@ -112,7 +114,7 @@ def check_said(said: dict[int, str]) -> None:
     found = difference_between({i: json.loads(text) for i, text in sorted(said.items())})
     if found is not None:
         raise PipelineError(
-            f"The processes read different data, so global batches would have rows twice, and lack others: {found}. "
+            f"The processes read different data, so global batches would repeat some rows and miss others: {found}. "
             "All processes must see the same files and build the same pipeline."
         )
 

@@ -344,7 +344,7 @@ class Iteration:
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
-                "An error of %s did not come again when its elements were made once more, one at a time: going on.",
+                "Recovered: `%s` failed once and succeeded when retried element by element.",
                 self.op.label(),
                 exc_info=error,
             )

@@ -31,8 +31,8 @@ def check_memory(size: int) -> None:
 def too_little(size: int, found: str) -> SharedMemoryFull:
     """The error for too little memory for blocks."""
     return SharedMemoryFull(
-        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, but {found}. Give fewer num_workers "
-        "or a smaller per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
+        f"The workers' blocks need {size / 2**20:,.0f} MiB more memory, but {found}. Reduce num_workers or "
+        "per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
     )
 
 

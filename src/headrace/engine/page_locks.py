@@ -108,8 +108,8 @@ class PageLocks:
             except HeadraceError as e:
                 self._is_at_limit = True
                 logging.getLogger("headrace").warning(
-                    "%.0f MB could not be page-locked (%s; the limit RLIMIT_MEMLOCK is %s), so transfers to the GPU "
-                    "are several times slower. Raise the limit (`ulimit -l unlimited`), or use smaller batches.",
+                    "Could not page-lock %.0f MB (%s; RLIMIT_MEMLOCK is %s), so transfers to the GPU are several "
+                    "times slower. Raise the limit (`ulimit -l unlimited`), or use smaller batches.",
                     mapping.nbytes / 1e6,
                     e,
                     _memory_limit(),
@@ -136,7 +136,7 @@ class PageLocks:
             try:
                 self._driver.unlock(address)
             except HeadraceError as e:  # at exit, CUDA may be gone already
-                logging.getLogger("headrace").debug("A page lock was not undone: %s", e)
+                logging.getLogger("headrace").debug("Could not release a page lock: %s", e)
 
 
 _locks: PageLocks | None = None

@@ -208,9 +208,9 @@ class Stages:
         if not _may_be_in_a_stage(op):
             return "it needs its elements in order"
         if op.before is not None and self.of(op.before) is None and not op.is_elementwise:
-            return "it needs its elements in order" if op.group_size is not None else "what it reads is the consumer's"
+            return "it needs its elements in order" if op.group_size is not None else "the consumer computes its input"
         if op.counts_elements or op.group_size is not None:
-            return "it counts its elements, and how many come before one does not follow from its index"
+            return "it counts its elements, and an index does not determine how many come before it"
         return "there are too many stages before it"
 
 
@@ -585,7 +585,7 @@ def _place(root: Op, placed: dict[Op, _Placed]) -> None:
                 placed.update(dict.fromkeys(all_operations(part), _Placed(WORKER, part, StreamStage.why)))
 
 
-NOBODY_ELSE = _Placed(CONSUMER, None, "no worker computes what is not before an `mp_prefetch`")
+NOBODY_ELSE = _Placed(CONSUMER, None, "workers compute only what comes before an `mp_prefetch`")
 
 
 def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[PlanStep]:

@@ -80,8 +80,8 @@ def _advise(op: ToStream, found: str) -> None:
     import logging  # slow to import, and hardly ever needed
 
     logging.getLogger("headrace").warning(
-        "%s (pipeline at %s): %s. Worker processes use all cores: add `.mp_prefetch()` at the end of the pipeline. "
-        "With `to_iter_dataset(ReadOptions(num_threads=...))` nothing is tried.",
+        "%s (pipeline at %s): %s. Worker processes use all cores: add `.mp_prefetch()` at the end of the pipeline. To "
+        "skip this trial, set `to_iter_dataset(ReadOptions(num_threads=...))`.",
         *line,
         found,
     )

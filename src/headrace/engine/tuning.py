@@ -513,8 +513,8 @@ class AutotunedExecutor:
         is_costly = inline <= 1 / ELEMENT_S
         if cores > 1 and is_costly and threads.ran < enough and gain < enough and is_known:
             self.on_stuck(
-                f"an element takes {1e3 / inline:.2g} ms to compute, and {self._num_threads} threads computed "
-                f"{gain:.1f} times as many as one, on {cores} cores: {_why()}"
+                f"an element takes {1e3 / inline:.2g} ms to compute, and {self._num_threads} threads were only "
+                f"{gain:.1f} times as fast as one, on {cores} cores: {_why()}"
             )
 
     def _trial_threads(self) -> ThreadExecutor:
@@ -546,11 +546,11 @@ class AutotunedExecutor:
 def _why() -> str:
     """Why threads do not scale."""
     if not has_gil():
-        return "their functions wait for each other, such as for a lock"
+        return "their functions wait for each other, for example for a lock"
     import sysconfig  # slow to import, and hardly ever needed
 
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "their functions hold the GIL, which a module that you import has turned on; PYTHON_GIL=0 keeps it off"
+        return "their functions hold the GIL, which an imported module has turned on; set PYTHON_GIL=0 to keep it off"
     return "their functions hold the GIL"
 
 
@@ -740,7 +740,7 @@ class TrialStream(UnaryStream):
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
-                "%s (pipeline at %s): no worker processes, since they cannot be started: %s",
+                "%s (pipeline at %s) runs without worker processes, because they could not be started: %s",
                 self._op.label(),
                 self._op.site,
                 e,

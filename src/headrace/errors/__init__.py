@@ -82,7 +82,7 @@ class StateError(HeadraceError, ValueError):
     ...     iter(MapDataset.range(4).shuffle(seed=2)).set_state(state)
     ... except StateError as error:
     ...     print(str(error).partition(" (saved")[0])
-    The state was saved with another pipeline, so going on would lose or repeat elements: shuffle seed 1 → 2
+    The state was saved with another pipeline, so resuming would lose or repeat elements: shuffle seed 1 → 2
     """
 
 

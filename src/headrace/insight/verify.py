@@ -153,7 +153,7 @@ class Verification:
         unread = [part for part in self.parts if part.unread_from is not None]
         lines += [f"  {part.path}: not read from record {part.unread_from} on." for part in unread[:SHOWN]]
         if self.is_stopped:
-            lines.append("  Stopped here: `max_damaged` damages were found. What follows was not read.")
+            lines.append("  Stopped here: `max_damaged` damaged places were found. The rest was not read.")
         if self.checksums is not None:
             lines.append(f"Checksums: {self.checksums}.")
         return "\n".join(lines)
@@ -229,7 +229,7 @@ def _checked(
     options |= {"format": form.name}
     if "split" in options and form.name not in opening.HAVE_SPLITS:
         raise PipelineError(
-            f"{form.name} files are verified as a whole: leave out `split`, or verify what `headrace.open(path, "
+            f"{form.name} files are verified as a whole: omit `split`, or verify what `headrace.open(path, "
             f"split={options['split']!r})` returns."
         )
     if form.name == "TFDS":
@@ -325,7 +325,7 @@ class _Run:
                         break
             self._now.num_good += process.place.num_good if self._now.is_open else 0
             if process.death is not None and not process.is_started:
-                raise WorkerError(f"The process that reads could not be started: {process.death}.")
+                raise WorkerError(f"Could not start the process that reads: {process.death}.")
             if process.death is not None and not self._is_stopped:
                 self._after_death(process.death, process.place, hangs=process.hangs)
         while self._is_stopped and self._now.number < len(units):
@@ -643,7 +643,7 @@ class Check:
         # A block may be too large for the memory, and `__getitems__` may not be implemented.
         if is_each_good and not isinstance(error, MemoryError | TypeError | NotImplementedError | PipelineError):
             self._link.num_good = before
-            self._say_damaged(start, stop, f"only one by one can these be read. Together: {self._text(error)}")
+            self._say_damaged(start, stop, f"these can be read only one by one. Read together: {self._text(error)}")
         return at
 
     def _one_by_one(self, start: int, stop: int, length: int) -> int:

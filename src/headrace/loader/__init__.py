@@ -136,7 +136,7 @@ class DataLoader(Viewable):
 
         >>> print(load(range(4), num_epochs=1, batch_size=2).explain())
         MapDataset.source(range(0, 4))        | rows, one call per element
-          .to_iter_dataset(allow_nones=True)  | in index order; threads where a trial shows that they pay
+          .to_iter_dataset(allow_nones=True)  | in index order; threads if a trial shows that they help
           .batch(2)                           | ordering point: stacks elements as they come
 
         Differs from Grain: only Headrace has it.
@@ -181,8 +181,8 @@ class DataLoader(Viewable):
         length = self._num_records if isinstance(self.source, Mapping) else len(self.source)
         if length < self._num_records:
             raise PipelineError(
-                f"The data source had {self._num_records} records when the loader was made, and has {length} "
-                "now. Make a new sampler and loader for it."
+                f"The data source had {self._num_records} records when the loader was created, and has {length} now. "
+                "Create a new sampler and loader for it."
             )
 
     def __repr__(self) -> str:

@@ -36,8 +36,8 @@ def as_transforms(operations: Any) -> list[Any]:
 def _as_transform(operation: Any) -> Any:
     if isinstance(operation, type):
         raise PipelineError(
-            f"operations has the class {operation.__name__}. Give an object of it, or, where the class itself is the "
-            f"function to call, MapTransform({operation.__name__})."
+            f"operations contains the class {operation.__name__}. Pass an instance of it or, if the class itself is "
+            f"the function to call, MapTransform({operation.__name__})."
         )
     if isinstance(operation, Operation):
         return operation.as_transform() or operation
@@ -55,7 +55,7 @@ def _as_transform(operation: Any) -> Any:
     if callable(operation):
         return transforms.Map(operation)
     raise PipelineError(
-        f"operations has a {type(operation).__name__}, {operation!r}, which is not a transform. A loader takes "
+        f"operations contains a {type(operation).__name__}, {operation!r}, which is not a transform. A loader takes "
         "MapTransform, RandomMapTransform, MapWithIndexTransform, FilterTransform, FlatMapTransform, Batch, "
         "subclasses of Operation, generator functions of an iterator of records, and functions of one element."
     )

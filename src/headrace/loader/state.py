@@ -152,7 +152,7 @@ def _check(fields: dict[str, Any], identity: LoaderIdentity) -> None:
         raise StateError(
             f"The state is of another loader; {' and '.join(differ)} differ{'s' * (len(differ) == 1)}:\n"
             + "\n".join(lines)
-            + "\nMake the loader as it was when the state was saved."
+            + "\nCreate the loader as it was when the state was saved."
         )
 
 

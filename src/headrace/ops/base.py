@@ -410,9 +410,7 @@ def method_or_function(transform: Any, method: str, *, op: str) -> Callable[...,
     if callable(getattr(transform, method, None)) and not isinstance(transform, type):
         return getattr(transform, method)
     if isinstance(transform, type) and hasattr(transform, "_method"):  # of `transforms`
-        raise PipelineError(
-            f"`{op}` got the class {transform.__name__}. Give an object of it: `{transform.__name__}()`."
-        )
+        raise PipelineError(f"`{op}` got the class {transform.__name__}. Pass an instance: `{transform.__name__}()`.")
     if callable(transform):
         return transform
     raise PipelineError(

@@ -119,9 +119,9 @@ class Mixing(Nary):
     def changed_too_early(self) -> StateError:
         """The error where parts or weights have changed in the middle of a group of a later operation."""
         return StateError(
-            f"The parts or weights of {self.label()} (pipeline at {self.site}) are not those of the state, and an "
-            "operation after it is in the middle of a window or batch of them. Change them at a state where none "
-            "is open, or put that operation before the mix."
+            f"The parts or weights of {self.label()} (pipeline at {self.site}) differ from those in the state, and a "
+            "later operation is in the middle of a window or batch. Change them at a state where no window or batch "
+            "is open, or move that operation before the mix."
         )
 
 
@@ -149,7 +149,7 @@ class Mix(RouteOp, Mixing):
         if not any(self.weights):
             given = list(self.weights) if self.names is None else dict(zip(self.names, self.weights, strict=True))
             raise PipelineError(
-                f"All weights of a `mix` are 0, so no dataset would give an element: {given}. Give at least one a "
+                f"All weights of a `mix` are 0, so it would have no elements: {given}. Give at least one dataset a "
                 "positive weight."
             )
         self._check_parts()
@@ -165,7 +165,7 @@ class Mix(RouteOp, Mixing):
             part = self.parts[empty[0]]
             raise PipelineError(
                 f"`mix` needs datasets that have elements; dataset {empty[0]}, {part.label()} (pipeline at "
-                f"{part.site}), is empty. Leave it out."
+                f"{part.site}), is empty. Remove it."
             )
 
     def _in_order(self, weights: Sequence[float] | Mapping[str, float] | None) -> tuple[float, ...]:
@@ -176,7 +176,7 @@ class Mix(RouteOp, Mixing):
             return tuple(weights)
         if self.names is None:
             raise PipelineError(
-                f"`mix` has a list of datasets, so its weights are a list in the same order; got {dict(weights)}."
+                f"`mix` has a list of datasets, so its weights must be a list in the same order; got {dict(weights)}."
             )
         if set(weights) != set(self.names):
             raise PipelineError(f"`mix` has datasets {list(self.names)} but weights for {sorted(weights)}.")
@@ -362,12 +362,12 @@ class Interleave(Op):
         inner = max((part.lanes for part in self.parents), default=1)
         if inner > 1:
             raise PipelineError(
-                f"`interleave` has num_lanes={self.num_lanes}, and its datasets have {inner} lanes each. Cut either "
-                "the list of datasets or the datasets."
+                f"`interleave` has num_lanes={self.num_lanes}, and its datasets have {inner} lanes each. Split either "
+                "the list of datasets or each dataset into lanes, not both."
             )
         if self.num_datasets < self.num_lanes:
             raise PipelineError(
-                f"`interleave` deals out {self.num_datasets} datasets to num_lanes={self.num_lanes}, and a lane needs "
+                f"`interleave` has {self.num_datasets} datasets for num_lanes={self.num_lanes}, and each lane needs "
                 "at least one. Use fewer lanes."
             )
 
@@ -420,7 +420,7 @@ class Interleave(Op):
         slots = tuple(self._read_slot(slot, states) for slot in fields["open"])
         if fields["next_dataset"] > self.num_datasets:
             raise StateError(
-                f"The state goes on with dataset {fields['next_dataset']}; {self.label()} has {self.num_datasets}."
+                f"The state continues with dataset {fields['next_dataset']}; {self.label()} has {self.num_datasets}."
             )
         return slots
 

@@ -70,7 +70,7 @@ class DiskCache(Cache):
         elements = self.opened()
         if elements is None:
             raise PipelineError(
-                f"The length of {self.label()} (pipeline at {self.site}) is not known before an iterator has filled it."
+                f"The length of {self.label()} (pipeline at {self.site}) is not known until an iterator has filled it."
             )
         return len(elements)
 

@@ -74,7 +74,7 @@ class Nones:
         else:
             return
         file, _, line = op.site.rpartition(":")
-        text = f"{op.label()} returned None for each of the first {MANY_NONES} elements: does it lack a `return`?"
+        text = f"{op.label()} returned None for each of the first {MANY_NONES} elements: is a `return` missing?"
         warnings.warn_explicit(text, UserWarning, file or "?", int(line or 0), registry=_warned)
 
 
@@ -144,8 +144,8 @@ def _call_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any) -
         return Rows([trees.copy_tree(tree) for _ in range(len(block))], owned=True)
     if not lengths or any(length != (len(block),) for length in lengths.values()):
         raise _of_many(
-            f"{op.label()} (pipeline at {op.site}) got columns of {len(block)} rows and returned leaves of lengths "
-            f"{lengths}: it must return one row for each row that it gets."
+            f"{op.label()} (pipeline at {op.site}) received columns of {len(block)} rows and returned leaves of "
+            f"lengths {lengths}: it must return one row for each input row."
         )
     return Columns(tree, len(block))
 
@@ -165,8 +165,8 @@ def _map_rows(op: MapOp, fn: Callable[[list[Any]], list[Any]], block: Block, idx
     if not isinstance(made, list) or len(made) != count:
         found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
         raise _of_many(
-            f"{op.label()} (pipeline at {op.site}) got a list of {count} elements and its `map_rows` returned {found}: "
-            "it must return a list with one element for each element that it gets."
+            f"{op.label()} (pipeline at {op.site}) received a list of {count} elements, and its `map_rows` returned "
+            f"{found}: it must return a list with one element for each input element."
         )
     if count == len(rows):
         return Rows(made, owned=True)

@@ -191,8 +191,8 @@ def tell_uneven_shards(batch: BatchOp) -> None:
     if len(set(counts)) > 1:
         _warn(
             batch,
-            f"has {counts[0]:.0f} batches in some of the {op.step} shards and {counts[1]:.0f} in others, so hosts that "
-            "take steps together would wait for ever for others that have ended. Use `global_batch`, "
+            f"has {counts[0]:.0f} batches in some of the {op.step} shards and {counts[1]:.0f} in others, so hosts "
+            "that take steps together would wait indefinitely for others that have ended. Use `global_batch`, "
             "`shard(..., drop_remainder=True)`, or `headrace.stop_together(batches)`.",
         )
 
@@ -212,6 +212,6 @@ def tell_dropped_rows(op: Op) -> None:
     if count is not None and count < math.inf and count % size:
         _warn(
             op,
-            f"leaves out the last {count % size:.0f} of {count:.0f} elements, which do not fill a batch of {size}. To "
-            "use them all, take a batch size that divides their number, or read them again: `repeat()` before it.",
+            f"drops the last {count % size:.0f} of {count:.0f} elements, which do not fill a batch of {size}. To use "
+            "them all, choose a batch size that divides their number, or call `repeat()` before it.",
         )

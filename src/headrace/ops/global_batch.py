@@ -207,9 +207,9 @@ def check_lanes(op: Op) -> None:
         if isinstance(op, GlobalBatch) and not op.ends_with_others:
             raise PipelineError(
                 f"{op.label()} (pipeline at {op.site}) reads lanes that end after different numbers of batches, so "
-                "some processes would wait for ever for others that have ended. Say how they end together: give "
-                "num_batches=, or let them agree with `headrace.stop_together(batches)`. Or read for ever: "
-                "`repeat()` before `to_iter_dataset()`."
+                "some processes would wait indefinitely for others that have ended. Choose how they end together: "
+                "set num_batches=, or let them agree with `headrace.stop_together(batches)`. Or read indefinitely: "
+                "call `repeat()` before `to_iter_dataset()`."
             )
         if not op.ends_together:
             ahead += op.parents

@@ -154,7 +154,7 @@ def check_nothing_is_paired(op: Op) -> None:
     if zipped is not None:
         raise PipelineError(
             f"{zipped.label()} (pipeline at {zipped.site}) pairs the elements of streams in order, so a record that "
-            "`on_error` leaves out of one of them would shift all pairs after it. Zip MapDatasets, before "
+            "`on_error` skips in one of them would shift all later pairs. Zip MapDatasets, before "
             '`to_iter_dataset()`, or use on_error("raise").'
         )
 

@@ -390,12 +390,12 @@ def _check_all_there(op: BatchOp | GlobalBatch, block: Block) -> None:
     """Raises if elements are missing, which is all that a stream's batch of `None` can mean."""
     if isinstance(block, Rows) and op.is_stream and len(block) and all(row is None for row in block.items):
         raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) got {len(block)} elements that are all None: does the function of a "
-            "`map` before it lack a `return`?"
+            f"{op.label()} (pipeline at {op.site}) received {len(block)} elements that are all None: is a `return` "
+            "missing in the function of an earlier `map`?"
         ) from None
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
+            f"{op.label()} (pipeline at {op.site}) found an index without an element: an earlier source or `map` "
             "returned None. Call `to_iter_dataset()`, which skips such indices, before `batch`."
         ) from None
 

@@ -82,5 +82,5 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
 def _refusal(last: Op, op: Any) -> NoNextIndexError:
     return NoNextIndexError(
         f"The iterator of {last.label()} has no next index: after {op.label()} (pipeline at {op.site}), the number of "
-        "outputs does not tell which elements they come from. Use `get_state()` and `set_state()`."
+        "outputs does not determine which elements they come from. Use `get_state()` and `set_state()`."
     )

@@ -280,9 +280,9 @@ class ScheduledMix(Mixing):
         first = elements // BLOCK * BLOCK
         if digest and self.planned(first // BLOCK, lags, digest).digest != digest:
             raise StateError(
-                f"The schedule of {self.label()} (pipeline at {self.site}) is not that of the state, which has planned "
-                f"from element {first} on. Give it the same weights there; they may differ after element "
-                f"{first + 2 * BLOCK}."
+                f"The schedule of {self.label()} (pipeline at {self.site}) differs from the one in the state, which "
+                f"has already planned the elements from {first} on. Keep its weights there; they may differ after "
+                f"element {first + 2 * BLOCK}."
             )
 
     def planned(self, block: int, lags: Lags, digest: int = 0) -> Timetable:

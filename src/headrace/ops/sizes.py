@@ -53,7 +53,9 @@ class SizeOf:
             let_through(e)
             size = -1
         if size < 0:
-            raise PipelineError(f"The function of {self.argument} must return an int of 0 or more; it gave {found!r}.")
+            raise PipelineError(
+                f"The function of {self.argument} must return an int of 0 or more; it returned {found!r}."
+            )
         return size
 
     def _named(self, element: Any, feature: str) -> Any:

@@ -69,8 +69,8 @@ class _Digests:
                 made[each] = _hash("op", *self._operation(each), *before) if before else self._source(each)
             except _Unknown as e:
                 raise PipelineError(
-                    f"`cache(path)` cannot tell whether {e} of {each.label()} (pipeline at {each.site}) changes. Give "
-                    "it `version`, a text that you change when the pipeline before it does."
+                    f"`cache(path)` cannot detect whether {e} of {each.label()} (pipeline at {each.site}) changes. "
+                    "Give it a `version`: a text that you change whenever the pipeline before it changes."
                 ) from e
         return made[op]
 

@@ -46,11 +46,11 @@ def _merged(one: Any, other: Any, which: str, where: str) -> Any:
         return [_merged(*pair, which, f"{where} {i}") for i, pair in enumerate(zip(one, other, strict=True))]
     if not isinstance(one, dict) or not isinstance(other, dict):
         if one != other:
-            raise StateError(f"The states are not of the same step: {where.strip()} is {one} and {other} ({which}).")
+            raise StateError(f"The states are from different steps: {where.strip()} is {one} and {other} ({which}).")
         return one
     if one.keys() != other.keys():
         name = sorted(map(str, one.keys() ^ other.keys()))[0]
-        raise StateError(f"The states are not of the same pipeline: only one has {name!r} ({which}).")
+        raise StateError(f"The states are from different pipelines: only one has {name!r} ({which}).")
     has_lanes = "num_lanes" in one and isinstance(one.get(LANES), dict)
     return {
         name: (_lanes if has_lanes and name == LANES else _merged)(one[name], other[name], which, f"{where} {name}")

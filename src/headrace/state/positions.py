@@ -150,9 +150,11 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         if isinstance(e, StateError):
             raise
         what = f"{type(e).__name__}: {e!s:.100}"
-        raise StateError(f"The state is damaged, or not of this pipeline ({what}): {sorted(map(str, bare))}.") from e
+        raise StateError(
+            f"The state is damaged, or belongs to another pipeline ({what}): {sorted(map(str, bare))}."
+        ) from e
     if found:
-        text = "The state was saved with another pipeline, so going on would lose or repeat elements: "
+        text = "The state was saved with another pipeline, so resuming would lose or repeat elements: "
         more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
         _refuse(f"{text}{'; '.join(found[:MOST_SHOWN])}{more} (saved → here)", strict=strict)
         return position
@@ -166,7 +168,7 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
 
 def _refuse(text: str, *, strict: bool) -> None:
     if strict:
-        raise StateError(f"{text}. Make the pipeline as it was, or give strict=False to go on anyway.")
+        raise StateError(f"{text}. Restore the pipeline as it was, or pass strict=False to resume anyway.")
     _warn(f"{text}.")
 
 

@@ -166,7 +166,7 @@ class Stats:
         """What bounds the run, in two sentences, by what was measured in the last seconds.
 
         >>> print(iter(MapDataset.range(4)).stats().verdict)
-        Not known yet: 0 elements are too few to tell.
+        No verdict yet: 0 elements are too few.
         """
         recent = self.recent
         is_long = recent is not None and recent.elements >= verdicts.FEWEST and recent.wall_s >= SHORTEST_S

@@ -30,7 +30,8 @@ def as_html(stats: "Stats") -> str:
 def _summary(stats: "Stats") -> str:
     lines = [
         f"{stats.elements:,} elements, {stats.bytes / 1e6:,.1f} MB, {stats.wall_s:.2f} s: {stats.rate:,.1f} elements/s",
-        f"in next(): {stats.next_s:.2f} s, {stats.waited_s:.2f} s of it waiting; elsewhere: {stats.consumer_s:.2f} s",
+        f"in next(): {stats.next_s:.2f} s, {stats.waited_s:.2f} s of it waiting; between calls: "
+        f"{stats.consumer_s:.2f} s",
     ]
     if stats.recent is not None and stats.recent.elements:
         lines.append(f"in the last {stats.recent.wall_s:.1f} s: {stats.recent.rate:,.1f} elements/s")

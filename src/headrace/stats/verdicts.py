@@ -18,7 +18,7 @@ OF = {"workers": "the workers' time", "threads": "the threads' time", "thread": 
 def verdict(stats: "Stats") -> str:
     """What bounds a run."""
     if stats.elements < FEWEST or not stats.wall_s:
-        return f"Not known yet: {stats.elements} elements are too few to tell."
+        return f"No verdict yet: {stats.elements} elements are too few."
     bounds = Bounds.of(stats)
     if stats.next_s < SMALL * stats.wall_s or _waits_by_chance(stats, bounds):
         return _of_loop(stats, bounds)
@@ -54,11 +54,11 @@ def culprit(stats: "Stats", where: str, more: str = "") -> str:
     """The operation that takes most of the time there."""
     there = [each for each in stats.operations if each.where == where and each.seconds > 0]
     if not there:
-        return "It is not known which operation takes the time."
+        return "The slowest operation is not known."
     total_s = sum(each.seconds for each in there)
     longest = there[0]
     share = f"{longest.seconds / total_s:.0%} of {OF.get(where, 'what the consumer computes')}"
-    return f"{longest.operation} takes the time: {share}{f'; {more}' if more else ''}."
+    return f"{longest.operation} is the bottleneck: {share}{f'; {more}' if more else ''}."
 
 
 def _advice(stats: "Stats", bounds: Bounds) -> str:
@@ -101,13 +101,14 @@ def _limit(stats: "Stats", bounds: Bounds, number: int) -> str:
     cpu_s = bounds.cpu_s
     rate = bounds.with_workers(max(number, 1))
     if bounds.loop_s and rate >= 1 / bounds.loop_s:
-        return "the loop itself could not take more"
+        return "the loop itself could not consume more"
     if cpu_s < WAITING * bounds.work_s:
         return (
-            "they wait, which threads do as well: put what waits before `to_iter_dataset(ReadOptions(num_threads=64))`"
+            "they mostly wait, and threads can do that as well: move what waits before "
+            "`to_iter_dataset(ReadOptions(num_threads=64))`"
         )
     if cpu_s / bounds.cores < bounds.own_s:
-        return "taking their results costs the consumer as much"
+        return "receiving their results costs the consumer as much"
     if stats.cpu_s < IN_USE * bounds.cores * stats.wall_s:
         return f"{number} could give {significant(rate)} elements/s, but may still be starting or wait for each other"
     return f"all {bounds.cores} cores are needed already" if bounds.cores > 1 else "the one core is in use"

@@ -172,9 +172,9 @@ def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) 
 def _cannot_be_sent(pipelines: list[Op], init: Any, error: Exception) -> UnpicklableError:
     where, what = find_culprit([("", pipeline) for pipeline in pipelines] + [("worker_init_fn", init)])
     return UnpicklableError(
-        f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type {type(what).__name__} "
-        f"cannot be pickled ({type(error).__name__}: {error}). Make it where it is first used or in `worker_init_fn`, "
-        "leave it out in `__getstate__`, or put the operation after `mp_prefetch`."
+        f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type "
+        f"{type(what).__name__} cannot be pickled ({type(error).__name__}: {error}). Create it on first use or in "
+        "`worker_init_fn`, drop it in `__getstate__`, or move the operation after `mp_prefetch`."
     )
 
 

@@ -456,8 +456,8 @@ class ProcessPool(PoolBase):
             if self._bad_starts > 2:
                 self.close(wait=False)
                 raise WorkerError(
-                    f"Worker processes end while they start ({ending(status)}). What they wrote to standard error may "
-                    "say why; look at `worker_init_fn`, and at what the modules of the pipeline do when imported."
+                    f"Worker processes end during startup ({ending(status)}). Their standard error may show why; "
+                    "check `worker_init_fn`, and what the pipeline's modules do when imported."
                 )
         try:
             with ctrl_c_later():
@@ -488,9 +488,9 @@ class ProcessPool(PoolBase):
         pending.attempts += 1
         if pending.attempts > 1:
             pending.answer = WorkerError(
-                f"A worker process ended ({ending(status)}) while it computed {pending.describe()}, and so did the one "
-                "that tried again. If it was out of memory, give MultiprocessingOptions fewer num_workers; otherwise "
-                "look at what the functions of the pipeline do with these elements."
+                f"A worker process ended ({ending(status)}) while computing {pending.describe()}, and so did the one "
+                "that retried. If memory ran out, reduce num_workers in MultiprocessingOptions; otherwise check what "
+                "the pipeline's functions do with these elements."
             )
 
     # ---- the end

@@ -48,8 +48,8 @@ def anonymous_file(num_slots: int) -> int:
         except OSError as e:
             let_through(e)
             raise WorkerError(
-                f"Shared memory for workers could not be set up: {e}. If the size of files is limited "
-                "(`ulimit -f`), lift the limit."
+                f"Could not set up shared memory for workers: {e}. If file sizes are limited (`ulimit -f`), lift the "
+                "limit."
             ) from e
         return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
 

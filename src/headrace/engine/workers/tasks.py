@@ -526,6 +526,6 @@ def _cannot_be_sent(op: Op, result: Any, error: Exception) -> WorkerError:
     found = f"{f'its {path}, ' if path else ''}{type(what).__name__},"
     return WorkerError(
         f"An output of {last.label()} (pipeline at {last.site}) cannot be sent from a worker process: {found} cannot "
-        f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after "
+        f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or move the operation after "
         "`mp_prefetch`."
     )

@@ -57,7 +57,7 @@ def inputs_of(op: Op, output: Output, streams: Streams, *, alone: bool = True) -
         return []
     if isinstance(op, ToStream):
         missing = output.after - 1 - output.before
-        return [Inputs(op.parent, [output.after - 1], f"{missing:,} left out before it" if missing > 0 else "")]
+        return [Inputs(op.parent, [output.after - 1], f"{missing:,} dropped before it" if missing > 0 else "")]
     if isinstance(op, Mixing | Zip):
         return _of_parts(op, output, streams)
     if isinstance(op, Interleave):
@@ -95,7 +95,7 @@ def _of_filter(op: FilterOp, output: Output, streams: Streams, *, alone: bool) -
     found = streams.between(op.parent, _below(op, output.before), _below(op, output.after))
     if not alone:
         return Inputs(op.parent, found[-1:])
-    return Inputs(op.parent, found[-MOST:], f"{len(found) - 1:,} left out before the last" * (len(found) > 1))
+    return Inputs(op.parent, found[-MOST:], f"{len(found) - 1:,} dropped before the last" * (len(found) > 1))
 
 
 def _in_order(op: Any, output: Output, streams: Streams) -> Inputs:

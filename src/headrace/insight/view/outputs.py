@@ -108,7 +108,7 @@ class Finder:
         except PipelineError:
             raise
         except Exception as e:
-            raise PipelineError(f"Element {number:,} cannot be reached: {format_error(e)}") from e
+            raise PipelineError(f"Could not reach element {number:,}: {format_error(e)}") from e
 
     def _walk_to(self, number: int) -> Output:
         with self._lock:
@@ -124,8 +124,8 @@ class Finder:
                 self.remember(count, output.after)
             if is_late:
                 raise PipelineError(
-                    f"Element {number:,} is too far: {SEARCH_S:.0f} s led from element {first:,} to {count:,}. "
-                    "Ask again to go on from there."
+                    f"Element {number:,} is too far away: in {SEARCH_S:.0f} s, the search got from element {first:,} "
+                    f"to {count:,}. Ask again to continue from there."
                 )
         raise PipelineError(f"There is no element {number:,}: the pipeline has {count:,}.")
 

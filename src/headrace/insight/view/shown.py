@@ -78,7 +78,9 @@ class PipelinePage:
     def elements(self, number: int) -> str:
         """An output, and the elements that it was made of after every operation."""
         if self._is_read_once:
-            raise PipelineError("The source gives every element only once, so elements cannot be shown beside the run.")
+            raise PipelineError(
+                "The source yields each element only once, so elements cannot be shown apart from the run."
+            )
         trace = self._tracer.trace(number)
         first, *others = trace.steps
         telling = [first, *(step for step in others if not _changes_nothing(step))][::-1]

@@ -117,9 +117,9 @@ class Intake:
         self._record.leave_out(
             len(empty),
             lambda: (
-                f"{self._op.label()} (pipeline at {self._op.site}) leaves out empty sequences. "
-                f"{_no_tokens(self._layout.leaves)} `iterator.stats()` counts them; "
-                "`pack(..., empty_sequences='error')` makes them an error."
+                f"{self._op.label()} (pipeline at {self._op.site}) drops empty sequences. "
+                f"{_no_tokens(self._layout.leaves)} `iterator.stats()` counts them; `pack(..., "
+                "empty_sequences='error')` makes them an error."
             ),
         )
         gone = set(empty)
@@ -156,8 +156,8 @@ def check_features(known: set[str], elements: Sequence[Any]) -> None:
         element = next(element for element in elements if len(element) != len(known))
         others = sorted(str(key) for key in element if key not in known)
         raise StructureError(
-            f"An element has the features {others}, which length_struct does not have: it has {sorted(known)}. Give "
-            "them a length, name them in meta_features, leave them out in a `map` before, or pack with "
+            f"An element has the features {others}, which length_struct lacks: it has {sorted(known)}. Give them a "
+            "length, name them in meta_features, drop them in an earlier `map`, or pack with "
             "drop_other_features=True."
         )
 
@@ -167,7 +167,7 @@ def check_lengths(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]], 
     for leaf, found in zip(leaves, lengths, strict=True):
         if max(found) > leaf.length and (leaf.is_meta or not split):
             fix = (
-                "Meta features are not cut: make it shorter in a `map` before."
+                "Meta features are not cut: shorten it in an earlier `map`."
                 if leaf.is_meta
                 else "Or choose what to do: `pack(..., long_sequences=...)` takes 'split', 'truncate' and 'drop'."
             )
@@ -190,7 +190,7 @@ def _no_tokens(leaves: Sequence[RowArray]) -> str:
     return f"A sequence is empty: it has no tokens in {' and '.join(map(repr, names))}."
 
 
-_LEAVE_OUT = "Leave such elements out in a `filter` before, or with `pack(..., empty_sequences='drop')`."
+_LEAVE_OUT = "Drop such elements in an earlier `filter`, or with `pack(..., empty_sequences='drop')`."
 
 
 def _meta_value(element: Any, key: str) -> Any:
@@ -198,8 +198,8 @@ def _meta_value(element: Any, key: str) -> Any:
         return element[key]
     except KeyError:
         raise StructureError(
-            f"meta_features has {key!r}, but an element has only {sorted(map(str, element))}. Give every element that "
-            "feature in a `map` before, or leave it out of meta_features."
+            f"meta_features has {key!r}, but an element has only {sorted(map(str, element))}. Add that feature to "
+            "every element in an earlier `map`, or remove it from meta_features."
         ) from None
 
 

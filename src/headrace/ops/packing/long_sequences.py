@@ -48,7 +48,7 @@ class SplitLong:
         if len(set(sizes.values())) > 1:
             raise StructureError(
                 f"Cannot split an element whose features are of different lengths, {sizes}: they should match. Make "
-                "them equally long in a `map` before, or choose long_sequences='truncate' or 'drop'."
+                "them equally long in an earlier `map`, or choose long_sequences='truncate' or 'drop'."
             )
         step = min(self.lengths.values())
         starts = range(0, max(sizes.values()), step)

@@ -195,7 +195,7 @@ class ConcatThenSplit(Packer):
             if self.bos_features or self.bos_token_id is not None:
                 raise PipelineError(
                     f"bos_features={self.bos_features} and bos_token_id={self.bos_token_id} have no effect with "
-                    "BOSHandling.DO_NOTHING. Leave them out, or choose REPLACE_FIRST_TOKEN_WITH_BOS."
+                    "BOSHandling.DO_NOTHING. Remove them, or choose REPLACE_FIRST_TOKEN_WITH_BOS."
                 )
             return
         if self.bos_token_id is None:

@@ -66,7 +66,7 @@ class PaddingReport:
         for name, padding in self.strategies.items():
             lines.append(f"{name:<12}  {padding.num_rows:>8,}  {padding.share:>8.2%}")
         if self.num_empty:
-            lines.append(f"{self.num_empty:,} empty sequence{'s' if self.num_empty > 1 else ''} left out")
+            lines.append(f"{self.num_empty:,} empty sequence{'s' if self.num_empty > 1 else ''} dropped")
         return "\n".join(lines)
 
 

@@ -143,8 +143,8 @@ def kind_of(leaf: RowArray, segments: Column, kinds: set[Kind]) -> Kind:
         if tail != first.shape[1:] or not np.can_cast(dtype, first.dtype, "same_kind"):
             raise StructureError(
                 f"Cannot pack sequences of different kinds into one set of rows: the feature {leaf.name!r} has "
-                f"{first.dtype} with further axes {first.shape[1:]} in one, and {dtype} with {tail} in another. "
-                "Give them one dtype and shape in a `map` before."
+                f"{first.dtype} with further axes {first.shape[1:]} in one, and {dtype} with {tail} in another. Give "
+                "them one dtype and shape in an earlier `map`."
             )
     return np.result_type(*(dtype for dtype, _ in kinds)), first.shape[1:]
 

@@ -70,7 +70,7 @@ class PackStream(UnaryStream):
             if self._taken > self._ends[0]:
                 raise StateError(
                     f"The state has taken_of_group={self._taken}, and the rows of {self._packer.label()} come in a "
-                    f"group of {self._ends[0]} there: it is damaged, or not of this pipeline."
+                    f"group of {self._ends[0]} there: it is damaged, or belongs to another pipeline."
                 )
         block = self._block
         ends = self._ends
@@ -288,7 +288,7 @@ class SplitStream(PackStream):
         if any(map(int.__gt__, self._number, lengths)):
             raise StateError(
                 f"The state has tokens_taken={list(self._number)}, and the sequence there has {list(lengths)} in "
-                f"{self._packer.label()}: it is damaged, or not of this pipeline."
+                f"{self._packer.label()}: it is damaged, or belongs to another pipeline."
             )
         self._even = self._even and len(set(self._number)) == 1
 

@@ -414,7 +414,7 @@ class FilterWatch:
             )
         if self._warn is not None and dropped >= self._warn:
             self._warn = None
-            text += ": most of the work before it is thrown away. Filter earlier, or set "
+            text += ": most of the work before it is wasted. Filter earlier, or set "
             text += "filter_warn_threshold_ratio in DatasetOptions."
             import logging  # slow to import, and hardly ever needed
 

@@ -55,7 +55,9 @@ class UserStream(Stream):
         except Exception as e:
             add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
             if self._guard is not None and self._guard.skips:
-                e.add_note(f"`on_error` cannot leave it out: the iterator of {self._op.label()} may have ended with it")
+                e.add_note(
+                    f"`on_error` cannot skip it: the iterator of {self._op.label()} may have ended with this error"
+                )
             raise
         if found is None:
             self._ended = True  # some iterators start again when called after their end
