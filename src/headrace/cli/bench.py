@@ -12,9 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Runs a pipeline for a few seconds and reports its speed, where the time goes and what limits it."
     )
     arguments.add_pipeline(parser)
-    parser.add_argument(
-        "--seconds", type=arguments.seconds, default=5.0, metavar="S", help="how many seconds to run (5)"
-    )
+    parser.add_argument("--seconds", type=arguments.seconds, default=5.0, metavar="S", help="seconds to run (5)")
     arguments.add_json(parser)
     parser.set_defaults(run=_bench)
 
