@@ -85,7 +85,7 @@ def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
 
     It runs without workers, with one, and with as many as should be best, for about `seconds` in all. If these give
     much less or more than predicted, other numbers are tried, and it takes up to twice as long. An `mp_prefetch` or
-    `prefetch` at the end of the pipeline is left out first.
+    `prefetch` at the end of the pipeline is removed first.
 
     >>> from headrace import MapDataset
     >>> found = diagnose(MapDataset.range(10_000).map(str).batch(10), seconds=0.3)

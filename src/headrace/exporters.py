@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 class Exporter:
-    """Tells a target the statistics of an iterator every few seconds, until an error of the target, which is logged."""
+    """Sends a target the statistics of an iterator every few seconds, until an error of the target, which is logged."""
 
     def __init__(self, iteration: "Iteration", export: Export, every_s: float):
         self._iteration = weakref.ref(iteration)
@@ -69,7 +69,7 @@ def debug_report() -> Export:
 
 
 def export_of(target: Any) -> Export:
-    """The function that gives statistics to a target."""
+    """The function that sends statistics to a target."""
     if isinstance(target, Prometheus):
         return target.show
     if hasattr(target, "add_scalar"):

@@ -141,7 +141,7 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
     """
 
     _parents: "tuple[DatasetIterator, ...]" = ()
-    _state_is_global: Any = False  # whether any number of processes can go on from the states of all
+    _state_is_global: Any = False  # whether any number of processes can resume from the states of all
     _stats: ClassVar[NoStats] = NoStats()
     _closed = False
 
@@ -247,7 +247,7 @@ class PipelineIterator(_Checkpointable[T]):
     def log_to(self, target: Any, *, every_s: float = 10.0) -> Self:
         """Gives its statistics to something else every few seconds, and when it is closed; returns the iterator.
 
-        An error of the target is logged, and ends that; the stream goes on.
+        An error of the target is logged and ends the export; the stream continues.
 
         >>> seen = []
         >>> with iter(MapDataset.range(4)).log_to(seen.append) as iterator:
@@ -259,7 +259,7 @@ class PipelineIterator(_Checkpointable[T]):
 
         Args:
             target: A TensorBoard `SummaryWriter`, a Weights & Biases run, `exporters.Prometheus`, or a function that
-                gets a dict of numbers.
+                receives a dict of numbers.
             every_s: How often.
         """
         self._export(export_of(target), every_s)
@@ -279,7 +279,7 @@ class PipelineIterator(_Checkpointable[T]):
 
         Differs from Grain: it has the fields `pipeline`, `functions` and `checksum`, and does not depend on workers.
         """
-        return self._identity.added_to(self._position_state())
+        return self._identity.add_to(self._position_state())
 
     def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
         """The state as `size` bytes, for hosts that gather their states; `set_state` takes it too.
@@ -309,7 +309,7 @@ class PipelineIterator(_Checkpointable[T]):
         >>> next(iterator) == first
         True
 
-        Differs from Grain: a state of another seed, batch size, shard or source is an error; Grain goes on with other
+        Differs from Grain: a state of another seed, batch size, shard or source is an error; Grain continues with other
         data.
         """
         self._iteration.go_to(positions.restore(self._iteration.op, state, strict=strict))

@@ -1,8 +1,8 @@
 """Chooses threads, workers and buffers for a pipeline, from a short trial of it.
 
 The trial first computes elements in the caller's thread, with nothing ahead. If these take long and most of the time
-goes into reading, it also reads in one thread and in two, to see whether threads pay. All of it takes a second at most,
-or one element if that takes longer. The choice changes only speed, never a value.
+goes into reading, it also reads in one thread and in two, to see whether threads help. All of it takes a second at
+most, or one element if that takes longer. The choice changes only speed, never a value.
 """
 
 import itertools
@@ -41,7 +41,7 @@ RUN_S = 0.01  # reads grow while they take less than this
 MANY_INPUTS = 2  # for each output: more than these are a batch, a window, or a filter that drops
 MOST_THREADS = 16
 WORKER_BUFFER_SIZE = 4
-DEFAULT_BUDGET = 1 << 30  # bytes, where the system does not tell how much memory is free
+DEFAULT_BUDGET = 1 << 30  # bytes, where the system does not report how much memory is free
 SHARE_OF_MEMORY = 4  # else this fraction of what is free
 
 
@@ -100,7 +100,7 @@ def pick_performance_config(
         most_workers = 0
 
     begin = time.perf_counter()
-    sample = _sampled(ds._stream_op, samples_to_check, begin + SAMPLING_S)
+    sample = _sample_stream(ds._stream_op, samples_to_check, begin + SAMPLING_S)
     read = ReadOptions(0, 0, min(ReadOptions.prefetch_buffer_bytes, budget))
     work = MultiprocessingOptions(0, buffer_bytes=min(MultiprocessingOptions.buffer_bytes, budget))
     if sample.cost_s >= ELEMENT_S:
@@ -182,7 +182,7 @@ class _OutOfTime(Exception):
     """The sample ends here."""
 
 
-def _sampled(op: Op, count: int, deadline: float) -> _Sample:
+def _sample_stream(op: Op, count: int, deadline: float) -> _Sample:
     """Computes outputs until there are enough or time is up."""
     sample = _Sample()
     last = begin = time.perf_counter()
@@ -193,7 +193,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
 
     policy = gather_options(op).on_error
     sample.guard = None if policy.raises else Guard(policy, lambda records: None)  # the run itself will report them
-    stream = open_stream(op, None, replace(_HERE, elsewhere=paced, guard=sample.guard))
+    stream = open_stream(op, None, replace(_HERE, remote_stream=paced, guard=sample.guard))
     try:
         while len(sample.outputs_s) < count and (run := stream.pull(1)) is not None:
             if rows := run.block.own_rows():
@@ -211,7 +211,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
 
 _HERE = Context(  # whatever the pipeline says
     executor=lambda _: InlineExecutor(),
-    ahead=lambda stream, _: stream,
+    prefetch=lambda stream, _: stream,
     processes=lambda op, position, context: open_stream(op.parent, position, context),
     watch=lambda op: FilterWatch(op, DatasetOptions(filter_warn_threshold_ratio=None)),
     close=lambda **_: None,
@@ -307,6 +307,6 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
         pays = max(each.rate for each in together) >= THREADS_GAIN * max(each.rate for each in alone)
     else:  # Speed depends on who else uses the cores. But while one thread holds the GIL, the other wants none.
         wanted = [each.cores for each in together]
-        # On a busy machine, one may start when the other ends. Without a GIL, one round tells that they need not wait.
+        # On a busy machine, one may start when the other ends. Without a GIL, one round shows that they need not wait.
         pays = (sum(wanted) / len(wanted) if has_gil() else max(wanted)) >= CORES_WANTED * busy_share
     return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if pays else 0

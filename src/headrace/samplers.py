@@ -191,7 +191,7 @@ class IndexSampler(BuiltInSampler):
             records = records.shuffle(seed=self._seed)
         shard = self._shard_options
         if shard.ends_together and self._num_epochs is not None and len(self) % shard.shard_count:
-            # As in Grain: a piece that is one record shorter than others goes on with its first ones at the end.
+            # As in Grain: a piece that is one record shorter than others repeats its first one at the end.
             return records.repeat()[: len(self) // shard.shard_count]
         return records if self._num_epochs == 1 else records.repeat(self._num_epochs)
 

@@ -83,7 +83,7 @@ class ShardByJaxProcess(ShardOptions):
     """One shard for each process of a distributed JAX program.
 
     In a `DataLoader` all processes get the same number of records, as in Grain, so that they end together: a few are
-    left out if the number of records is not a multiple of the number of processes. To read all of them, give
+    dropped if the number of records is not a multiple of the number of processes. To read all of them, pass
     `ShardOptions(jax.process_index(), jax.process_count())`.
 
     >>> shard = ShardByJaxProcess()  # here, one process of one

@@ -471,7 +471,7 @@ def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
     monkeypatch.setattr(tuning, "HERE_S", 0.01)  # ends before any trial of threads
     monkeypatch.setattr(tuning, "THREADS_S", 1e9)
     monkeypatch.setattr(tuning, "THREADS_GAIN", 0.0)  # in which threads always pay
-    monkeypatch.setattr(AutotunedExecutor, "_judge", lambda *found: None)
+    monkeypatch.setattr(AutotunedExecutor, "_report_stuck", lambda *found: None)
     monkeypatch.setattr(tuning.TrialStream, "_start", start)
     assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == spun(400)
     assert bool(started) is gil

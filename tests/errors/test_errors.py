@@ -259,7 +259,7 @@ def test_a_block_source_that_gives_too_few():
         def __getitems__(self, indices):
             return []
 
-    with pytest.raises(PipelineError, match="gave a list of 0 items for 1 indices"):
+    with pytest.raises(PipelineError, match="returned a list of 0 items for 1 indices"):
         MapDataset.source(Source())[0]
 
 

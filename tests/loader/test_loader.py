@@ -798,7 +798,7 @@ def _loader(**options):
         ({"worker_count": -1}, "worker_count must be an int of at least 0; got -1"),
         ({"worker_count": 1.5}, "worker_count"),
         ({"worker_buffer_size": 0}, "worker_buffer_size must be a positive int"),
-        ({"operations": ["resize"]}, "has a str, 'resize', which is not a transform. A loader takes MapTransform"),
+        ({"operations": ["resize"]}, "contains a str, 'resize', which is not a transform. A loader takes MapTransform"),
         ({"operations": [Doubled]}, "the class Doubled. Pass an instance of it"),
         ({"operations": hp.Batch(2)}, "must be a sequence of transforms; got Batch"),
         ({"operations": [hp.Batch(0)]}, "batch_size must be a positive int"),

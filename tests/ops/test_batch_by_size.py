@@ -157,7 +157,7 @@ def test_a_run_that_ended_at_an_oversized_element_goes_on_without_it():
         ([{"x": [1]}], "y", PipelineError, r"size='y', but the element has no such feature: \['x'\]"),
         ([[1]], "y", PipelineError, "no such feature: a list"),
         ([[1]], lambda x: 2.5, PipelineError, "size must return an int of 0 or more; it returned 2.5"),
-        ([[1]], lambda x: -1, PipelineError, "it gave -1"),
+        ([[1]], lambda x: -1, PipelineError, "it returned -1"),
         ([[1], [2], [0]], lambda x: 1 // x[0], ZeroDivisionError, "division"),
         ([np.ones(2), np.ones((2, 2))], len, StructureError, "different rank"),
     ],

@@ -263,7 +263,7 @@ def test_the_report_counts_empty_sequences():
     ds = documents(with_empty_ones([3, 2])).map(only_x)
     report = padding_report(ds, {"x": 4})
     assert report.num_empty == 15
-    assert str(report).splitlines()[-1] == "15 empty sequences left out"
+    assert str(report).splitlines()[-1] == "15 empty sequences dropped"
     assert padding_report(ds, {"x": 4}, num_sequences=1).num_empty == 1
     assert str(padding_report(ds, {"x": 4}, num_sequences=1)).endswith("1 empty sequence left out")
     with pytest.raises(PipelineError, match="A sequence is empty"):

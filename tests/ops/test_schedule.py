@@ -128,7 +128,7 @@ def state_after(count, weights):
 def test_a_state_of_another_schedule_is_refused(other):
     state = state_after(4, {0: [1, 1, 2]})
     with pytest.raises(
-        StateError, match=r"schedule .* is not that of the state, .* from element 0 on.* after element 2048"
+        StateError, match=r"schedule .* differs from the one in the state, .* from 0 on.* after element 2048"
     ):
         iter(mixed(other)).set_state(state)
 

@@ -1,4 +1,4 @@
-"""The command line: one file for each command, imported when the command is given."""
+"""The command line: one file for each command, imported when the command runs."""
 
 import argparse
 import os
@@ -43,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with arguments in one line."""
+    """Reports what is wrong with arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(FAILURE, f"headrace: {message}. See {self.prog} --help.\n")
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The arguments of all commands, but only the details of the one that is given: others need slow imports."""
+    """The arguments of all commands, but details only of the one to run: others need slow imports."""
     parser = _Parser(prog="headrace", description="Loads data for training.")
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     parser.set_defaults(failure=FAILURE, after_stop="")

@@ -1,4 +1,4 @@
-"""`headrace bench FILE:NAME`: runs a pipeline for some seconds and says what limits it: see `headrace.diagnose`."""
+"""`headrace bench FILE:NAME`: runs a pipeline for a few seconds and reports what limits it: see `headrace.diagnose`."""
 
 import argparse
 import json

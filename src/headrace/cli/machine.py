@@ -155,7 +155,7 @@ def _accelerators() -> list[str]:
 
 
 def _cuda_devices() -> list[str]:
-    """The names of NVIDIA's devices, as the driver tells."""
+    """The names of NVIDIA's devices, as the driver reports them."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
         count = ctypes.c_int()

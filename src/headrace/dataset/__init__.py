@@ -15,7 +15,7 @@ import numpy as np
 from headrace import transforms
 from headrace.dataset.base import Dataset, map_ops, num_elements, stream_ops
 from headrace.dataset.types import IterTypes, MapTypes
-from headrace.errors import PipelineError, interrupted_frames, show_users_frames
+from headrace.errors import PipelineError, frames_of_interrupt, hide_internal_frames
 from headrace.errors.signals import in_pipeline, may_be_from_outside
 from headrace.iterator import StreamIterator
 from headrace.ops.adapters import as_source
@@ -227,9 +227,9 @@ class MapDataset(MapTypes[T]):
             (element,) = in_pipeline(self._fetch, range(place, place + 1)).own_rows()
         except BaseException as e:
             if may_be_from_outside(e):
-                e.__traceback__ = interrupted_frames(e)
+                e.__traceback__ = frames_of_interrupt(e)
             else:
-                show_users_frames(e)
+                hide_internal_frames(e)
             raise
         return element
 
@@ -384,10 +384,10 @@ class MapDataset(MapTypes[T]):
         >>> list(stream.batch(2))
         [array([0, 2]), array([4])]
 
-        Differs from Grain: without options, Headrace measures whether threads pay; Grain starts 16.
+        Differs from Grain: without options, Headrace measures whether threads help; Grain starts 16.
 
         Args:
-            read_options: Threads that read ahead. By default Headrace measures whether threads pay.
+            read_options: Threads that read ahead. By default Headrace measures whether threads help.
             allow_nones: Whether to hand over `None` for a missing element.
             num_lanes: How many lanes to cut the stream into, for `global_batch`: lane `l` has every `num_lanes`-th
                 element from `l` on. Processes compute only the lanes that their rows come from.
@@ -759,7 +759,7 @@ class IterDataset(IterTypes[T]):
 
         Args:
             options: The number of workers, or options that also limit what they may have ready. AUTOTUNE, the default,
-                has workers where a trial shows that they pay, adds some while the consumer waits and there are cores
+                has workers if a trial shows that they help, adds some while the consumer waits and there are cores
                 and memory for them, and gives up those that do not help.
             worker_init_fn: Called in each worker at its start, with its index and the number of workers.
             sequential_slice: Has no effect; kept for compatibility.

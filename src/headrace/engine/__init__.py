@@ -1,1 +1,1 @@
-"""How operations are computed: blocks, index programs, kernels for random access, and streams."""
+"""How a pipeline runs: its plan, its iteration, threads, worker processes, and what tunes them."""

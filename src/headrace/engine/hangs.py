@@ -1,4 +1,4 @@
-"""Says where a pipeline is when a consumer waits long for its next elements, and again after twice as long.
+"""Logs where a pipeline is when a consumer waits long for its next elements, and again after twice as long.
 
 One thread per process looks at all iterators that may wait. It runs only while there are such iterators, and an
 iterator whose elements come fast never starts it.

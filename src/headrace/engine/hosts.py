@@ -1,4 +1,4 @@
-"""What the processes of a distributed JAX program tell each other.
+"""How the processes of a distributed JAX program exchange texts.
 
 They use the key-value store of JAX's coordinator, and no devices: a collective operation on devices has to come in the
 same order in all processes, which nobody can promise for threads that work ahead.
@@ -34,9 +34,9 @@ class Hosts:
         self.members = members or list(range(jax.process_count()))
 
     def exchange(self, key: str, text: str, *, wait_s: float = WAIT_S) -> list[str]:
-        """What each process says under a key, in the order of their numbers; waits until all have said something.
+        """The text that each process wrote under a key, in the order of their numbers; waits until all have written.
 
-        A process may say something again under the same key, and gets the same answer.
+        A process may write again under the same key, and receives the same answer.
         """
         if len(self.members) == 1:
             return [text]
@@ -57,11 +57,11 @@ class Hosts:
         return [found[str(i)] for i in self.members]
 
     def say(self, key: str, text: str) -> None:
-        """Says something under a key without waiting for others."""
+        """Writes a text under a key without waiting for others."""
         self._client.key_value_set(f"headrace/{key}/{self.index}", text, allow_overwrite=True)
 
     def heard(self, key: str) -> dict[str, str]:
-        """What has been said under a key so far, by the number of the process."""
+        """The texts written under a key so far, by the number of the process."""
         return self._read(f"headrace/{key}/")
 
     def compare(self, key: str, op: Op) -> None:
@@ -86,7 +86,7 @@ class Hosts:
         check_said({int(i): text for i, text in said.items()})
 
     def forget(self, key: str) -> None:
-        """Removes what this process has said under a key."""
+        """Removes the text that this process wrote under a key."""
         if len(self.members) > 1:
             self._client.key_value_delete(f"headrace/{key}/{self.index}")
 

@@ -24,8 +24,8 @@ from headrace.errors import (
     FilterError,
     HeadraceError,
     PipelineError,
-    interrupted_frames,
-    show_users_frames,
+    frames_of_interrupt,
+    hide_internal_frames,
 )
 from headrace.errors.signals import from_outside, in_pipeline, may_be_from_outside
 from headrace.ops import profile
@@ -107,7 +107,7 @@ class Iteration:
         self._ended = self._closed = False
         self._caches_are_full = not op.has_disk_cache
         self._is_compared = False  # with the pipelines of other processes
-        # Since when a thread waits for a run, and which; and the last wait that was told, and how often.
+        # Since when a thread waits for a run, and which thread; and the last wait that was reported, and how often.
         self.waiting: tuple[float, int] | None = None
         self.told: tuple[tuple[float, int] | None, int] = (None, 0)
         self._watched = False
@@ -147,7 +147,7 @@ class Iteration:
         self._kept = ProcessLocal()
         self._drop_run(position)
         if unsettled is not None and may_be_from_outside(unsettled):
-            raise unsettled.with_traceback(interrupted_frames(unsettled))
+            raise unsettled.with_traceback(frames_of_interrupt(unsettled))
 
     def _drop_run(self, position: Any) -> None:
         """Drops what is made and not handed over; the position is `position` from now on."""
@@ -166,7 +166,7 @@ class Iteration:
                 except BaseException as e:
                     e = self._handle(e)
                     if e is not None:
-                        raise e.with_traceback(interrupted_frames(e))  # noqa: B904  (it is the error, or what it came of)
+                        raise e.with_traceback(frames_of_interrupt(e))  # noqa: B904  (it is the error, or what it came of)
                 self._raise_if_over()
 
     def _first_run(self, wait: FirstWait) -> Iterator[Any] | None:
@@ -205,7 +205,7 @@ class Iteration:
             self._ended = True
             self.recorder.pause()
             self._unwatch()
-            self._workers.rest()
+            self._workers.park()
             self._settle()
             return None
         rows = run.block.own_rows()
@@ -266,7 +266,7 @@ class Iteration:
 
     @property
     def warn_after_s(self) -> float:
-        """How long a wait is told."""
+        """After how long a wait is reported."""
         return self.plan.options.warn_after_s or math.inf
 
     def _unwatch(self) -> None:
@@ -333,7 +333,7 @@ class Iteration:
         self._n = 1
 
     def _settle(self) -> None:
-        """Says that the reason for single steps did not come again; raises it if it may have come from outside."""
+        """Logs that the error behind the single steps did not recur; raises it if it may have come from outside."""
         error = self._first_error
         self._first_error = None
         if error is not None and may_be_from_outside(error):
@@ -427,7 +427,7 @@ def _is_of_a_call(error: BaseException) -> bool:
 
 def _for_user(error: BaseException) -> tuple[BaseException, Any]:
     """An error that every call raises from now on, and its traceback."""
-    show_users_frames(error)
+    hide_internal_frames(error)
     return _no_stop(error), error.__traceback__
 
 

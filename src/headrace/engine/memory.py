@@ -2,7 +2,7 @@
 
 glibc returns the top of its heap to the system once enough of it is free, and takes it back page by page: with
 batches of some hundred kB, that made a run of four 5 times slower. It raises its own thresholds when a large block is
-freed, so this module allocates one, never touches it, and frees it.
+freed, so one is allocated here, never touched, and freed.
 """
 
 import sys

@@ -36,7 +36,7 @@ class CudaDriver:
     """Locks memory for the devices of this process.
 
     Args:
-        device: The number of a device that the process uses already: it gets no context on any other.
+        device: The number of a device that the process uses already: no context is created on any other.
         library: What has the driver's functions; by default, libcuda.
     """
 
@@ -90,7 +90,7 @@ class PageLocks:
     def __init__(self, driver: CudaDriver):
         self._driver = driver
         self.pid = os.getpid()
-        self._changing = threading.RLock()  # a mapping may die at any time, also while this thread locks another
+        self._changing = threading.RLock()  # a mapping may die at any time, even while this thread locks another
         self._locked: dict[int, weakref.ref[np.ndarray]] = {}  # mappings by their addresses
         self._is_at_limit = False
 

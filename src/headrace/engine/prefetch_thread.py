@@ -95,7 +95,7 @@ class _TunedBuffer(_Buffer):
 
     def room(self) -> int:
         with self._lock:
-            self._limit.look()
+            self._limit.update()
             self.max_elements = self._limit.number
             if not self._has_room():
                 self._limit.full()
@@ -165,8 +165,8 @@ class Aheads:
         if op.buffer_size == 0:
             return parent
         if op.buffer_size is AUTOTUNE:
-            return self._added(AheadStream(parent, _TunedBuffer(BufferLimit(AUTOTUNED_SIZE)), record))
-        return self._added(AheadStream(parent, _Buffer(op.buffer_size), record))
+            return self._add(AheadStream(parent, _TunedBuffer(BufferLimit(AUTOTUNED_SIZE)), record))
+        return self._add(AheadStream(parent, _Buffer(op.buffer_size), record))
 
     def warm_start(self, stream: Stream, op: Op) -> Stream:
         """The same stream, with a thread that computes its first elements from now on, if the pipeline allows it."""
@@ -177,11 +177,11 @@ class Aheads:
             stream = stream.parent
         if not size:
             return stream
-        ahead = self._added(HeadStart(stream, _FilledOnce(size), StageRecord()))
+        ahead = self._add(HeadStart(stream, _FilledOnce(size), StageRecord()))
         ahead.start()
         return ahead
 
-    def _added(self, stream: "AheadStream") -> "AheadStream":
+    def _add(self, stream: "AheadStream") -> "AheadStream":
         self._streams.add(stream)
         return stream
 

@@ -31,7 +31,7 @@ def context(
     aheads = Aheads(recorder)
     return Context(
         executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
-        ahead=(lambda stream, _: stream) if single_step else aheads.open,
+        prefetch=(lambda stream, _: stream) if single_step else aheads.open,
         warm_start=(lambda stream, _: stream) if single_step else aheads.warm_start,
         processes=partial(workers.open, single_step=single_step),
         watch=lambda op: FilterWatch(op, options),
@@ -44,7 +44,7 @@ def context(
 
 
 def _interrupt(aheads: Aheads, threads: Threads, *, wait: bool) -> None:
-    # Threads that compute ahead may wait for threads that read: tell all of them first, then wait for all.
+    # Threads that compute ahead may wait for threads that read: signal all of them first, then wait for all.
     stopped = aheads.interrupt() + threads.interrupt()
     if wait:
         join_threads(stopped)

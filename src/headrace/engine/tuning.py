@@ -1,17 +1,17 @@
-"""Decides by a trial whether threads pay, and then uses the faster way.
+"""Decides by a trial whether threads help, and then uses the faster way.
 
-Cheap chains stay inline and pay nothing. If elements cost enough, the trial computes some inline, some in threads, and,
-if those were faster, some inline again, since the first elements often cost more. The first results of threads do not
-count: they were computed while nobody waited for them. The choice changes only how long things take.
+Cheap chains stay inline and cost nothing extra. If elements cost enough, the trial computes some inline, some in
+threads, and, if those were faster, some inline again, since the first elements often cost more. The first results of
+threads do not count: they were computed while nobody waited for them. The choice changes only how long things take.
 
 Elements that wait, such as for storage, take long, so nothing is computed for the trial alone: all threads read from
 then on, unless they turn out to be no faster. Such threads cost little if they do not help.
 
-Speed alone does not tell whether threads scale: on a busy machine, several of them get more of the cores. So the trial
-also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads pay only
-while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` gets a text that
-says so, unless many of them wait for a core: then nobody knows. On a free-threaded Python, without a GIL, speed alone
-counts. Threads that did not pay are tried again later: perhaps others had the cores.
+Speed alone does not show whether threads scale: on a busy machine, several of them get more of the cores. So the trial
+also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads help
+only while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` receives a
+text that says so, unless many of them wait for a core: then nobody knows. On a free-threaded Python, without a GIL,
+speed alone counts. Threads that did not help are tried again later: perhaps others had the cores.
 """
 
 import math
@@ -40,7 +40,7 @@ from headrace.threads import has_gil, num_cores, on_cores_s, thread_wanted_s
 # Changes the number of workers while they run, for `num_workers=AUTOTUNE`, and of threads that wait for data.
 #
 # While the consumer waits, and there are cores and memory for more, workers are added; those that bring no more outputs
-# leave again. So do workers that have nothing to do, and some of them if memory gets short. Tasks give the same results
+# leave again. So do workers that have nothing to do, and some of them if memory runs short. Tasks give the same results
 # wherever they are computed, so nothing but speed depends on the number.
 
 
@@ -137,10 +137,10 @@ class WorkerCountController:
             self._before = None
             self._pause_left = PAUSE
             self.number = max(1, self.number - 1)
-        elif self._is_new:  # the first outputs of new workers tell little
+        elif self._is_new:  # the first outputs of new workers mean little
             self._is_new = False
         elif self._before is not None:
-            self._judge(seen, *self._before)
+            self._compare(seen, *self._before)
         elif self._pause_left:
             self._pause_left -= 1
         elif seen.waits:
@@ -167,7 +167,7 @@ class WorkerCountController:
             self._is_new = True
             self.number += more
 
-    def _judge(self, seen: TuningWindow, number: int, rate: float) -> None:
+    def _compare(self, seen: TuningWindow, number: int, rate: float) -> None:
         self._before = None
         wanted = rate * (1 + WORTH * (self.number - number) / number)
         if seen.waits and seen.rate < wanted:
@@ -203,7 +203,7 @@ class Tuner:
         self._pids = self._pool.pids
         self._cpu_s = self._on_cores_s()
 
-    def saw(self, outputs: int, waited_s: float) -> None:
+    def add_outputs(self, outputs: int, waited_s: float) -> None:
         """Counts outputs, and how long the consumer waited for them."""
         self._outputs += outputs
         self._waited_s += waited_s
@@ -234,7 +234,7 @@ class Tuner:
 
 
 def _cpu_s(pid: int) -> float:
-    """How long a process has been on a core; 0 if the system does not tell."""
+    """How long a process has been on a core; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/stat") as f:
             fields = f.read().rpartition(")")[2].split()
@@ -245,7 +245,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _own_bytes(pid: int) -> int:
-    """The memory that only this process has; 0 if the system does not tell."""
+    """The memory that only this process has; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/statm") as f:
             _, resident, shared, *_ = map(int, f.read().split())
@@ -267,7 +267,7 @@ class TunedStream(UnaryStream):
         run = self.parent.pull(n)
         if run is None:
             return None
-        self._tuner.saw(len(run.block), here.waited_s - before_s)
+        self._tuner.add_outputs(len(run.block), here.waited_s - before_s)
         return self._run(*run)
 
 
@@ -284,7 +284,7 @@ THREADS_GAIN = 1.2  # threads must be this much faster
 WAITING_SHARE = 0.5  # a consumer that wants a core for less of the time waits for something else
 SCALES = 1.15  # threads that keep fewer cores busy do not scale
 CROWDED = 0.55  # the share of threads that run or wait for a core: if it is more, it is not known whether they scale
-RETRY_THREADS_S = 20.0  # how long to do without threads that did not pay; each time twice as long
+RETRY_THREADS_S = 20.0  # how long to do without threads that did not help; each time twice as long
 ELSEWHERE = 0.2  # a consumer that spends more of its time on something else gains by threads that do not scale
 
 
@@ -365,7 +365,7 @@ class AutotunedExecutor:
 
     Args:
         threads: The threads of the iterator.
-        make_threads: Makes the executor to use if threads pay, given their number; `None` for the default.
+        make_threads: Makes the executor to use if threads help, from their number; `None` for the default.
         on_stuck: Called with what was measured, if elements are costly and threads do not scale.
     """
 
@@ -414,7 +414,7 @@ class AutotunedExecutor:
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether threads are tried, or pay, because they wait for something else than cores."""
+        """Whether threads are tried, or help, because they wait for something other than cores."""
         return self._waits and self._current is not self._inline
 
     @property
@@ -455,7 +455,7 @@ class AutotunedExecutor:
         return block
 
     def _decide(self) -> None:
-        """Goes on to the next part of the trial, or ends it."""
+        """Starts the next part of the trial, or ends it."""
         first = self._phases[0]
         phase = self._phases[-1]
         if phase.waited_s < TRIAL_S and (phase is first or phase.elements < 8 * first.elements):
@@ -493,7 +493,7 @@ class AutotunedExecutor:
         else:
             self._change(self._make_threads(self._num_threads) if pays else self._inline)
         if not waits:
-            self._judge(inline, gain)
+            self._report_stuck(inline, gain)
 
     def _tuned(self, executor: Executor, size: int) -> Any:
         """A result of threads that wait for data: more of them start while the consumer waits."""
@@ -501,11 +501,11 @@ class AutotunedExecutor:
         block = executor.next()
         assert self._tuner is not None
         if executor is self._current:
-            self._tuner.saw(size, time.perf_counter() - begin_s)
+            self._tuner.add_outputs(size, time.perf_counter() - begin_s)
         return block
 
-    def _judge(self, inline: float, gain: float) -> None:
-        """Tells if threads wait for each other, unless the consumer hardly waited for them."""
+    def _report_stuck(self, inline: float, gain: float) -> None:
+        """Reports threads that wait for each other, unless the consumer hardly waited for them."""
         cores = num_cores()
         threads = self._phases[1]
         enough = max(SCALES, min(self._num_threads, cores) / 2)
@@ -555,14 +555,14 @@ def _why() -> str:
 
 
 # --------------------------------------------------------------------------------------------------- process trial
-# Decides by a trial whether worker processes pay, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
+# Decides by a trial whether worker processes help, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
 #
-# Outputs are computed in this process first, in threads if those pay. If the consumer waits for them, workers are
+# Outputs are computed in this process first, in threads if those help. If the consumer waits for them, workers are
 # started: soon if outputs are costly and threads do not help, otherwise only after a while. A short run is over before
-# they are ready, so it gets none; one of unknown length counts as long once it has taken long. Then they go on from the
-# position after the last output, and stay if they are faster. If not, they are tried again after a while, since other
-# programs may have had the cores. Positions say nothing of who computes, so nothing but speed depends on the choice. It
-# is kept with the operation, for the next iterator.
+# they are ready, so it starts none; one of unknown length counts as long once it has taken long. Then they continue
+# from the position after the last output, and stay if they are faster. If not, they are tried again after a while,
+# since other programs may have had the cores. Positions do not depend on who computes, so the choice affects only
+# speed. The operation keeps it for the next iterator.
 
 
 HERE_S = 0.25  # how long to wait for outputs that are computed here: longer than most trials of threads
@@ -572,7 +572,7 @@ RAMP_S = 0.3  # once their chunks have grown
 LATE_SHARE = 0.1  # the share of time that a consumer waits for costly outputs, and for others, to want workers
 MOSTLY_LATE_SHARE = 0.5
 LOOKS = 4  # how many times in a row, for others
-WORTH_WORKERS_S = 3.0  # how long the rest of a run takes here, at least, if workers are to pay for their start
+WORTH_WORKERS_S = 3.0  # how long the rest of a run takes here, at least, if workers are to be worth their start
 RETRY_WORKERS_S = 20.0  # how long to do without workers that were not faster; each time twice as long
 AT_ONCE_S = 0.1  # how long outputs may take that are computed here at once, after workers were not faster
 STILL_FASTER = 1.05  # workers that become so much faster from look to look may win yet: at first their memory is new
@@ -598,7 +598,7 @@ class TrialStream(UnaryStream):
         op: The `mp_prefetch`.
         position: Where to begin.
         context: What streams run on.
-        choice: Gets what the trial finds.
+        choice: Where the trial writes what it finds.
         start_workers: Starts workers; returns a function that says whether they are ready.
         open_workers: Opens the stream that workers compute, at a position.
         end_workers: Ends the workers.
@@ -681,11 +681,11 @@ class TrialStream(UnaryStream):
         self._outputs += outputs
         self._waited_s += waited_s
         if self._with_workers:
-            self._judge_workers()
+            self._decide_workers()
         elif self._outputs and (self._waited_s >= self._here_s or (self._is_stuck and self._waited_s > 0)):
-            self._judge_here()
+            self._decide_here()
 
-    def _judge_here(self) -> None:
+    def _decide_here(self) -> None:
         """Starts workers if the consumer waits too long for what is computed here."""
         elapsed_s = time.perf_counter() - self._since_s
         self._rate_here = self._outputs / self._waited_s
@@ -706,12 +706,12 @@ class TrialStream(UnaryStream):
         self._waited_s = 0.0
 
     def _rest_s(self) -> float:
-        """How long the rest takes, if it goes on like this: as long again, if nobody knows, and all epochs so far."""
+        """How long the rest takes at this rate: as long again, if nobody knows, and all epochs so far."""
         took_s = time.perf_counter() - self._begin_s
         count = num_outputs(self._op.parent) if self._is_whole else None
         return self._choice.epochs_s + (took_s if count is None else took_s * (count / self._made - 1))
 
-    def _judge_workers(self) -> None:
+    def _decide_workers(self) -> None:
         """Keeps the workers if they are faster."""
         if time.perf_counter() < self._ramp_end_s:
             self._outputs = 0
@@ -764,7 +764,7 @@ class TrialStream(UnaryStream):
         self._rate_before = 0.0
         self.parent.close(wait=False)
         self.parent = workers
-        self._choice.workers = True  # also after an error: what ends its process must not run here
+        self._choice.workers = True  # even after an error: a function that ends its process must not run here
 
     def _go_on_here(self) -> None:
         self._with_workers = self._choice.workers = False

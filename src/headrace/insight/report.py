@@ -317,7 +317,7 @@ class Figure:
         line: The line of code that it belongs to.
         svg: The plot.
         legend: Names and values of the colours in it.
-        text: What it says, in words.
+        text: What it shows, in words.
     """
 
     title: str

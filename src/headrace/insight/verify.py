@@ -86,7 +86,7 @@ class Part:
     Attributes:
         path: The file or folder.
         num_records: How many of its records were read without error.
-        unread_from: The first record that was not tried, since reading could not go on; None if all were tried.
+        unread_from: The first record that was not tried, since reading could not continue; None if all were tried.
     """
 
     path: str
@@ -160,7 +160,7 @@ class Verification:
 
 
 # ----------------------------------------------------------------------------------------------------------- check
-# Verifies a data set: reads all of it in other processes, and goes on after those that die.
+# Verifies a data set: reads all of it in other processes, and continues after those that die.
 
 
 TIMEOUT_S = 60.0
@@ -185,11 +185,11 @@ def verify(
     progress: Progress | None = None,
     **options: Any,
 ) -> Verification:
-    """Reads a data set once, in a process of its own, and says which files and records are damaged.
+    """Reads a data set once, in a separate process, and reports which files and records are damaged.
 
     Every record is read as a pipeline reads it. A record that ends the process, hangs or takes too much memory is
-    reported, and another process goes on after it. Each file is opened on its own; if all are good, all together. In a
-    stream, such as a compressed file, what follows a damaged record is not read.
+    reported, and another process continues after it. Each file is opened on its own; if all are good, all together. In
+    a stream, such as a compressed file, what follows a damaged record is not read.
 
     >>> _ = (folder / "a.jsonl").write_text('{"x": 1}\\n{"x":\\n')
     >>> found = verify(folder / "a.jsonl")
@@ -332,7 +332,7 @@ class _Run:
             self._end_unit(unread_from=self._now.unread_from or 0)
 
     def check_files_in(self, folders: list[str]) -> None:
-        """For folders that cannot be opened, checks the files in them one by one, which may tell more."""
+        """For folders that cannot be opened, checks the files in them one by one, which may show more."""
         for folder in filter(self._unopened.__contains__, folders):
             paths = [] if files.is_remote(folder) else list(_data_files(folder))
             before = len(self._damaged)
@@ -377,7 +377,7 @@ class _Run:
     _done = _waiting
 
     def _after_death(self, death: str, place: ReadingPlace, *, hangs: bool) -> None:
-        """Says what a process died of, and where to go on."""
+        """Records what a process died of, and where to continue."""
         now = self._now
         if not now.is_open:
             self._failed(death)
@@ -445,7 +445,7 @@ SPARE_S = 60.0
 
 
 class ParentLink:
-    """What the process says to the one that started it."""
+    """The messages of the process to the one that started it."""
 
     def __init__(self, numbers_fd: int, messages_fd: int, timeout_s: float):
         self._numbers = memoryview(mmap.mmap(numbers_fd, NUMBERS_BYTES)).cast("q")
@@ -636,7 +636,7 @@ class Check:
                 source[i]
 
     def _after_failure(self, start: int, stop: int, length: int, error: Exception) -> int:
-        """Finds the records of a block that cannot be read; returns where to go on."""
+        """Finds the records of a block that cannot be read; returns where to continue."""
         before = self._link.num_good
         at = self._one_by_one(start, stop, length)
         is_each_good = self._link.num_good - before == stop - start == at - start

@@ -18,7 +18,7 @@ from headrace.loader import state as states
 from headrace.loader.chain import as_transforms, chain, identity, shown
 from headrace.loader.in_order import InOrder, reads_in_order
 from headrace.loader.order import Order
-from headrace.ops.adapters import opened
+from headrace.ops.adapters import open_given_source
 from headrace.ops.source import SeededSource
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.samplers import IndexSampler
@@ -75,7 +75,7 @@ class DataLoader(Viewable):
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise PipelineError(f"read_options must be ReadOptions; got {type(read_options).__name__}.")
         given = data_source
-        data_source = opened(data_source)
+        data_source = open_given_source(data_source)
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
@@ -196,7 +196,7 @@ class DataLoader(Viewable):
 class DataLoaderIterator(PipelineIterator[T]):
     """The outputs of a loader from a state on; `validate_state=False` accepts a state of any loader.
 
-    It is not a `DatasetIterator`: programs tell from this whether a state is a dict or bytes.
+    It is not a `DatasetIterator`: programs use this to tell whether a state is a dict or bytes.
 
     >>> loader = load(range(6), num_epochs=1, batch_size=2)
     >>> batches = iter(loader)
@@ -225,7 +225,7 @@ class DataLoaderIterator(PipelineIterator[T]):
         ['position', 'pipeline', 'functions', 'checksum']
         """
         position = self._position_state()
-        return states.encode(self._loader.identity, position, self._identity.added_to({}))
+        return states.encode(self._loader.identity, position, self._identity.add_to({}))
 
     def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
         """Goes to where `get_state` or `state_as_array` was called, with `strict=False` on any loader.
@@ -285,7 +285,7 @@ def load(
         worker_count: Worker processes; 0 computes in this process.
         read_options: Threads that read ahead, in each process.
     """
-    source = opened(source)
+    source = open_given_source(source)
     records = source if isinstance(source, MapDataset) else MapDataset.source(source)
     sampler = IndexSampler(len(records), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     operations = [*transformations]

@@ -175,7 +175,7 @@ class _OnRecord:
 
 
 class _Batched:
-    """Stacks records; the batch gets the metadata of the last."""
+    """Stacks records; the batch has the metadata of the last."""
 
     def __init__(self, op: transforms.Batch):
         self._batch_fn = op.batch_fn
@@ -317,7 +317,7 @@ def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_opt
 
 
 def _need_records(operations: Sequence[Any]) -> bool:
-    """Whether places do not determine all metadata: see the top of this file."""
+    """Whether places do not determine all metadata: see the comment above `chain`."""
     group_before = random_before = filter_after_random = False
     for op in operations:
         if (isinstance(op, PLACED) and group_before) or (isinstance(op, RANDOM) and filter_after_random):

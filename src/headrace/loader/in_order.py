@@ -93,7 +93,7 @@ class InOrder:
         return self._read(nth)
 
     def begin(self, iterator: Any) -> None:
-        """Starts to count for a new iterator, which goes on where the last one stopped."""
+        """Starts to count for a new iterator, which continues where the last one stopped."""
         last = None if self._reader is None else self._reader()
         first = self._handed_over()
         if last is not None:

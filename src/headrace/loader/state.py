@@ -1,6 +1,6 @@
 """States of a `DataLoader`: bytes that say which loader they belong to and where it was.
 
-It also reads states that Grain wrote, if Grain's stream and this one go on with the same records.
+It also reads states that Grain wrote, if Grain's stream and this one continue with the same records.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _IN_MEMORY = (list, tuple, dict, set, frozenset, str, bytes, Dataset, SharedMemo
 
 @dataclass(frozen=True)
 class LoaderIdentity:
-    """What must be the same in a state and in the loader that it is given to."""
+    """What must be the same in a state and in the loader that restores it."""
 
     sampler: str
     data_source: str

@@ -3,11 +3,11 @@
 An operation is a frozen dataclass that points at its parents. It belongs to a random-access chain (it has a
 length, and an output index says which parent indices it needs) until a `ToStream`, and to a stream after it.
 
-A stream operation's *position* is all that it needs to go on from an output: its own numbers, named in
+A stream operation's *position* is all that it needs to resume after an output: its own numbers, named in
 `state_fields`, and its parents' positions. Where `state_fields` is `None`, its position is its parent's.
 `state_params` names the arguments that a position's numbers depend on.
 
-The class attributes of an operation tell the planner what it needs to know: see `Op`.
+The planner reads what it needs to know from the class attributes of an operation: see `Op`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ COMMAND = "the command `headrace`"
 
 
 class ProcessLocal:
-    """What the iterators in this process keep with an operation for the next iterator; pickling leaves it out.
+    """What the iterators in this process keep with an operation for the next iterator; pickling drops it.
 
     It is an attribute of the operation rather than an entry in a weak dictionary, so that Python's garbage collector
     sees cycles: a function in an idle pool kept here may refer to the dataset that the pool belongs to.
@@ -144,7 +144,7 @@ class Op:
         maps_move_into_parts: Whether mapping its outputs is the same as mapping each part.
         hides_seeds: Whether operations after it ignore the seeds before it.
         is_seed_step: Whether it counts in the distance to a seed.
-        is_guarded: Whether an error of its function concerns one record, which `on_error` may leave out.
+        is_guarded: Whether an error of its function concerns one record, which `on_error` may skip.
         runs_in_consumer: Whether only the consumer's own process can compute it.
         ends_together: Whether it ends at the same step in all processes.
         draws_from_globals: Whether it calls code that draws from the random number generators of the whole process.
@@ -185,7 +185,7 @@ class Op:
         return ()
 
     @property
-    def before(self) -> "Op | None":
+    def upstream(self) -> "Op | None":
         """The operation before it on the same stream; `None` where a stream begins or several are combined."""
         return None
 
@@ -330,7 +330,7 @@ class Unary(Op):
         return (self.parent,)
 
     @property
-    def before(self) -> Op | None:
+    def upstream(self) -> Op | None:
         return self.parent if self.parent.is_stream else None
 
     def in_lane(self, lane: "Lane", parents: tuple[Op, ...]) -> Op:

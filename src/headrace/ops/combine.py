@@ -97,7 +97,7 @@ class Mixing(Nary):
         return fields
 
     def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
-        """The positions of the parts: new ones start at their beginning, those that are gone are left out."""
+        """The positions of the parts: new ones start at their beginning, those that are gone are dropped."""
         parents: Any = fields["parents"]
         known = list(parents) if isinstance(parents, dict) else len(parents)
         same_parts = known == (list(self.names) if self.names else len(self.parts))
@@ -113,7 +113,7 @@ class Mixing(Nary):
         )
 
     def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
-        """Raises unless the mix can go on from a state whose parts are `known`."""
+        """Raises unless the mix can resume from a state whose parts are `known`."""
         raise NotImplementedError
 
     def changed_too_early(self) -> StateError:
@@ -455,7 +455,7 @@ class Interleave(Op):
     @property
     @cached_from_parents
     def endless(self) -> bool:
-        """In lanes, each needs an endless dataset of its own."""
+        """In lanes, each needs its own endless dataset."""
         if isinstance(self.datasets, Op):
             return False
         dealt = (self.datasets[lane :: self.num_lanes] for lane in range(self.num_lanes))

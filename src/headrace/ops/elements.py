@@ -79,7 +79,7 @@ class Nones:
 
 
 _nones: "weakref.WeakKeyDictionary[Op, Nones]" = weakref.WeakKeyDictionary()
-_warned: dict[Any, Any] = {}  # of the module `warnings`: each line of the user's code is told once
+_warned: dict[Any, Any] = {}  # of the module `warnings`: each line of the user's code is warned about once
 
 
 def _map_kernel(op: MapOp) -> Kernel:
@@ -134,7 +134,7 @@ def _map_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any, *,
 
 def _call_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
     try:
-        columns = block.whole() if isinstance(block, Columns) else block.stack()
+        columns = block.as_batch() if isinstance(block, Columns) else block.stack()
         tree = trees.tree_map(np.asarray, fn(columns))
     except Exception as e:
         blame_block(e, op, idx)
@@ -219,7 +219,7 @@ def _random_map_kernel(op: RandomMapOp) -> Kernel:
 def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
     """Adds a note to a user's error that names the operation and the element that it came from.
 
-    `feed` is the iterator over the elements: the number left in it tells which one failed.
+    `feed` is the iterator over the elements: the number left in it shows which one failed.
     `indices` has the index of each element; only that of the failed one is looked up. Without `indices`, the note
     names no element.
     """
@@ -227,7 +227,7 @@ def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
 
 
 def blame_block(error: Exception, op: Op, indices: Any) -> None:
-    """Adds a note to the error of a call with many elements, of which only a call with one can tell which failed."""
+    """Adds a note to the error of a call with many elements: only calls with one element show which one failed."""
     if indices is None or len(indices) == 1:
         _blame(error, op, "" if indices is None else f", element {indices[0]}")
         return
@@ -257,7 +257,7 @@ def concerns_one(error: Exception) -> bool:
 
 
 def may_be_found(error: Exception) -> bool:
-    """Whether the element that an error comes from is not named yet, and computing fewer elements may tell."""
+    """Whether the element that an error comes from is not named yet, and computing fewer elements may name it."""
     return concerns_one(error) and (hasattr(error, _OF_MANY) or not hasattr(error, _NOTED))
 
 

@@ -31,9 +31,9 @@ def ends_together(op: Op) -> bool:
 
 
 def num_outputs(op: Op, *, surely: bool = False) -> float | None:
-    """How many outputs a stream has, infinity if it is endless; `None` if only reading it tells.
+    """How many outputs a stream has, infinity if it is endless; `None` if only reading it shows that.
 
-    An endless stream has none if a filter leaves out everything. With `surely`, that counts as well.
+    An endless stream has none if a filter drops everything. With `surely`, that counts as well.
     """
     if not op.endless and not gather_options(op).on_error.raises:
         return None
@@ -123,7 +123,7 @@ def _keeps_ends(op: Op) -> bool:
 
 def must_come_before_rows(op: Op) -> Op | None:
     """An operation after a `global_batch` that cannot be there: from this process's rows it makes something else, or
-    leaves out batches that other processes do not.
+    drops batches that other processes do not.
     """
     ahead = [op] if has_rows(op) else []
     while ahead:
@@ -139,7 +139,7 @@ def must_come_before_rows(op: Op) -> Op | None:
 
 
 def may_leave_out_rows(op: Op) -> bool:
-    """Whether an error may leave out a row, or a batch, of this process alone."""
+    """Whether an error may drop a row, or a batch, of this process alone."""
     ahead = [op]
     while ahead:
         op = ahead.pop()
@@ -198,7 +198,7 @@ def tell_uneven_shards(batch: BatchOp) -> None:
 
 
 def tell_dropped_rows(op: Op) -> None:
-    """Warns if a global batch leaves out the last rows of its dataset."""
+    """Warns if a global batch drops the last rows of its dataset."""
     if isinstance(op, BatchOfRows):
         parent = op.parent.parent if isinstance(op.parent, OwnRows) else op.parent
         size = op.rows.batch_size

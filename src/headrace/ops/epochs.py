@@ -1,4 +1,4 @@
-"""A pipeline in one of its later epochs, as a pipeline of its own."""
+"""A pipeline in one of its later epochs, as a separate pipeline."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from headrace.rng import derive_seed
 
 
 def in_epoch(op: Op, epoch: int) -> Op:
-    """A stream in an epoch: random access goes on where the epoch before ended, and streams have seeds of their own."""
+    """A stream in an epoch: random access continues where the epoch before ended, and streams have their own seeds."""
     if not epoch:
         return op
     made: dict[Op, Op] = {}

@@ -27,7 +27,7 @@ class OwnRows(IndexOp):
     """The elements of a random-access chain that are this process's rows of each global batch."""
 
     name = "rows"
-    is_seed_step = False  # on one process it is left out
+    is_seed_step = False  # on one process there is none
     own: GlobalRows
 
     def identity(self) -> None:
@@ -90,7 +90,7 @@ class GlobalBatch(Unary):
             )
 
     @property
-    def before(self) -> None:
+    def upstream(self) -> None:
         return None  # as with an interleave, a position begins here, with those of lanes in it
 
     @property
@@ -216,7 +216,7 @@ def check_lanes(op: Op) -> None:
 
 
 def has_global_state(op: Op) -> bool:
-    """Whether states of a pipeline go on with any number of processes: all its elements are of global batches."""
+    """Whether any number of processes can resume states of a pipeline: all its elements are of global batches."""
     ahead = [op]
     while ahead:
         op = ahead.pop()

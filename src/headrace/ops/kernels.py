@@ -46,7 +46,10 @@ def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
 
 
 class Gather:
-    """A source, or a cache on disk, behind an index program; `read` gets indices of its first epoch; if seeded, all."""
+    """A source, or a cache on disk, behind an index program.
+
+    `read` takes indices of the first epoch; of a seeded source, indices of any epoch.
+    """
 
     def __init__(self, program: Program, source: Source | DiskCache, guard: Guard | None):
         finds = guard is None or not guard.skips  # a guard that skips reads one by one itself
@@ -234,7 +237,7 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
     for layer in layers:
         layer.kernels.reverse()
     used = [layer for layer in layers if layer.kernels or layer.below is not _same]
-    fetch = _chained(base or fetcher(op, guard), used, together and guard is None)
+    fetch = _chain(base or fetcher(op, guard), used, together and guard is None)
     first = next((layer.below for layer in used if layer.below is not _same), program if base else None)
     return Planned(fetch, first) if isinstance(first, Program) and not isinstance(fetch, Gather) else fetch
 
@@ -243,7 +246,7 @@ def _same(idx: Indices) -> Indices:
     return idx
 
 
-def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
+def _chain(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
     if not layers:
         return base
     fetch: Fetch = KernelChain(base, layers)

@@ -65,7 +65,7 @@ class Program:
         if not (first <= idx.start and idx.stop <= last):
             if len(idx) <= 2:
                 return self._run(as_array(idx))
-            if first <= idx.start < last:  # a run that goes on into the next block
+            if first <= idx.start < last:  # a run that continues into the next block
                 return np.concatenate([values[idx.start - first :], as_array(self(range(last, idx.stop)))])
             first, last, values = self._plan(idx)
         return values[idx.start - first : idx.stop - first]

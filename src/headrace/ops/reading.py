@@ -143,7 +143,7 @@ class NoItemsError(PipelineError):
 
 
 class GetItems:
-    """Whether a source's `__getitems__` works, which its first call tells."""
+    """Whether a source's `__getitems__` works, which its first call shows."""
 
     works: bool | None = None
 

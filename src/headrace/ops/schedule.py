@@ -50,7 +50,7 @@ class WeightSchedule:
         size_per_step: What makes a step instead, in a mix by size: the tokens of a batch, such as 8 * 2048.
     """
 
-    _most_shown: ClassVar[int] = 4000  # characters; weights that are cut off tell nothing
+    _most_shown: ClassVar[int] = 4000  # characters; weights that are cut off mean nothing
 
     weights: Callable[[int], Weights] | Mapping[int, Weights]
     elements_per_step: int = field(default=1, kw_only=True)

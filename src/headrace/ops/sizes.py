@@ -40,7 +40,7 @@ class SizeOf:
 
     def __call__(self, element: Any) -> int:
         if isinstance(self.size, str):
-            return len(self._named(element, self.size))
+            return len(self._feature_of(element, self.size))
         if self.size is len and isinstance(element, Mapping | tuple):
             raise PipelineError(
                 f"`len` of an element that is a {type(element).__name__} counts its features: name the one whose "
@@ -58,7 +58,7 @@ class SizeOf:
             )
         return size
 
-    def _named(self, element: Any, feature: str) -> Any:
+    def _feature_of(self, element: Any, feature: str) -> Any:
         try:
             return element[feature]
         except (KeyError, TypeError, IndexError):

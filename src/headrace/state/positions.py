@@ -71,12 +71,12 @@ def unpacked(array: Any) -> bytes:
 # ------------------------------------------------------------------------------------------------------- positions
 # States: positions as small JSON, and back.
 #
-# The state of a random-access chain is `{"next_index": n}`. Each later operation with numbers of its own adds a
+# The state of a random-access chain is `{"next_index": n}`. Each later operation with its own numbers adds a
 # numbered entry, such as `"1 random_map": {"seed": 3, "count": 7}`: the arguments that the numbers depend on, and the
 # numbers. If a stream begins with another operation, this has entry 0, with the states of its parts in it. Operations
-# whose position is their parent's add nothing. `pipeline` says what the order depends on (`fingerprint.py`),
-# `functions` identifies the functions, whose changes only give a warning, and `checksum` tells whether anybody has
-# changed the state.
+# whose position is their parent's add nothing. `pipeline` has what the order depends on (`identity.py`), `functions`
+# identifies the functions, whose changes cause only a warning, and `checksum` shows whether anybody has changed the
+# state.
 #
 # All leaves are ints, so hosts can gather states; names are keys. In older states, the same entries are nested, with
 # `op` and `parent`, and have other leaves.
@@ -97,7 +97,7 @@ class PipelineIdentity:
         self._known: Json | None = None
         remember(op)
 
-    def added_to(self, state: Json) -> Json:
+    def add_to(self, state: Json) -> Json:
         """A state with the identity of its pipeline."""
         if self._known is None:
             self._known = {"pipeline": fingerprint(self._op), "functions": functions(self._op)}
@@ -120,15 +120,15 @@ def check_checksum(state: Json, *, strict: bool = True) -> None:
 def _checksum(state: Json) -> int:
     """A checksum of a state's position; floats count with 5 digits, since hosts may round them."""
     plain = {name: value for name, value in state.items() if name not in BESIDE}
-    text = json.dumps(_rounded(plain), sort_keys=True, default=lambda value: type(value).__name__)
+    text = json.dumps(_round(plain), sort_keys=True, default=lambda value: type(value).__name__)
     return zlib.crc32(text.encode()) % (1 << 31)
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _rounded(item) for key, item in value.items()}
+        return {str(key): _round(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
+        return [_round(item) for item in value]
     if getattr(value, "shape", None) == ():
         value = value.item()
     return f"{value:.5g}" if isinstance(value, float) else value
@@ -142,7 +142,7 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     bare = {name: value for name, value in state.items() if name not in BESIDE}
     try:
         if _is_foreign(bare):
-            bare = _translated(op, bare)
+            bare = _translate(op, bare)
         check_checksum(state, strict=strict)
         position = decode(op, bare)
         found = differences(op, state["pipeline"], position) if "pipeline" in state else []
@@ -193,7 +193,7 @@ def _after(op: Op, count: int) -> Json:
 class _SilentWatch:
     """Warns of nothing: the filter's elements come again."""
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         pass
 
 
@@ -205,11 +205,11 @@ def encode(op: Op, position: Any) -> Json:
     if position is None:
         position = start_of(op)
     entries: list[tuple[str, Json]] = []  # the last operation first
-    while op.before is not None:
+    while op.upstream is not None:
         if op.state_fields is not None:
             entries.append((op.name, _encode_own(op, position)))
             position = position[-1]
-        op = op.before
+        op = op.upstream
     state = {"next_index": position} if isinstance(op, ToStream) else {f"0 {op.name}": _encode_base(op, position)}
     return state | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
 
@@ -236,13 +236,13 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
     _check_dict(state)
     entries = _entries(state)
     levels: list[tuple[Any, ...]] = []
-    while op.before is not None:
+    while op.upstream is not None:
         if op.state_fields is not None:
             name, fields = entries.pop() if len(entries) > 1 else entries[0]
             _check(op, name, fields)
             levels.append(op.read_numbers(fields))
             reread = reread or op.has_open_group(levels[-1])
-        op = op.before
+        op = op.upstream
     name, fields = entries.pop()
     if entries and name == op.name:
         raise StateError(f"The state has `{name}` after {op.label()}, which the stream begins with.")
@@ -257,7 +257,7 @@ def _is_foreign(state: Json) -> bool:
     return "op" not in state and "next_index" not in state and not any(map(_is_entry, state))
 
 
-def _translated(op: Op, state: Json) -> Json:
+def _translate(op: Op, state: Json) -> Json:
     """A state of another library as one of ours."""
     for translate in translators:
         state = translate(op, state, _after)

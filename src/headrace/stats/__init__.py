@@ -33,7 +33,7 @@ class StageStats:
         computed_by: How many threads or workers do.
         elements: The number of outputs.
         bytes: About how many bytes they have.
-        left_out: The number of inputs that it left out by itself, such as empty sequences.
+        left_out: The number of inputs that it dropped itself, such as empty sequences.
         busy_s: How long it took to make them, in all threads and processes together.
         cpu_s: How much of that was spent on a core.
         starved_s: How much of that was spent waiting for earlier stages.
@@ -92,15 +92,15 @@ class Stats:
     Differs from Grain: only Headrace has it.
 
     Attributes:
-        elements: The number of outputs that the consumer got.
+        elements: The number of outputs that the consumer received.
         bytes: About how many bytes they have.
         next_s: How long the consumer was in `next()`.
         waited_s: How much of that it waited for threads and workers; the rest it computed itself.
-        consumer_s: How long it did something else between its calls of `next()`.
+        consumer_s: How long it did something else between calls of `next()`.
         cpu_s: How long all threads and workers were on a core.
         stages: What each stage has done.
         operations: What each operation has done, the longest first.
-        bad_records: How many records were left out, and the last of them.
+        bad_records: How many records were skipped or replaced, and the last of them.
         recent: The same over the last few seconds; `None` in itself.
     """
 
@@ -126,8 +126,8 @@ class Stats:
         recorder = iteration.recorder
         totals = recorder.totals(now_s)
         before = next((each for each in recorder.snapshots if now_s - each.at_s <= RECENT_S), None)
-        recent = _between(recorder.records, before, totals) if before is not None else None
-        whole = _between(recorder.records, None, totals)
+        recent = _stats_between(recorder.records, before, totals) if before is not None else None
+        whole = _stats_between(recorder.records, None, totals)
         return dataclasses.replace(
             whole,
             elements=whole.elements - iteration.num_ahead(),
@@ -140,7 +140,7 @@ class Stats:
     @classmethod
     def between(cls, iteration: "Iteration", before: Totals | None, now_s: float) -> "Stats":
         """The statistics of an iterator since a moment; `None` is the beginning."""
-        return _between(iteration.recorder.records, before, iteration.recorder.totals(now_s))
+        return _stats_between(iteration.recorder.records, before, iteration.recorder.totals(now_s))
 
     @property
     def wall_s(self) -> float:
@@ -154,7 +154,7 @@ class Stats:
 
     @property
     def rate(self) -> float:
-        """How many outputs the consumer got in a second.
+        """How many outputs the consumer received per second.
 
         >>> iter(MapDataset.range(4)).stats().rate
         0.0
@@ -189,7 +189,7 @@ class Stats:
         return made
 
     def save(self, path: str | os.PathLike[str], *, title: str = "Pipeline") -> None:
-        """Writes a report, with the pipeline as a graph: one HTML file that needs nothing else.
+        """Writes a report with the pipeline as a graph: one self-contained HTML file.
 
         It needs Jinja: `pip install 'headrace[view]'`.
 
@@ -209,7 +209,7 @@ class Stats:
         return tables.as_html(self)
 
 
-def _between(records: dict[Any, StageRecord], before: Totals | None, after: Totals) -> Stats:
+def _stats_between(records: dict[Any, StageRecord], before: Totals | None, after: Totals) -> Stats:
     """What was done between two moments; `None` is the beginning."""
     nothing = StageNumbers()
     none = (0.0, 0.0)

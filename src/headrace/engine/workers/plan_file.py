@@ -77,12 +77,10 @@ class SharedPlan:
 
 def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a shared plan in a worker."""
-    return opened_plan(Slot(fd, private=True).bytes(extent.total), extent)
+    return open_plan(Slot(fd, private=True).bytes(extent.total), extent)
 
 
-def opened_plan(
-    memory: np.ndarray, extent: Extent
-) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
+def open_plan(memory: np.ndarray, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a plan from memory; its arrays are views of that."""
     pipelines, init, options, nodes, cells = read(memory, extent)
     adopt_nodes(nodes)

@@ -1,7 +1,7 @@
 """The pool of worker processes: sends them tasks, waits for answers, and replaces workers that die.
 
 A pool belongs to one iterator at a time. It has no thread: it reads messages while a caller waits for a result.
-A task goes to the worker with the fewest tasks, and it always gets an answer or an error, even if that worker dies:
+A task goes to the worker with the fewest tasks, and it always ends in an answer or an error, even if that worker dies:
 the pool replaces a dead worker and sends its tasks again, since they are pure. A task that has killed two workers gets
 an error. The number of workers can be changed at any time: those that leave answer their tasks first.
 """
@@ -27,7 +27,7 @@ from headrace.engine.workers.process import HAS_PIDFD, Process, ctrl_c_later, en
 from headrace.engine.workers.slots import Extent, Slot, Slots, Writer, read
 from headrace.engine.workers.tasks import BlockTask, Task
 from headrace.engine.workers.template import templates
-from headrace.engine.workers.tracebacks import unpacked_error
+from headrace.engine.workers.tracebacks import unpack_error
 from headrace.errors import ClosedError, ElementTimeout, WorkerError
 from headrace.errors.signals import let_through
 from headrace.protocols import ChunkLimits, PoolLoad
@@ -62,7 +62,7 @@ class PoolBase:
         raise NotImplementedError
 
     def _end(self, *, wait: bool) -> None:
-        """Ends the workers and releases memory; after an exception it is called again, and goes on with the rest."""
+        """Ends the workers and releases memory; after an exception it is called again, and continues with the rest."""
         raise NotImplementedError
 
     def interrupt(self) -> None:
@@ -171,7 +171,7 @@ class ProcessPool(PoolBase):
         self._bad_starts = 0
         self._wake_fds: list[int] = []  # the two ends of a pipe: to read from, to write to
         self._processes: list[Process] = []  # those that leave are the last
-        self._left: list[Process] = []  # those that were told to end
+        self._left: list[Process] = []  # those that were asked to end
         super().__init__(shared_plan)
 
     def _start(self) -> None:
@@ -281,7 +281,7 @@ class ProcessPool(PoolBase):
             return process.index
 
     def forget_stream(self, worker: int, task: Task) -> None:
-        """Tells a worker to close a stream that it keeps open."""
+        """Asks a worker to close a stream that it keeps open."""
         if self.closed:
             return
         with self.locked():
@@ -394,11 +394,11 @@ class ProcessPool(PoolBase):
             messages += process.messages()
         for message in messages:
             if message:
-                self._answered(process, message)
+                self._receive_answer(process, message)
         if dead and not self._closed and self._processes[process.index] is process:
             self._replace(process)
 
-    def _answered(self, process: Process, message: bytes) -> None:
+    def _receive_answer(self, process: Process, message: bytes) -> None:
         number, kind, total, start, took_s = ANSWER.unpack_from(message)
         if kind == READY:
             process.ready = True
@@ -406,7 +406,7 @@ class ProcessPool(PoolBase):
             return
         if kind == NO_START:
             self.close(wait=False)
-            raise unpacked_error(message[ANSWER.size :])
+            raise unpack_error(message[ANSWER.size :])
         pending = process.tasks.popleft()
         assert pending.number == number
         pending.took_s = took_s
@@ -417,7 +417,7 @@ class ProcessPool(PoolBase):
             assert pending.slot is not None
             slot = pending.slot
             pending.slot = None
-            pending.answer = unpacked_error(self.slots.read_copy(slot, Extent(total, start)))
+            pending.answer = unpack_error(self.slots.read_copy(slot, Extent(total, start)))
             process.is_late = isinstance(pending.answer, ElementTimeout)
         if pending.cancelled or kind == SKIPPED:
             self._drop(pending)

@@ -185,7 +185,7 @@ class Process:
 
 
 class Stacks:
-    """A file to which a worker writes the Python stacks of its threads when it gets a signal.
+    """A file to which a worker writes the Python stacks of its threads when it receives a signal.
 
     The file's offset is the same in both processes.
     """

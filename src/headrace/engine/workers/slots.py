@@ -134,7 +134,7 @@ def _whole_pages(size: int) -> int:
     return -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
@@ -173,7 +173,7 @@ class Writer:
         return laid_out.extent
 
     def pieces(self, value: Any) -> "Pieces":
-        """An object as pieces to be put together elsewhere."""
+        """An object as pieces, for another process to assemble."""
         extent, pieces = self._lay_out(value, None)
         return Pieces(extent, [*((offset, array) for array, offset in self._mine.values()), *pieces])
 
@@ -183,7 +183,7 @@ class Writer:
         (pickler or Pickler)(self, stream).dump(value)
         pickled = np.frombuffer(stream.getbuffer(), np.uint8)
         buffers = np.array([len(self._buffers) // 2, *self._buffers], np.int64).view(np.uint8)
-        start = _aligned(self._used)
+        start = _align(self._used)
         middle = start + len(buffers)
         end = start + len(buffers) + len(pickled)
         return Pieces(Extent(end, start), [*self._to_copy, (start, buffers), (middle, pickled)])
@@ -206,7 +206,7 @@ class Writer:
             self._to_copy.append((offset, np.frombuffer(data, np.uint8)))
 
     def _take(self, size: int) -> int:
-        offset = _aligned(self._used)
+        offset = _align(self._used)
         self._used = offset + size
         return offset
 
@@ -334,7 +334,7 @@ class _LeaseEnd(weakref.ref):
 
 
 def mapping_of(array: np.ndarray) -> np.ndarray | None:
-    """The mapping of the slot that an array lies in; `None` if it lies elsewhere."""
+    """The mapping of the slot that an array lies in; `None` if it lies in no slot."""
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base

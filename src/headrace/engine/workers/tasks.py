@@ -21,7 +21,7 @@ from headrace.engine.workers.imports import DeferredImports
 from headrace.engine.workers.messages import FAILURE, RESULT
 from headrace.engine.workers.plan_file import find_culprit
 from headrace.engine.workers.slots import Slot, Writer
-from headrace.engine.workers.tracebacks import packed_error
+from headrace.engine.workers.tracebacks import pack_error
 from headrace.errors import BadRecord, ElementTimeout, WorkerError
 from headrace.errors.signals import in_pipeline
 from headrace.ops.base import Op
@@ -228,10 +228,10 @@ class BlockTask:
         counts = Counts()
         given = find(op, (0,) * self.depth)
 
-        def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
+        def remote_stream(op: Op, position: Any, context: Context) -> Stream | None:
             return BlockInput(decode(self.block)) if op is given else None
 
-        stream = open_stream(op, self.position, runner.context(counts, elsewhere=elsewhere))
+        stream = open_stream(op, self.position, runner.context(counts, remote_stream=remote_stream))
         return runner.everything(stream, op, counts, memory, single_step=self.single_step)
 
 
@@ -365,7 +365,7 @@ class TaskRunner:
             if not (single_step and blocks):
                 raise
             self.explain(e)
-            error = packed_error(e)
+            error = pack_error(e)
         finally:
             stream.close()
         block = concat(blocks) if blocks else Rows([], owned=True)
@@ -412,7 +412,7 @@ class _Count:
         self.seen = 0
         self.kept = 0
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         self.seen += seen
         self.kept += kept
 
@@ -486,7 +486,7 @@ class TaskServer:
     def failure(self, error: BaseException, slot: Slot) -> tuple[int, Any]:
         """The answer to a task that failed."""
         self._missing.explain(error)
-        return FAILURE, self._pack(Writer(slot), packed_error(error))
+        return FAILURE, self._pack(Writer(slot), pack_error(error))
 
     def late_step(self) -> GuardedCall | None:
         """The call that has taken more than `timeout_s`, if there is one."""

@@ -158,14 +158,14 @@ def _cut(line: str, width: int) -> str:
 
 
 def _views(element: Any, dataset: Any) -> Iterator[tuple[str, ElementView]]:
-    for count, found in enumerate(_iteration("", element, decoders_of(dataset))):
+    for count, found in enumerate(_walk("", element, decoders_of(dataset))):
         if count == MOST_VALUES:
             yield "…", _said("and more")
             return
         yield found
 
 
-def _iteration(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -> Iterator[tuple[str, ElementView]]:
+def _walk(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -> Iterator[tuple[str, ElementView]]:
     """The values in an element, with their names."""
     fields = _fields(value) if depth < DEEPEST else None
     if fields is None:
@@ -184,7 +184,7 @@ def _iteration(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -
         elif (tokens := _tokens(each, key, fields, decoders)) is not None:
             yield inner, tokens
         else:
-            yield from _iteration(inner, each, decoders, depth + 1)
+            yield from _walk(inner, each, decoders, depth + 1)
     if isinstance(value, list | tuple) and len(value) > len(fields):
         yield f"{name}[…]", _said(f"{len(value)} in all")
 

@@ -1,7 +1,7 @@
 """The first elements of a pipeline, to look at: computed in one thread, without workers and devices.
 
 What is shown unasked may not cost much, so `first_element` has a time limit. It is looked at before each call of a
-user's function and each read of a source; only a call that takes longer goes on until it returns, in its thread.
+user's function and each read of a source; only a call that takes longer continues until it returns, in its thread.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class _TooLong(BaseException):
 
 
 class _TimeLimit(Guard):
-    """Ends a pipeline when its time is over; bad records are neither told nor listed."""
+    """Ends a pipeline when its time is over; bad records are neither logged nor listed."""
 
     def __init__(self, policy: ErrorPolicy, seconds: float | None = None):
         super().__init__(policy, lambda records: None, lambda count: self._check())
@@ -112,7 +112,7 @@ class _TimeLimit(Guard):
 class _LenientWatch:
     """Lets filters drop what they like."""
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         pass
 
 

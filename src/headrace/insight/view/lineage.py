@@ -1,8 +1,8 @@
 """What an output was made of: for each operation, the inputs that became some of its outputs.
 
-In a random-access chain indices tell. In a stream positions do: the inputs of an output are what the parent gives
-between the position before and the position after it. Where a group of inputs becomes a group of outputs, the inputs
-get numbers, and the operation shows where those end up.
+In a random-access chain indices determine it. In a stream positions do: the inputs of an output are what the parent
+gives between the position before and the position after it. Where a group of inputs becomes a group of outputs, the
+inputs get numbers, and the operation shows where those end up.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Inputs:
 def inputs_of(op: Op, output: Output, streams: Streams, *, alone: bool = True) -> list[Inputs]:
     """What an output of a stream was made of, from each parent that gave something.
 
-    If it is the only output that is asked about (`alone`), this has what a filter left out before it.
+    If it is the only output that is asked about (`alone`), this includes how many elements a filter dropped before it.
     """
     if isinstance(op, UserDataset | GlobalBatch):
         return []

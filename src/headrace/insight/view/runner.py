@@ -12,7 +12,7 @@ from headrace.errors import ClosedError, format_error
 from headrace.insight.report import plain_numbers
 from headrace.ops.streams import Position
 
-IDLE_S = 10.0  # it rests when nobody has looked for so long
+IDLE_S = 10.0  # it pauses when nobody has looked for so long
 NOTED_S = 0.25
 MOST_NOTED = 240
 CLOSE_S = 5.0
@@ -23,7 +23,7 @@ class Runner:
 
     Args:
         open_iterator: Makes an iterator of the pipeline.
-        remember: Is told how many outputs have come, and the position after them.
+        remember: Called with the number of outputs so far, and the position after them.
     """
 
     def __init__(self, open_iterator: Callable[[], Any], remember: Callable[[int, Position], None]):
@@ -47,8 +47,8 @@ class Runner:
         """What it does."""
         return self._state
 
-    def look(self) -> None:
-        """Says that somebody looks; the first one starts the run."""
+    def note_viewer(self) -> None:
+        """Notes that somebody is looking; the first one starts the run."""
         with self._changed:
             self._looked_at = time.monotonic()
             if self._state == "waiting":
@@ -56,7 +56,7 @@ class Runner:
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Goes on, or begins again."""
+        """Resumes, or begins again."""
         with self._changed:
             if self._state in ("ended", "failed", "waiting"):
                 self._start()
@@ -149,7 +149,7 @@ class Runner:
         self._noted.append((now, count))
 
     def _may_go_on(self) -> bool:
-        """Waits while it is paused or nobody looks; returns whether to go on."""
+        """Waits while it is paused or nobody looks; returns whether to continue."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or (self._state == "running" and time.monotonic() - self._looked_at <= IDLE_S)

@@ -40,7 +40,7 @@ class PipelinePage:
 
     def live(self) -> dict[str, Any]:
         """The numbers that change, as texts."""
-        self.runner.look()
+        self.runner.note_viewer()
         numbers = self.runner.numbers()
         now = numbers["recent"] or numbers
         return {
@@ -133,5 +133,5 @@ class PipelinePage:
 
 
 def _changes_nothing(step: TraceStep) -> bool:
-    """Whether an operation hands on what it gets, so that it needs no column."""
+    """Whether an operation passes its elements on unchanged, so that it needs no column."""
     return not step.note and (step.op.is_transparent or isinstance(step.op, ToStream))

@@ -18,7 +18,7 @@ from headrace.ops.streams.base import At, Feed, Position, Stream, kept_places
 class Intake:
     """The sequences that were read and are not in rows yet: `columns[leaf][i]`, of length `sizes[leaf][i]`.
 
-    A sequence begins where the one before it ends: empty ones in between that were left out belong to it. So positions
+    A sequence begins where the one before it ends: empty ones in between that were dropped belong to it. So positions
     do not depend on how many sequences were read at a time.
     """
 

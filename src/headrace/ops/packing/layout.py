@@ -70,7 +70,7 @@ class Layout:
                 f"The feature {key!r} has the name of one that packing adds. Rename it in an earlier `map`."
             )
 
-    def take_apart(self, element: Any) -> list[Any]:
+    def split_leaves(self, element: Any) -> list[Any]:
         """The leaves of an element."""
         found = []
         for key in self.keys:
@@ -85,7 +85,7 @@ class Layout:
                 ) from e
         return found
 
-    def put_together(
+    def join_leaves(
         self, values: Sequence[Any], segment_ids: Sequence[Any], positions: Sequence[Any]
     ) -> dict[str, Any]:
         """Rows from the arrays of each leaf."""

@@ -37,7 +37,7 @@ class Truncate:
 
 @dataclass(frozen=True)
 class SplitLong:
-    """Cuts an element into parts that fit, all features at the same places; each part gets the other features whole."""
+    """Cuts an element into parts that fit, all features at the same places; each part has the other features whole."""
 
     lengths: dict[str, int]
 

@@ -49,7 +49,8 @@ EMPTY_SEQUENCES = ("drop", "error", "keep")
 class Packer(Unary):
     """Packs sequences into rows; `length_struct` has the length of a row for each feature.
 
-    `empty_sequences` is no parameter of states: a run that ended at an empty sequence goes on from its state without.
+    `empty_sequences` is no parameter of states: a run that ended at an empty sequence can resume from its state without
+    it.
     """
 
     length_struct: Mapping[str, Any]
@@ -96,10 +97,10 @@ class Packer(Unary):
         layout = self.layout()
         shapes = [
             ShapeDtypeStruct((leaf.length, *sequence.shape[1:]), sequence.dtype)
-            for leaf, sequence in zip(layout.leaves, layout.take_apart(parent), strict=True)
+            for leaf, sequence in zip(layout.leaves, layout.split_leaves(parent), strict=True)
         ]
         ids = [ShapeDtypeStruct((leaf.length,), np.int32) for leaf in layout.leaves]
-        return layout.put_together(shapes, ids, ids)
+        return layout.join_leaves(shapes, ids, ids)
 
     def open_stream(self, position: Any, context: Any) -> Any:
         from headrace.ops.packing.streams import open_packer  # which imports this module

@@ -48,7 +48,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class PaddingReport:
-    """The padding of the same sequences by strategy, and how many were left out since they are empty.
+    """The padding of the same sequences by strategy, and how many were dropped because they are empty.
 
     `print` shows it as a table.
 
@@ -95,7 +95,7 @@ def padding_report(
         strategies: The strategies to compare.
         num_sequences: How many elements to pack.
         long_sequences: What to do with sequences longer than a row: "split", "truncate" or "drop".
-        options: Options of `IterDataset.pack`; a strategy gets those that it has.
+        options: Options of `IterDataset.pack`; each strategy uses those that it has.
     """
     known = {name for strategy in strategies for name in options_of(strategy)}
     for name in options:

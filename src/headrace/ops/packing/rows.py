@@ -28,9 +28,9 @@ class Written(NamedTuple):
 def columns_of(layout: Layout, elements: Sequence[Any]) -> list[tuple[Column, set[Kind]]]:
     """The leaves of elements, each as a list of arrays with a length, and their kinds."""
     if layout.is_flat:
-        with contextlib.suppress(KeyError, TypeError, IndexError):  # `take_apart` tells which element fails
+        with contextlib.suppress(KeyError, TypeError, IndexError):  # `split_leaves` names the element that fails
             return [_as_arrays([element[key] for element in elements]) for key in layout.keys]
-    return [_as_arrays(list(column)) for column in zip(*map(layout.take_apart, elements), strict=True)]
+    return [_as_arrays(list(column)) for column in zip(*map(layout.split_leaves, elements), strict=True)]
 
 
 def _as_arrays(column: list[Any]) -> tuple[Column, set[Kind]]:

@@ -173,7 +173,7 @@ class PackStream(UnaryStream):
         return self._columns(written, len(rows))
 
     def _columns(self, written: list[Written], num_rows: int) -> Columns:
-        return Columns(self._layout.put_together(*zip(*written, strict=True)), num_rows)
+        return Columns(self._layout.join_leaves(*zip(*written, strict=True)), num_rows)
 
     def _arrays(self, column: Column, rows: Sequence[Sequence[Any]], leaf: int) -> Column:
         """The segments of rows, as arrays of one leaf."""
@@ -330,7 +330,7 @@ class SplitStream(PackStream):
         per_row = np.bincount((cuts - 1) // length, minlength=num_rows)
         ends_in = int(starts[-1]), int(into[-1])
         written = [
-            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), lengths, per_row, kinds))
+            self._finish(leaf, write_end_to_end(leaf, _cut_sequences(column, taken, ends_in), lengths, per_row, kinds))
             for leaf, column, kinds in zip(leaves, intake.columns, intake.kinds, strict=True)
         ]
         self._number = numbers[-1]
@@ -358,7 +358,7 @@ class SplitStream(PackStream):
         return written
 
 
-def _between(column: Column, first: int, end: tuple[int, int]) -> Column:
+def _cut_sequences(column: Column, first: int, end: tuple[int, int]) -> Column:
     """Sequences from token `first` of the first one up to a token of another one."""
     last, stop = end
     found = column[:last] + ([column[last][:stop]] if stop else [])

@@ -1,4 +1,4 @@
-"""The stream of `_ops/by_size.py`: the batches of one window after another."""
+"""The stream of `ops/by_size.py`: the batches of one window after another."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Streams of `_ops/combine.py`: several parents, each read through a `Feed`."""
+"""The streams of `ops/combine.py`: several parents, each read through a `Feed`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -124,7 +124,7 @@ class MixStream(NaryStream):
         return self._run(block, after)
 
     def _available(self, which: np.ndarray, *, single_step: bool) -> int:
-        """Fills the parents; returns how far the schedule gets before one of them has nothing left."""
+        """Fills the parents; returns how far the schedule leads before one of them has nothing left."""
         far = len(which)
         for i, due in by_part(which):
             self._feeds[i].fill(len(due), single_step=single_step)

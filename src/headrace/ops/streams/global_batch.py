@@ -1,4 +1,4 @@
-"""The stream of `_ops/global_batch.py`: the next rows of each lane as one batch.
+"""The stream of `ops/global_batch.py`: the next rows of each lane as one batch.
 
 A batch may need only a few rows of each lane, and a pull costs about the same for few rows as for many. So lanes are
 read ahead, one now and others at later batches: each batch takes about as long as the others. Positions are those

@@ -1,4 +1,4 @@
-"""Streams of `_ops/source.py`: iterators of user-defined datasets."""
+"""The streams of `ops/source.py`: iterators of user-defined datasets."""
 
 import copy
 import functools
@@ -65,7 +65,7 @@ class UserStream(Stream):
         block = found[0]
         state_after = functools.cache(found[1])
         if self._guard is not None:
-            self._guard.saw(len(block))
+            self._guard.count_read(len(block))
 
         def after(j: int) -> Position:
             replay = (since + j) % self._every if self._has_states else since + j

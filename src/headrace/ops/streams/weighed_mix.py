@@ -1,4 +1,4 @@
-"""The stream of `_ops/weighed_mix.py`: which part comes next depends on the sizes of the elements before."""
+"""The stream of `ops/weighed_mix.py`: which part comes next depends on the sizes of the elements before."""
 
 import operator
 from collections import Counter, defaultdict, deque
