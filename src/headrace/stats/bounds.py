@@ -172,7 +172,7 @@ class Scaling:
     """Outputs in a second, by number of workers.
 
     >>> from headrace.stats.bounds import PartCost
-    >>> workers = Part("workers", 1, work_s=0.01, cpu_s=0.01)
+    >>> workers = PartCost("workers", 1, work_s=0.01, cpu_s=0.01)
     >>> scaling = Scaling(Bounds(0.0, 1e-5, 1e-5, (workers,), output_bytes=8, cores=16))
     >>> [round(scaling.rate(number)) for number in (1, 4, 16, 32)]
     [100, 400, 1598, 1598]
