@@ -1,4 +1,4 @@
-"""What a pipeline costs and what it could give, found by running it alone: `headrace.diagnose(ds)`."""
+"""What a pipeline costs and how fast it could be, found by running it alone: `headrace.diagnose(ds)`."""
 
 import dataclasses
 import time
@@ -29,7 +29,7 @@ WARM_UP = 4  # outputs, for each worker, before measuring
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a pipeline costs and what it could give.
+    """What a pipeline costs and how fast it could be.
 
     >>> found = Diagnosis((), {0: 900.0, 1: 1700.0}, best=1, measured=1650.0, verdict="One worker is best.")
     >>> found.best, found.rates[found.best]
@@ -37,13 +37,13 @@ class Diagnosis:
 
     Attributes:
         operations: What each operation costs, the longest first, measured without workers.
-        rates: Predicted elements in a second, by number of workers; those of 0 and 1 are measured. Trials of other
+        rates: Predicted elements per second, by number of workers; those of 0 and 1 are measured. Trials of other
             numbers have corrected them.
         best: The number of workers to use.
-        measured: Elements in a second that so many gave.
+        measured: Elements per second with that number of workers, as measured.
         verdict: What takes longest, and what to do.
-        tried: Elements in a second that a trial gave, by number of workers.
-        threads: Elements in a second that threads gave, by their number; only tried where reading waits.
+        tried: Elements per second in the trials, by number of workers.
+        threads: Elements per second with threads, by their number; tried only if reading waits.
     """
 
     operations: tuple[OperationStats, ...]
@@ -81,11 +81,11 @@ _HEAD = "workers", "elements/s", "tried"
 
 
 def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
-    """Runs a pipeline alone, and says what each operation costs and what the whole would give with more workers.
+    """Runs a pipeline alone, and reports what each operation costs and how fast it would be with more workers.
 
-    It runs without workers, with one, and with as many as should be best, for about `seconds` in all. If these give
-    much less or more than predicted, other numbers are tried, and it takes up to twice as long. An `mp_prefetch` or
-    `prefetch` at the end of the pipeline is removed first.
+    It runs without workers, with one, and with as many as should be best, for about `seconds` in all. If the rate is
+    far from the prediction, it tries other numbers and takes up to twice as long. An `mp_prefetch` or `prefetch` at the
+    end of the pipeline is removed first.
 
     >>> from headrace import MapDataset
     >>> found = diagnose(MapDataset.range(10_000).map(str).batch(10), seconds=0.3)

@@ -150,7 +150,7 @@ class Prometheus:
             self.port = self._server.server_port
 
     def show(self, stats: Stats) -> None:
-        """Gives these statistics to the next reader."""
+        """Keeps these statistics for the next reader."""
         self._stats = stats
 
     def collect(self) -> Iterator[Any]:
@@ -193,10 +193,10 @@ class Prometheus:
 
 @contextlib.contextmanager
 def annotations(profiler: str) -> Iterator[None]:
-    """Within it, operations that this process computes have their names in the traces of a profiler.
+    """A context in which operations that this process computes appear by name in a profiler's traces.
 
     Worker processes are not in such traces: `MultiprocessingOptions(enable_profiling=True)` lets a profiler look into
-    them. Everywhere else, operations cost nothing more.
+    them. Outside the context, operations cost nothing more.
 
     >>> with annotations("jax"):
     ...     _ = list(MapDataset.range(4).map(str))

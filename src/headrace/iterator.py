@@ -78,7 +78,7 @@ class _Checkpointable(Generic[T]):
             ...
         headrace.errors.ClosedError: This iterator is closed; make a new one.
 
-        Differs from Grain: after it, `next` is always an error; Grain may still give elements that were ready.
+        Differs from Grain: after it, `next` is always an error; Grain may still return elements that were ready.
         """
 
     async def save(self, directory: Any) -> Awaitable[None]:
@@ -150,7 +150,7 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
 
     @property
     def _parent(self) -> "DatasetIterator":
-        assert len(self._parents) == 1  # programs that iteration up a chain of iterators catch this
+        assert len(self._parents) == 1  # programs that walk up a chain of iterators catch this
         return self._parents[0]
 
     @abc.abstractmethod
@@ -245,7 +245,7 @@ class PipelineIterator(_Checkpointable[T]):
             self._export(debug_report(), DEBUG_EVERY_S)
 
     def log_to(self, target: Any, *, every_s: float = 10.0) -> Self:
-        """Gives its statistics to something else every few seconds, and when it is closed; returns the iterator.
+        """Sends its statistics to a target every few seconds, and when it is closed; returns the iterator.
 
         An error of the target is logged and ends the export; the stream continues.
 
@@ -260,7 +260,7 @@ class PipelineIterator(_Checkpointable[T]):
         Args:
             target: A TensorBoard `SummaryWriter`, a Weights & Biases run, `exporters.Prometheus`, or a function that
                 receives a dict of numbers.
-            every_s: How often.
+            every_s: The seconds between two exports.
         """
         self._export(export_of(target), every_s)
         return self

@@ -107,7 +107,7 @@ def pick_performance_config(
         source = max(sample.reads.values(), key=lambda each: each.took_s, default=None)
         most_threads = 0
         if source is not None and sample.mostly_reads:
-            most_threads = _threads_that_pay(source, sample, cores, begin + TRIAL_S)
+            most_threads = _threads_that_help(source, sample, cores, begin + TRIAL_S)
         if source is not None and most_threads:
             read = _reading(read, most_threads, budget // source.element_bytes, max_buffer_size)
         else:
@@ -266,7 +266,7 @@ class _Round(NamedTuple):
     cores: float
 
 
-def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: float) -> int:
+def _threads_that_help(reads: _Reads, sample: _Sample, cores: int, deadline: float) -> int:
     """How many threads keep all cores busy; 0 unless two are faster than one: if they wait or release the GIL."""
     length = reads.op.length()
     indices = itertools.count(reads.elements)
@@ -302,11 +302,11 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
     if alone:
         busy_share = sum(each.cores for each in alone) / len(alone)
     if not alone:  # too slow for a trial
-        pays = busy_share < WAITS or not has_gil()
+        helps = busy_share < WAITS or not has_gil()
     elif busy_share < WAITS:
-        pays = max(each.rate for each in together) >= THREADS_GAIN * max(each.rate for each in alone)
+        helps = max(each.rate for each in together) >= THREADS_GAIN * max(each.rate for each in alone)
     else:  # Speed depends on who else uses the cores. But while one thread holds the GIL, the other wants none.
         wanted = [each.cores for each in together]
         # On a busy machine, one may start when the other ends. Without a GIL, one round shows that they need not wait.
-        pays = (sum(wanted) / len(wanted) if has_gil() else max(wanted)) >= CORES_WANTED * busy_share
-    return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if pays else 0
+        helps = (sum(wanted) / len(wanted) if has_gil() else max(wanted)) >= CORES_WANTED * busy_share
+    return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if helps else 0

@@ -206,7 +206,7 @@ def shuffled_indices(indices: np.ndarray, max_index: int, seed: int) -> np.ndarr
         return np.array([index_shuffle(i, max_index, seed) for i in indices.tolist()], np.int64)
     if max_index < _SHORT:
         return permutation(max_index + 1, seed)[indices]
-    return _iteration(indices, max_index, _block_bits(max_index), _round_keys(seed, ROUNDS))
+    return _walk(indices, max_index, _block_bits(max_index), _round_keys(seed, ROUNDS))
 
 
 def _num_passes(max_index: int) -> int:
@@ -233,7 +233,7 @@ def shuffled_together(
     for size in sorted(set(bits[~alone].tolist())):
         here = np.flatnonzero((~alone & (bits == size))[group])
         of = group[here]
-        out[here] = _iteration(indices[here], max_indices[of], size, keys[:, of])
+        out[here] = _walk(indices[here], max_indices[of], size, keys[:, of])
     return out
 
 
@@ -249,7 +249,7 @@ def _short_permutation(length: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _long_permutation(length: int, seed: int) -> np.ndarray:
-    return _read_only(_iteration(np.arange(length), length - 1, _SMALL_BITS, _round_keys(seed, ROUNDS)))
+    return _read_only(_walk(np.arange(length), length - 1, _SMALL_BITS, _round_keys(seed, ROUNDS)))
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -257,7 +257,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _iteration(indices: np.ndarray, max_index: Any, bits: int, round_keys: Any) -> np.ndarray:
+def _walk(indices: np.ndarray, max_index: Any, bits: int, round_keys: Any) -> np.ndarray:
     """Applies the cipher to blocks of so many bits, and again to what lies outside.
 
     All indices have one `max_index` and a key for each round, or arrays say which ones each has.
@@ -284,9 +284,7 @@ def _iteration(indices: np.ndarray, max_index: Any, bits: int, round_keys: Any) 
             outside = np.ones(left, bool)
         if small and left <= _LAST_FEW:
             each = np.broadcast_to(largest, left).tolist(), np.broadcast_to(keys.T, (left, 3)).tolist()
-            values = np.array(
-                [_walk_one(*iteration) for iteration in zip(values.tolist(), *each, strict=True)], np.int64
-            )
+            values = np.array([_walk_one(*start) for start in zip(values.tolist(), *each, strict=True)], np.int64)
             break
         np.copyto(values, cipher(values, keys), where=outside)
         outside = values.view(np.uint64) > largest

@@ -138,7 +138,7 @@ class IndexSampler(BuiltInSampler):
         num_records: How many records the source has.
         shard_options: The shard that this process reads.
         shuffle: Whether each epoch has a new random order.
-        num_epochs: How often all records come; endless by default.
+        num_epochs: How many times to read all records; endless by default.
         seed: The seed to shuffle and for random operations, which both need one.
     """
 

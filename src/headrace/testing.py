@@ -121,7 +121,7 @@ def _assert_ways_agree(source: Any) -> None:
 
 @contextlib.contextmanager
 def _note_on_failure(what: str) -> Iterator[None]:
-    """Says in a failed check what was compared."""
+    """Adds what was compared to the error of a failed check."""
     try:
         yield
     except AssertionError as e:

@@ -1,4 +1,4 @@
-"""Transformations as classes: subclass one, define its method, and give an object of it to a dataset.
+"""Transformations as classes: subclass one, define its method, and pass an instance to a dataset.
 
 With a function, `Map(fn)` and the like need no subclass.
 Each may also define `output_spec(input_spec)`, so that `element_spec` is known without reading data.
@@ -51,7 +51,7 @@ class Map(_Transform):
     >>> list(MapDataset.range(3).map(Scale(10))), list(MapDataset.range(3).map(Map(str)))
     ([0, 10, 20], ['0', '1', '2'])
 
-    Differs from Grain: `Map(function)` needs no subclass; so it is for the other transforms here.
+    Differs from Grain: `Map(function)` needs no subclass; nor do the other transforms here.
     """
 
     _method = "map"
@@ -176,7 +176,7 @@ class TfRandomMap(abc.ABC):
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Says for each index which dataset the element comes from, and its index there.
+    """Maps each index to the dataset that the element comes from, and its index there.
 
     >>> class Alternate(DatasetSelectionMap):
     ...     def __len__(self):

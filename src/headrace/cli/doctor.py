@@ -1,4 +1,4 @@
-"""`headrace doctor [PATH]`: finds damaged records; without a path, looks at this machine."""
+"""`headrace doctor [PATH]`: finds damaged records; without a path, checks this machine."""
 
 import argparse
 import json

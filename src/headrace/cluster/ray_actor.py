@@ -122,7 +122,7 @@ def versions(pickled: bytes | memoryview, most_bytes: int = 1 << 22) -> dict[str
     import pickletools
 
     names = {"headrace", "numpy", "cloudpickle", "optree"}
-    if len(pickled) <= most_bytes:  # a larger one has elements in it, and takes long to iteration through
+    if len(pickled) <= most_bytes:  # a larger one has elements in it, and takes long to walk through
         texts = (text for _, text, _ in pickletools.genops(bytes(pickled)) if isinstance(text, str))
         names |= {text.partition(".")[0] for text in texts if text in sys.modules}
     found = {name: _version(name) for name in sorted(names)}

@@ -107,8 +107,8 @@ class MapDataset(MapTypes[T]):
         Args:
             source: The source.
             seed_globals: The source's `__getitem__` draws from the generators of `random`, NumPy or torch, as
-                torchvision's transforms do: they are seeded for each element, and put back afterwards.
-            seed: From which these seeds are derived, with the index and the epoch; by default 0.
+                torchvision's transforms do: they are seeded for each element, and restored afterwards.
+            seed: The seed from which theirs are derived, with the index and the epoch; 0 by default.
         """
         source = as_source(source)
         if seed_globals:
@@ -317,7 +317,7 @@ class MapDataset(MapTypes[T]):
     def split(self, text: str) -> "MapDataset[T]":
         """A part of the elements, in the way that TensorFlow Datasets and Hugging Face write slices of splits.
 
-        Slices are percents or numbers of elements. Parts cut at the same percents have every element once.
+        Slices are percents or numbers of elements. Parts cut at the same percents together have every element once.
 
         >>> ds = MapDataset.range(10)
         >>> list(ds.split("[:75%]")), list(ds.split("[75%:]")), list(ds.split("[:1]+[-2:]"))
@@ -335,7 +335,7 @@ class MapDataset(MapTypes[T]):
         >>> list(MapDataset.range(10).shuffle(seed=1))
         [5, 7, 6, 0, 4, 8, 9, 2, 1, 3]
 
-        Differs from Grain: no record is lost; Grain never gives one of them if there are 65,537 or 262,145.
+        Differs from Grain: no record is lost; Grain never returns one of them if there are 65,537 or 262,145.
         """
         return self._then(Shuffle(self._op, seed))
 
@@ -388,7 +388,7 @@ class MapDataset(MapTypes[T]):
 
         Args:
             read_options: Threads that read ahead. By default Headrace measures whether threads help.
-            allow_nones: Whether to hand over `None` for a missing element.
+            allow_nones: Whether to return `None` for a missing element.
             num_lanes: How many lanes to cut the stream into, for `global_batch`: lane `l` has every `num_lanes`-th
                 element from `l` on. Processes compute only the lanes that their rows come from.
         """
@@ -472,10 +472,10 @@ class IterDataset(IterTypes[T]):
         *,
         weigh_by: "str | Callable[[T], int] | None" = None,
     ) -> "IterDataset[T]":
-        """Elements of several datasets in proportion to weights, until the next one would come from one that has ended.
+        """Elements of several datasets in proportion to weights, until it is the turn of one that has ended.
 
-        With mappings, parts have names and come in the order of these: you can restore a state after weights or
-        parts have changed. For weights that change by the step, give a `WeightSchedule`.
+        With mappings, parts have names, so you can restore a state after weights or parts have changed. For weights
+        that change by the step, pass a `WeightSchedule`.
 
         >>> a, b = MapDataset.range(3).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
@@ -557,8 +557,8 @@ class IterDataset(IterTypes[T]):
             long_sequences: What to do with a sequence longer than a row: raise an "error", which is the default,
                 "split" it into parts, "truncate" it, or "drop" it. With "concat_split", the default is to "split".
             options: Options of the packers: see `headrace.ops.packing.FirstFitPackIterDataset` and
-                `ConcatThenSplitIterDataset`. And `empty_sequences`, for those without tokens: "drop" leaves them out,
-                which is the default and is logged once; "error" raises; "keep" makes empty segments, as Grain does.
+                `ConcatThenSplitIterDataset`. And `empty_sequences`, for those without tokens: "drop", the default,
+                skips them and logs it once; "error" raises; "keep" makes empty segments, as Grain does.
         """
         return self._then(packer(self._op, length_struct, options, strategy=strategy, long_sequences=long_sequences))
 

@@ -165,7 +165,7 @@ class Dataset(Viewable, Generic[T]):
             raise SpecError(f"The shapes and dtypes of {self._op.label()} are not known: {e}.") from e
 
     def explain(self) -> Plan:
-        """How the pipeline will be computed, and by whom: print it, or iteration its `steps` and `stages`.
+        """How the pipeline will be computed, and by whom: print it, or read its `steps` and `stages`.
 
         >>> print(MapDataset.range(4).shuffle(seed=1).batch(2).explain())
         MapDataset.range(4)  | ints
@@ -302,7 +302,7 @@ class Dataset(Viewable, Generic[T]):
         return self._then(Seed(self._op, seed))
 
     def cache(self, path: "str | os.PathLike[str] | None" = None, *, version: str | None = None) -> Self:
-        """Keeps computed elements in memory or on disk; later epochs get those of the first.
+        """Keeps computed elements in memory or on disk; later epochs reuse those of the first.
 
         Put random operations and `repeat` after it. On disk, they are computed once: before the first element comes, an
         iterator fills its own folder below `path`, and later runs read it. Its name is a digest of all that comes
@@ -385,7 +385,7 @@ class Dataset(Viewable, Generic[T]):
         return dataset
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """`func(self, *args, **kwargs)`, so that functions of datasets read in order.
+        """Returns `func(self, *args, **kwargs)`, so that calls of functions can be chained.
 
         >>> list(MapDataset.range(4).pipe(lambda ds, n: ds.take(n), 2))
         [0, 1]

@@ -31,25 +31,25 @@ class HangWatch:
 
     def __init__(self):
         self._lock = threading.RLock()
-        self._walks: weakref.WeakSet[Iteration] = weakref.WeakSet()
+        self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, iteration: "Iteration") -> None:
         with self._lock:
-            self._walks.add(iteration)
+            self._iterations.add(iteration)
             self._changed.clear()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = start_thread(self._watch, name="headrace-watch", stop=self._stop)
 
     def remove(self, iteration: "Iteration") -> None:
         with self._lock:
-            self._walks.discard(iteration)
-            if not self._walks:
+            self._iterations.discard(iteration)
+            if not self._iterations:
                 self._changed.set()
 
     def _stop(self) -> None:
-        self._walks.clear()
+        self._iterations.clear()
         self._changed.set()
 
     def _watch(self) -> None:
@@ -63,17 +63,17 @@ class HangWatch:
     def _look(self, awake_since: float) -> float | None:
         """Looks at all iterators; returns when to look again, or `None` if there are none."""
         with self._lock:
-            walks = list(self._walks)
-            if not walks:
+            iterations = list(self._iterations)
+            if not iterations:
                 self._thread = None
                 return None
-        for iteration in walks:
+        for iteration in iterations:
             waiting = iteration.waiting
             told, times = iteration.told if iteration.told[0] is waiting else (waiting, 0)
             if told is not None and time.perf_counter() - max(told[0], awake_since) > iteration.warn_after_s * 2**times:
                 iteration.told = told, times + 1
                 _report(iteration, *told)
-        return min(iteration.warn_after_s for iteration in walks) / LOOKS
+        return min(iteration.warn_after_s for iteration in iterations) / LOOKS
 
 
 def _report(iteration: "Iteration", since: float, thread: int) -> None:

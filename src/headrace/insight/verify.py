@@ -1,4 +1,4 @@
-"""What a verification found."""
+"""Verifies data: reads all of it in another process, and reports which files and records are damaged."""
 
 import contextlib
 import dataclasses
@@ -108,7 +108,7 @@ class Verification:
         checksums: What the checksums of the format cover; None if this is not known.
         parts: The files that were read, or the folder if it is read as a whole.
         damaged: What cannot be read.
-        is_stopped: Whether verification stopped before its end, after `max_damaged` damages.
+        is_stopped: Whether verification stopped before its end, after `max_damaged` damaged places.
     """
 
     path: str
@@ -202,7 +202,7 @@ def verify(
         storage_options: As for `open`.
         timeout_s: How long one record may take. Opening a large file may take longer, by its size.
         max_memory_bytes: How much memory reading may take, without that of mapped files.
-        max_damaged: After how many damages to stop.
+        max_damaged: After how many damaged places to stop.
         progress: Called with the number of records read so far, and None; by default it shows a bar, if it takes long.
         options: As for `open`. By default, all splits are read.
     """
@@ -461,7 +461,7 @@ class ParentLink:
             left = left[os.write(self._messages_fd, left) :]
 
     def begin(self, number: int, opening_s: float) -> None:
-        """Says that a unit is opened."""
+        """Reports that a unit is opened."""
         self.num_good = 0
         numbers = self._numbers
         numbers[0], numbers[1], numbers[2], numbers[3] = number, 0, 0, 0
@@ -469,7 +469,7 @@ class ParentLink:
         self.say("opening", number)
 
     def reading(self, first: int, stop: int) -> None:
-        """Says which records are read next."""
+        """Reports which records are read next."""
         numbers = self._numbers
         numbers[1], numbers[2], numbers[3] = first, stop, self.num_good
         if time.monotonic() > self._next_beat:
@@ -570,7 +570,7 @@ def in_few_words(error: Exception, max_memory_bytes: int) -> str:
 
 
 class Check:
-    """Reads a source to its end, and says which records cannot be read."""
+    """Reads a source to its end, and reports which records cannot be read."""
 
     def __init__(self, source: Any, link: ParentLink, max_memory_bytes: int):
         self._source = source

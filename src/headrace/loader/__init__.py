@@ -275,7 +275,7 @@ def load(
 
     Args:
         source: Anything that `MapDataset.source` takes.
-        num_epochs: How often all records come; endless by default.
+        num_epochs: How many times to read all records; endless by default.
         shuffle: Whether each epoch has a new random order.
         seed: The seed to shuffle and for random operations, which both need one.
         shard_options: The shard that this process reads.

@@ -1,7 +1,7 @@
 """Sources that are streams: they return their next element, whatever the index.
 
 Some programs put an iterator behind `__getitem__` to use it in a loader. The loader reads such a source once, in order
-and in its own process, and keeps the last elements, to give them again after an error.
+and in its own process, and keeps the last elements, to return them again after an error.
 """
 
 import threading

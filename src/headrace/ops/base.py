@@ -99,24 +99,24 @@ def cached_from_parents(
     key = _KNOWN + method.__name__
 
     @functools.wraps(method)
-    def fact(self: "Op") -> Any:
+    def cached(self: "Op") -> Any:
         if key in self.__dict__:
             return self.__dict__[key]
-        for op in parents_first(self, lambda op: key not in op.__dict__ and _work_out(op, name) is not None):
-            op.__dict__[key] = _work_out(op, name)(op)
+        for op in parents_first(self, lambda op: key not in op.__dict__ and _compute_of(op, name) is not None):
+            op.__dict__[key] = _compute_of(op, name)(op)
         return self.__dict__[key] if key in self.__dict__ else method(self)
 
-    fact.work_out = method  # type: ignore[attr-defined]
-    fact.when = when  # type: ignore[attr-defined]
-    return fact
+    cached.compute = method  # type: ignore[attr-defined]
+    cached.when = when  # type: ignore[attr-defined]
+    return cached
 
 
-def _work_out(op: "Op", name: str) -> Any:
-    """The uncached method that computes a fact from the parents' facts; `None` where it does not depend on them."""
+def _compute_of(op: "Op", name: str) -> Any:
+    """The uncached method that computes a value from the parents' values; `None` where it does not depend on them."""
     found = getattr(type(op), name)
     found = found.fget if isinstance(found, property) else found
     when = getattr(found, "when", None)
-    return getattr(found, "work_out", None) if when is None or when(op) else None
+    return getattr(found, "compute", None) if when is None or when(op) else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -88,7 +88,7 @@ class Shares:
             return which[k - first * BLOCK], inner[k - first * BLOCK]
         numbers, place = np.unique(k // BLOCK, return_inverse=True)
         if self._period > KEPT_TOTAL and FEW * len(numbers) > len(k):  # scattered over a long period
-            return self._iteration(k)
+            return self._route_scattered(k)
         blocks = [self._block(number) for number in numbers.tolist()]
         # All blocks but the last have the same size.
         places = place * BLOCK + k % BLOCK
@@ -136,7 +136,7 @@ class Shares:
             rest = rest - p
         return which, inner
 
-    def _iteration(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _route_scattered(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Outputs in any order: those that a part takes are dropped before the next part."""
         which = np.empty(len(k), np.intp)
         inner = np.empty(len(k), np.int64)

@@ -30,7 +30,7 @@ class StageStats:
     Attributes:
         stage: The stage's last operation.
         where: Who computes it: "consumer", "threads", "thread" (of a `prefetch`) or "workers".
-        computed_by: How many threads or workers do.
+        computed_by: How many threads or workers compute it.
         elements: The number of outputs.
         bytes: About how many bytes they have.
         left_out: The number of inputs that it dropped itself, such as empty sequences.
@@ -80,7 +80,7 @@ class OperationStats:
 class Stats:
     """What an iterator has done so far, or in its last seconds.
 
-    `print(stats)` is a table. All numbers are measured; those of operations from a part of the runs.
+    `print(stats)` prints tables. All numbers are measured; those of operations on a sample of the runs.
 
     >>> from headrace import MapDataset
     >>> iterator = iter(MapDataset.range(100).map(str).to_iter_dataset())
@@ -101,7 +101,7 @@ class Stats:
         stages: What each stage has done.
         operations: What each operation has done, the longest first.
         bad_records: How many records were skipped or replaced, and the last of them.
-        recent: The same over the last few seconds; `None` in itself.
+        recent: The same over the last few seconds; its own `recent` is `None`.
     """
 
     insight: ClassVar[Any]
@@ -163,7 +163,7 @@ class Stats:
 
     @property
     def verdict(self) -> str:
-        """What bounds the run, in two sentences, by what was measured in the last seconds.
+        """What limits the run, in two sentences, as measured in the last seconds.
 
         >>> print(iter(MapDataset.range(4)).stats().verdict)
         No verdict yet: 0 elements are too few.

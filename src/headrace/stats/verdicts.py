@@ -1,4 +1,4 @@
-"""What bounds a run, in two sentences."""
+"""What limits a run, in two sentences."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ OF = {"workers": "the workers' time", "threads": "the threads' time", "thread": 
 
 
 def verdict(stats: "Stats") -> str:
-    """What bounds a run."""
+    """What limits a run."""
     if stats.elements < FEWEST or not stats.wall_s:
         return f"No verdict yet: {stats.elements} elements are too few."
     bounds = Bounds.of(stats)
