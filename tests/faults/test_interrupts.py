@@ -274,7 +274,7 @@ def test_a_signal_while_datasets_are_opened_ahead_is_not_lost(notice):
 def test_a_signal_while_workers_are_started_for_a_trial_is_not_lost(notice, monkeypatch):
     monkeypatch.setattr(tuning, "HERE_S", 0.0)
     monkeypatch.setattr(tuning, "ELEMENT_S", 0)  # elements are costly,
-    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_help", False)  # and threads do not help
     given = []
 
     class Negate:

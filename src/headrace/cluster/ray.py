@@ -321,7 +321,7 @@ class RayPool(PoolBase):
         self._world = {
             "path": [os.path.abspath(path) for path in sys.path],
             "set_ups": imports.worker_set_ups(),
-            "imports": imports.of_main_script(),
+            "imports": imports.main_script_imports(),
             "versions": versions(pickled_part(memory, self.plan.extent)),
         }
         self._actor = self._ray.remote(Actor)

@@ -24,7 +24,7 @@ from headrace.ops.blocks import Block, Indices
 from headrace.ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace.ops.by_size import BatchBySize
 from headrace.ops.combine import Concatenate, Interleave, Mix, Select, Zip
-from headrace.ops.ending import mark_shard, tell_dropped_rows
+from headrace.ops.ending import mark_shard, warn_of_dropped_rows
 from headrace.ops.global_batch import batch_of_rows, global_batch
 from headrace.ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace.ops.kernels import fetcher
@@ -33,7 +33,7 @@ from headrace.ops.packing.operations import PackOptions, packer
 from headrace.ops.schedule import WeightSchedule
 from headrace.ops.source import SeededSource, Source
 from headrace.ops.split import split_of
-from headrace.ops.weighed_mix import mixed
+from headrace.ops.weighed_mix import mix_op
 from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
 from headrace.protocols import RandomAccessDataSource
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
@@ -372,7 +372,7 @@ class MapDataset(MapTypes[T]):
             batch_fn: Makes a batch of this process's rows; by default they are stacked.
         """
         op = batch_of_rows(self._op, rows_of(rows, batch_size), batch_fn)
-        tell_dropped_rows(op)
+        warn_of_dropped_rows(op)
         return MapDataset._of(op)
 
     def to_iter_dataset(
@@ -493,7 +493,7 @@ class IterDataset(IterTypes[T]):
         if isinstance(datasets, Mapping):
             names = tuple(sorted(datasets))
             datasets = [datasets[name] for name in names]
-        return IterDataset._of(mixed(stream_ops(datasets, "mix"), weights, names, weigh_by))
+        return IterDataset._of(mix_op(stream_ops(datasets, "mix"), weights, names, weigh_by))
 
     @staticmethod
     def zip(datasets: "Sequence[Dataset[Any]]", *, strict: bool = True) -> "IterDataset[tuple[Any, ...]]":
@@ -590,7 +590,7 @@ class IterDataset(IterTypes[T]):
         """
         found = rows_of(rows, batch_size)
         op = global_batch(self._op, found, num_batches=num_batches, batch_fn=batch_fn)
-        tell_dropped_rows(op)
+        warn_of_dropped_rows(op)
         return self._then(op)
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> "IterDataset[T]":

@@ -22,7 +22,7 @@ from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import Cache, ToStream
 from headrace.ops.disk_cache import DiskCache, stream_from_disk
 from headrace.ops.element import FilterOp, FlatMapOp, MapOp, MapWithIndexOp, RandomMapOp
-from headrace.ops.ending import num_outputs, tell_uneven_shards
+from headrace.ops.ending import num_outputs, warn_of_uneven_shards
 from headrace.ops.group import BatchOp, PadTo
 from headrace.ops.order import Options, Seed, WindowShuffle
 from headrace.ops.recorder import Recorder
@@ -266,7 +266,7 @@ class Dataset(Viewable, Generic[T]):
             batch_fn: Makes the batch from a list of elements, instead of stacking.
         """
         op = BatchOp(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
-        tell_uneven_shards(op)
+        warn_of_uneven_shards(op)
         return self._then(op)
 
     def batch_and_pad(self, batch_size: int, *, pad_value: Any = 0) -> "Any":

@@ -56,7 +56,7 @@ class BadRecords:
                     self._log(record)
                     self._check_limits(record)
                 if self._too_many is not None and (is_new or self._too_many[0] == key):
-                    raise self._error(self._too_many[1])
+                    raise self._too_many_error(self._too_many[1])
 
     def _log(self, record: BadRecord) -> None:
         if self._policy.quarantine is not None:
@@ -80,7 +80,7 @@ class BadRecords:
         elif ratio is not None and count > ALWAYS_ALLOWED and count > ratio * self.read:
             self._too_many = key, f"more than max_ratio={ratio} of the {self.read:,} read so far"
 
-    def _error(self, why: str) -> BadRecordsError:
+    def _too_many_error(self, why: str) -> BadRecordsError:
         quarantine = self._policy.quarantine
         listed = "" if quarantine is None else f" {quarantine} lists all of them."
         last = "".join(f"\n  {record}" for record in self._last)

@@ -51,28 +51,28 @@ class Hosts:
             found = self._read(folder)
             if len(found) < len(self.members):
                 if time.monotonic() > deadline:
-                    raise _nobody_came(key, self.members, found, wait_s)
+                    raise _missing_processes_error(key, self.members, found, wait_s)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.05)
         return [found[str(i)] for i in self.members]
 
-    def say(self, key: str, text: str) -> None:
+    def publish(self, key: str, text: str) -> None:
         """Writes a text under a key without waiting for others."""
         self._client.key_value_set(f"headrace/{key}/{self.index}", text, allow_overwrite=True)
 
-    def heard(self, key: str) -> dict[str, str]:
+    def published(self, key: str) -> dict[str, str]:
         """The texts written under a key so far, by the number of the process."""
         return self._read(f"headrace/{key}/")
 
     def compare(self, key: str, op: Op) -> None:
         """Raises in all processes if their pipelines have different data where it must be the same."""
-        check_said(dict(zip(self.members, self.exchange(key, json.dumps(of_all_hosts(op))), strict=True)))
+        check_same_data(dict(zip(self.members, self.exchange(key, json.dumps(of_all_hosts(op))), strict=True)))
 
     def compare_rows(self, key: str, op: Op) -> None:
         """The same for those processes that come in time."""
-        self.say(key, json.dumps(of_all_hosts(op)))
+        self.publish(key, json.dumps(of_all_hosts(op)))
         end = time.monotonic() + ROWS_WAIT_S
-        while len(said := self.heard(key)) < len(self.members) and time.monotonic() < end:
+        while len(said := self.published(key)) < len(self.members) and time.monotonic() < end:
             time.sleep(0.02)
         if len(said) < len(self.members):
             missing = [i for i in self.members if str(i) not in said]
@@ -83,7 +83,7 @@ class Hosts:
                 op.label(),
                 op.site,
             )
-        check_said({int(i): text for i, text in said.items()})
+        check_same_data({int(i): text for i, text in said.items()})
 
     def forget(self, key: str) -> None:
         """Removes the text that this process wrote under a key."""
@@ -100,7 +100,7 @@ class Hosts:
         return {key.rpartition("/")[2]: value for key, value in pairs}
 
 
-def _nobody_came(key: str, members: list[int], found: dict[str, str], wait_s: float) -> PipelineError:
+def _missing_processes_error(key: str, members: list[int], found: dict[str, str], wait_s: float) -> PipelineError:
     missing = [i for i in members if str(i) not in found]
     return PipelineError(
         f"Processes {', '.join(map(str, missing[:16]))} of {len(members)} did not reach {key} within {wait_s:.0f} s: "
@@ -109,7 +109,7 @@ def _nobody_came(key: str, members: list[int], found: dict[str, str], wait_s: fl
     )
 
 
-def check_said(said: dict[int, str]) -> None:
+def check_same_data(said: dict[int, str]) -> None:
     """Raises if processes have said that their pipelines have different data."""
     found = difference_between({i: json.loads(text) for i, text in sorted(said.items())})
     if found is not None:

@@ -224,7 +224,7 @@ class Iteration:
             except Exception as e:
                 if from_outside(e):
                     raise
-                self._error = _for_user(e)
+                self._error = _lasting_error(e)
         return self._error is None
 
     def _agrees(self) -> bool:
@@ -234,7 +234,7 @@ class Iteration:
             try:
                 compare_rows(self.op)
             except PipelineError as e:
-                self._error = _for_user(e)
+                self._error = _lasting_error(e)
         return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:
@@ -293,7 +293,7 @@ class Iteration:
 
     def _handle(self, error: BaseException) -> BaseException | None:
         """Prepares to walk to an error in single steps, or to raise it from now on; returns an error of others."""
-        others = self._not_the_pipelines(error)
+        others = self._outside_error(error)
         if others:
             profile.forget()
         if others or may_be_from_outside(error):
@@ -308,12 +308,12 @@ class Iteration:
             # The error's traceback keeps this iterator alive; do not let it keep the workers too.
             self._workers.close(wait=False)
             self._first_error = None
-            self._error = _for_user(error)
+            self._error = _lasting_error(error)
         else:
             self._go_in_single_steps(error)
         return None
 
-    def _not_the_pipelines(self, error: BaseException) -> BaseException | None:
+    def _outside_error(self, error: BaseException) -> BaseException | None:
         """The error, or what caused it, unless it was raised inside a call of the pipeline's functions and sources."""
         if error is self._once:
             self._once = None
@@ -425,13 +425,13 @@ def _is_of_a_call(error: BaseException) -> bool:
     return traceback is not None or isinstance(error, HeadraceError)
 
 
-def _for_user(error: BaseException) -> tuple[BaseException, Any]:
+def _lasting_error(error: BaseException) -> tuple[BaseException, Any]:
     """An error that every call raises from now on, and its traceback."""
     hide_internal_frames(error)
-    return _no_stop(error), error.__traceback__
+    return _without_stop_iteration(error), error.__traceback__
 
 
-def _no_stop(error: BaseException) -> BaseException:
+def _without_stop_iteration(error: BaseException) -> BaseException:
     """An error that does not look like the end of an iterator."""
     if not isinstance(error, StopIteration):
         return error

@@ -25,10 +25,10 @@ def check_memory(size: int) -> None:
         return
     available = available_bytes()
     if available is not None and size > available:
-        raise too_little(size, f"{available / 2**20:,.0f} MiB are free")
+        raise shared_memory_error(size, f"{available / 2**20:,.0f} MiB are free")
 
 
-def too_little(size: int, found: str) -> SharedMemoryFull:
+def shared_memory_error(size: int, found: str) -> SharedMemoryFull:
     """The error for too little memory for blocks."""
     return SharedMemoryFull(
         f"The workers' blocks need {size / 2**20:,.0f} MiB more memory, but {found}. Reduce num_workers or "

@@ -102,23 +102,25 @@ def ready_for_workers(op: Op, *, as_written: bool) -> Op:
         op = op.upstream
     chain.reverse()
     if as_written:
-        return _put_on(_several_ready(op, [], as_written=True), chain)
+        return _rebuild_on(_with_ready_parts(op, [], as_written=True), chain)
     chain = maps_move_below_what_only_changes_the_order(chain)
     maps = list(takewhile(lambda each: type(each) is MapOp, chain)) if op.maps_move_into_parts else []
-    return _put_on(_several_ready(op, maps, as_written=False), chain[len(maps) :])
+    return _rebuild_on(_with_ready_parts(op, maps, as_written=False), chain[len(maps) :])
 
 
-def _several_ready(op: Op, maps: list[Any], *, as_written: bool) -> Op:
+def _with_ready_parts(op: Op, maps: list[Any], *, as_written: bool) -> Op:
     """The operation that a chain begins with, with `maps` added to each of its parts, if it has parts."""
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        datasets = _put_on(op.datasets, (MapOp(each.parent, _ThenMap(each)) for each in maps))
+        datasets = _rebuild_on(op.datasets, (MapOp(each.parent, _ThenMap(each)) for each in maps))
         return dataclasses.replace(op, datasets=datasets, kept=ProcessLocal())
     if not op.is_stream or not op.parents or not op.parents[0].is_stream:
         return op
-    return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
+    return op.with_parts(
+        tuple(ready_for_workers(_rebuild_on(part, maps), as_written=as_written) for part in op.parents)
+    )
 
 
-def _put_on(op: Op, chain: Iterable[Any]) -> Op:
+def _rebuild_on(op: Op, chain: Iterable[Any]) -> Op:
     """Rebuilds a chain of operations on top of another operation."""
     for each in chain:
         op = a_batch_function_is_a_map_of_lists(dataclasses.replace(each, parent=op))
@@ -385,7 +387,7 @@ def base_position(stage: Stage, position: Position) -> Position:
     return position
 
 
-def rebased(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0) -> Position:
+def rebase(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0) -> Position:
     """A position `inputs` inputs later, with `at(position of the base)` in place of the base's position."""
     chain = _chain(stage)
     numbers = []
@@ -551,7 +553,7 @@ class _Placed:
 
 
 def _as_computed(op: Op, placed: dict[Op, _Placed], *, as_written: bool) -> Op:
-    """The pipeline, rewritten before each `mp_prefetch` as its workers get it; notes who computes each operation."""
+    """The pipeline as workers receive it, rewritten before each `mp_prefetch`; notes who computes each operation."""
     chain: list[Any] = []
     while isinstance(op, Unary) and not (isinstance(op, MpPrefetch) and has_workers(op)):
         chain.append(op)
@@ -606,14 +608,14 @@ def _number_steps(root: Op, placed: dict[Op, _Placed]) -> list[PlanStep]:
 
 def _last_of_stage(line: Line, placed: dict[Op, _Placed], known: dict[Line, Line]) -> Line:
     passed = [line]
-    while line not in known and line.reader is not None and _together(line.op, line.reader.op, placed):
+    while line not in known and line.reader is not None and _share_a_stage(line.op, line.reader.op, placed):
         line = line.reader
         passed.append(line)
     known.update(dict.fromkeys(passed, known.get(line, line)))
     return known[line]
 
 
-def _together(op: Op, reader: Op, placed: dict[Op, _Placed]) -> bool:
+def _share_a_stage(op: Op, reader: Op, placed: dict[Op, _Placed]) -> bool:
     """Whether an operation and the one that reads it are in one stage."""
     mine = placed.get(op, NOBODY_ELSE)
     theirs = placed.get(reader, NOBODY_ELSE)

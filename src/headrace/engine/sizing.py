@@ -1,4 +1,4 @@
-"""When runs and chunks may become longer.
+"""When runs, chunks and buffers may grow.
 
 A run is complete before its first output is handed over, so a slow record delays those before it in its run. Runs
 double only after several of one length: then an output never waits for one further ahead than a fixed fraction of the

@@ -1,8 +1,9 @@
-"""Decides by a trial whether threads help, and then uses the faster way.
+"""Decides by trials whether threads or worker processes help, and how many of them to run.
 
-Cheap chains stay inline and cost nothing extra. If elements cost enough, the trial computes some inline, some in
-threads, and, if those were faster, some inline again, since the first elements often cost more. The first results of
-threads do not count: they were computed while nobody waited for them. The choice changes only how long things take.
+A trial of threads ends with the faster way. Cheap chains stay inline and cost nothing extra. If elements cost enough,
+the trial computes some inline, some in threads, and, if those were faster, some inline again, since the first elements
+often cost more. The first results of threads do not count: they were computed while nobody waited for them. The choice
+changes only how long things take.
 
 Elements that wait, such as for storage, take long, so nothing is computed for the trial alone: all threads read from
 then on, unless they turn out to be no faster. Such threads cost little if they do not help.
@@ -285,7 +286,9 @@ WAITING_SHARE = 0.5  # a consumer that wants a core for less of the time waits f
 SCALES = 1.15  # threads that keep fewer cores busy do not scale
 CROWDED = 0.55  # the share of threads that run or wait for a core: if it is more, it is not known whether they scale
 RETRY_THREADS_S = 20.0  # how long to do without threads that did not help; each time twice as long
-ELSEWHERE = 0.2  # a consumer that spends more of its time on something else gains by threads that do not scale
+BUSY_CONSUMER = (
+    0.2  # a consumer that spends more of its time on something else gains even from threads that do not scale
+)
 
 
 class _Phase:
@@ -305,7 +308,7 @@ class _Phase:
 
     @property
     def waits(self) -> bool:
-        """Whether the consumer's own thread waited for something else than a core."""
+        """Whether the consumer's own thread waited for something other than a core."""
         return self._wanted_s < WAITING_SHARE * self._measured_s
 
     def timed(self, result: Callable[[], Any], elements: int) -> Any:
@@ -386,7 +389,7 @@ class AutotunedExecutor:
         self._unmeasured = 0  # results to come that do not count
         self._waits = False  # whether elements wait for something else than a core
         self._tuner: Tuner | None = None  # of threads that wait for data
-        self._pays: bool | None = None
+        self._helps: bool | None = None
         self._pause_s = RETRY_THREADS_S
         self._begin_trial()
 
@@ -396,10 +399,10 @@ class AutotunedExecutor:
         self._again_s = math.inf
         self._phases = [_Phase()]  # inline, in threads, inline again
 
-    def _end_trial(self, *, pays: bool, costly: bool = True) -> None:
+    def _end_trial(self, *, helps: bool, costly: bool = True) -> None:
         self._on_trial = False
-        self._pays = pays
-        if costly and not pays:
+        self._helps = helps
+        if costly and not helps:
             self._again_s = time.perf_counter() + self._pause_s
             self._pause_s *= 2
 
@@ -408,9 +411,9 @@ class AutotunedExecutor:
         return self._is_inline and (self._again_s == math.inf or time.perf_counter() < self._again_s)
 
     @property
-    def threads_pay(self) -> bool | None:
+    def threads_help(self) -> bool | None:
         """What the last trial found; `None` until the first has ended."""
-        return self._pays
+        return self._helps
 
     @property
     def waits_for_data(self) -> bool:
@@ -466,32 +469,32 @@ class AutotunedExecutor:
         if phase is first:
             is_short = first.waited_s < LATER_S and first.waited_s < LONG_ELEMENT_S * first.elements
             if first.waited_s < TRIED_S * first.elements:
-                self._end_trial(pays=False, costly=False)
+                self._end_trial(helps=False, costly=False)
             elif first.waits:
                 self._waits = True
-                self._go_on_with(self._make_threads(None))
+                self._start_phase(self._make_threads(None))
             elif not is_short:
                 self._waits = False
                 self._unmeasured = 2 * self._num_threads
-                self._go_on_with(self._trial_threads())
+                self._start_phase(self._trial_threads())
             return
         waits = self._waits
-        elsewhere = first.waited_s < (1 - ELSEWHERE) * first.took_s
+        consumer_is_busy = first.waited_s < (1 - BUSY_CONSUMER) * first.took_s
         # A consumer that does nothing else may be kept from asking for the next result, so all of its time counts.
         inline, threads, *again = (
-            each.elements / (each.waited_s if elsewhere else each.took_s) for each in self._phases
+            each.elements / (each.waited_s if consumer_is_busy else each.took_s) for each in self._phases
         )
         inline = max([inline, *again])
         gain = threads / inline
-        pays = gain >= THREADS_GAIN and (waits or self._phases[1].ran >= SCALES or elsewhere or not has_gil())
-        if pays and not waits and len(self._phases) == 2:
-            self._go_on_with(self._inline)
+        helps = gain >= THREADS_GAIN and (waits or self._phases[1].ran >= SCALES or consumer_is_busy or not has_gil())
+        if helps and not waits and len(self._phases) == 2:
+            self._start_phase(self._inline)
             return
-        self._end_trial(pays=pays)
-        if pays and waits:
+        self._end_trial(helps=helps)
+        if helps and waits:
             self._tuner = Tuner(ThreadsAsWorkers(self._current), most=MOST_WAITING_THREADS)  # type: ignore[arg-type]
         else:
-            self._change(self._make_threads(self._num_threads) if pays else self._inline)
+            self._change(self._make_threads(self._num_threads) if helps else self._inline)
         if not waits:
             self._report_stuck(inline, gain)
 
@@ -520,7 +523,7 @@ class AutotunedExecutor:
     def _trial_threads(self) -> ThreadExecutor:
         return ThreadExecutor(self._threads, self._num_threads, 2 * self._num_threads, buffer_bytes=64 << 20)
 
-    def _go_on_with(self, executor: Executor) -> None:
+    def _start_phase(self, executor: Executor) -> None:
         """Begins the next part of the trial."""
         self._phases.append(_Phase())
         self._change(executor)
@@ -669,7 +672,7 @@ class TrialStream(UnaryStream):
 
     def _count(self, outputs: int, waited_s: float) -> None:
         if self._are_ready is not None:
-            self._try(self._go_on_when_ready)
+            self._try(self._continue_in_workers)
             return
         if self._unmeasured > 0:
             self._unmeasured -= outputs
@@ -689,15 +692,15 @@ class TrialStream(UnaryStream):
         """Starts workers if the consumer waits too long for what is computed here."""
         elapsed_s = time.perf_counter() - self._since_s
         self._rate_here = self._outputs / self._waited_s
-        if any(executor.waits_for_data and executor.threads_pay is None for executor in self._executors):
+        if any(executor.waits_for_data and executor.threads_help is None for executor in self._executors):
             return  # threads are on trial
-        threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
+        threads_help = any(executor.threads_help for executor in self._executors) and not self._is_stuck
         waits_for_data = any(executor.waits_for_data for executor in self._executors)
-        if threads_pay and (waits_for_data or not has_gil()):  # workers would do no better
+        if threads_help and (waits_for_data or not has_gil()):  # workers would do no better
             self._ends = True
             self._choice.workers = False
             return
-        is_costly = self._waited_s >= ELEMENT_S * self._outputs and not threads_pay
+        is_costly = self._waited_s >= ELEMENT_S * self._outputs and not threads_help
         is_late = self._waited_s > (LATE_SHARE if is_costly else MOSTLY_LATE_SHARE) * elapsed_s
         self._late_looks = self._late_looks + 1 if is_late else 0
         if self._late_looks >= (1 if is_costly else LOOKS) and self._rest_s() >= WORTH_WORKERS_S:
@@ -721,7 +724,7 @@ class TrialStream(UnaryStream):
             if rate >= WORKERS_GAIN * self._rate_here:
                 self._ends = True
             elif rate < STILL_FASTER * self._rate_before:
-                self._go_on_here()
+                self._continue_here()
             self._outputs = 0
             self._waited_s = 0.0
             self._rate_before = rate
@@ -729,7 +732,7 @@ class TrialStream(UnaryStream):
     @property
     def _here_s(self) -> float:
         """How long to wait for outputs that are computed here: without a GIL, until threads have been tried."""
-        tries_threads = any(executor.threads_pay is None for executor in self._executors)
+        tries_threads = any(executor.threads_help is None for executor in self._executors)
         return THREADS_S if tries_threads and not has_gil() else HERE_S
 
     def _try(self, what: Callable[[], None]) -> None:
@@ -752,7 +755,7 @@ class TrialStream(UnaryStream):
     def _start(self) -> None:
         self._are_ready = self._start_workers()
 
-    def _go_on_when_ready(self) -> None:
+    def _continue_in_workers(self) -> None:
         assert self._are_ready is not None
         if not self._are_ready():
             return
@@ -766,7 +769,7 @@ class TrialStream(UnaryStream):
         self.parent = workers
         self._choice.workers = True  # even after an error: a function that ends its process must not run here
 
-    def _go_on_here(self) -> None:
+    def _continue_here(self) -> None:
         self._with_workers = self._choice.workers = False
         self.parent.close()
         self._end_workers()

@@ -116,7 +116,7 @@ class Mixing(Nary):
         """Raises unless the mix can resume from a state whose parts are `known`."""
         raise NotImplementedError
 
-    def changed_too_early(self) -> StateError:
+    def changed_too_early_error(self) -> StateError:
         """The error where parts or weights have changed in the middle of a group of a later operation."""
         return StateError(
             f"The parts or weights of {self.label()} (pipeline at {self.site}) differ from those in the state, and a "
@@ -191,7 +191,7 @@ class Mix(RouteOp, Mixing):
     def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
         saved = fields.get("weights")  # proportions, or in older states what users gave
         if reread and not (same_parts and saved in (ints(self.proportions), plain(self.weights))):
-            raise self.changed_too_early()
+            raise self.changed_too_early_error()
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """How element operations are computed: `element_kernel(op)` is a function from a block and its indices to a block.
 
-User functions get Python ints and elements that they may change. An error names the element that caused it.
+User functions receive Python ints and elements that they may change. An error names the element that caused it.
 """
 
 import operator
@@ -143,7 +143,7 @@ def _call_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any) -
     if not lengths and not trees.leaves(columns):  # elements such as (None, None) have no columns
         return Rows([trees.copy_tree(tree) for _ in range(len(block))], owned=True)
     if not lengths or any(length != (len(block),) for length in lengths.values()):
-        raise _of_many(
+        raise _error_of_many(
             f"{op.label()} (pipeline at {op.site}) received columns of {len(block)} rows and returned leaves of "
             f"lengths {lengths}: it must return one row for each input row."
         )
@@ -164,7 +164,7 @@ def _map_rows(op: MapOp, fn: Callable[[list[Any]], list[Any]], block: Block, idx
         raise
     if not isinstance(made, list) or len(made) != count:
         found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
-        raise _of_many(
+        raise _error_of_many(
             f"{op.label()} (pipeline at {op.site}) received a list of {count} elements, and its `map_rows` returned "
             f"{found}: it must return a list with one element for each input element."
         )
@@ -275,8 +275,8 @@ def ints(indices: Any) -> Sequence[int]:
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
 
 
-def _of_many(text: str) -> PipelineError:
-    """An error about several elements, which may not come again if they are computed one by one."""
+def _error_of_many(text: str) -> PipelineError:
+    """An error about several elements, which may not recur if they are computed one by one."""
     error = PipelineError(text)
     error.of_many = True  # type: ignore[attr-defined]
     return error

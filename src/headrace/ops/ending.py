@@ -138,7 +138,7 @@ def must_come_before_rows(op: Op) -> Op | None:
     return None
 
 
-def may_leave_out_rows(op: Op) -> bool:
+def may_drop_rows(op: Op) -> bool:
     """Whether an error may drop a row, or a batch, of this process alone."""
     ahead = [op]
     while ahead:
@@ -155,12 +155,12 @@ def may_leave_out_rows(op: Op) -> bool:
 
 # ------------------------------------------------------------------------------------------------- warnings
 
-_told: set[tuple[str, str]] = set()  # what, and where in the user's code: each once
+_warned: set[tuple[str, str]] = set()  # what, and where in the user's code: each once
 
 
 def _warn(op: Op, text: str) -> None:
-    if (text, op.site) not in _told:
-        _told.add((text, op.site))
+    if (text, op.site) not in _warned:
+        _warned.add((text, op.site))
         import logging  # slow to import, and hardly ever needed
 
         logging.getLogger("headrace").warning("%s (pipeline at %s) %s", op.label(), op.site, text)
@@ -170,11 +170,11 @@ _SHARDED = "_known_sharded"
 
 
 def mark_shard(op: Op, total: int) -> None:
-    """Says that a slice is one of several shards of `total` elements."""
+    """Marks a slice as one of several shards of `total` elements."""
     op.__dict__[_SHARDED] = total
 
 
-def tell_uneven_shards(batch: BatchOp) -> None:
+def warn_of_uneven_shards(batch: BatchOp) -> None:
     """Warns if the shards of a dataset have different numbers of batches: hosts that take steps together would hang."""
     op = batch.parent
     epochs = 1
@@ -197,7 +197,7 @@ def tell_uneven_shards(batch: BatchOp) -> None:
         )
 
 
-def tell_dropped_rows(op: Op) -> None:
+def warn_of_dropped_rows(op: Op) -> None:
     """Warns if a global batch drops the last rows of its dataset."""
     if isinstance(op, BatchOfRows):
         parent = op.parent.parent if isinstance(op.parent, OwnRows) else op.parent

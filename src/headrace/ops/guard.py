@@ -2,7 +2,7 @@
 
 Under a policy that skips or replaces, each call of a user's function and each read of a source is guarded: an element
 that fails becomes `BAD` in its block, and the others are computed as before. Random-access chains keep `BAD` in its
-place, so that indices keep their meaning; a batch leaves it out, and a stream drops it.
+place, so that indices keep their meaning; a batch and a stream drop it.
 """
 
 import contextlib
@@ -147,7 +147,7 @@ class Guard:
 
 
 def check_nothing_is_paired(op: Op) -> None:
-    """Raises if leaving an element out of one stream would shift pairs with another."""
+    """Raises if skipping an element of one stream would shift pairs with another."""
     zipped = next(
         (each for each in parents_first(op, lambda _: True) if isinstance(each, Zip) and each.is_stream), None
     )

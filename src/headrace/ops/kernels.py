@@ -1,7 +1,7 @@
 """How random-access chains are computed: `fetcher(op)` is a function from indices to a block.
 
 The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `indices[j]`, whatever the other
-indices are. User functions get Python ints and elements that they may change.
+indices are. User functions receive Python ints and elements that they may change.
 """
 
 from collections.abc import Callable

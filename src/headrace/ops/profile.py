@@ -100,7 +100,7 @@ class _Here(threading.local):
 
     Attributes:
         profile: What measures it.
-        waited_s: How long it has ever waited for other threads and processes of its pipelines.
+        waited_s: How long it has waited so far for other threads and processes of its pipelines.
     """
 
     profile: Profile | None = None

@@ -139,7 +139,7 @@ def _find_first(fetch: Fetch, idx: Indices) -> Exception | None:
 
 
 class NoItemsError(PipelineError):
-    """What `__getitems__` gave is no list of items at all."""
+    """What `__getitems__` returned is not a list of items."""
 
 
 class GetItems:

@@ -140,14 +140,14 @@ class WeighedMix(Mixing):
         elements, size, _ = self.read_numbers(fields)
         digest = count(self, "weights", fields.get("weights", 0))
         if not same_parts or (digest and digest != self._digest(elements, size)):
-            raise self.changed_too_early()
+            raise self.changed_too_early_error()
 
 
 def _halves(number: int) -> list[int]:
     return [number >> _HALF, number & ((1 << _HALF) - 1)]
 
 
-def mixed(
+def mix_op(
     parts: tuple[Op, ...],
     weights: Weights | WeightSchedule | None,
     names: tuple[str, ...] | None,

@@ -226,7 +226,7 @@ def _lasting(value: Any, state: Any) -> Any:
 
 
 def _files_of(value: Any) -> bytes:
-    """The versions of the files that an object reads, if its attributes say which."""
+    """The versions of the files that an object reads, if its attributes name them."""
     found = []
     for name in _PATHS:
         paths = getattr(value, name, None)

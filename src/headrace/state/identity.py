@@ -1,4 +1,4 @@
-"""What functions and sources depend on besides their code, as small numbers: arguments, attributes, files, elements.
+"""What identifies a pipeline: what its functions and sources depend on, as small numbers, and comparisons of them.
 
 A number is the same in every process and on every machine, and takes a bounded time: of long sequences and large arrays
 some elements count. Paths count by their last name, so that data may be moved. What has no fixed form (open files,

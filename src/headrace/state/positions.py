@@ -1,6 +1,6 @@
-"""States as arrays of one size, which hosts can gather even if their states differ in structure.
+"""States: positions as JSON, and as arrays of one size that hosts can gather even if states differ in structure.
 
-An array has a length in its first 8 bytes, then the state's compressed JSON of that length, and then zeros.
+An array holds a length in its first 8 bytes, then the state's compressed JSON of that length, and then zeros.
 """
 
 import json
@@ -191,7 +191,7 @@ def _after(op: Op, count: int) -> Json:
 
 
 class _SilentWatch:
-    """Warns of nothing: the filter's elements come again."""
+    """Ignores filters: their elements come again."""
 
     def count(self, seen: int, kept: int) -> None:
         pass
@@ -231,7 +231,7 @@ def _parts(*, reread: bool = False) -> PartStates:
 def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
     """The position in a state of this pipeline.
 
-    With `reread`, operations after it compute some outputs from this position again that were handed over before.
+    With `reread`, operations after it compute some outputs from this position again that were already returned.
     """
     _check_dict(state)
     entries = _entries(state)

@@ -45,7 +45,7 @@ def worker_set_ups() -> list[SetUp]:
     return [call for find in set_ups if (call := find()) is not None]
 
 
-def of_main_script() -> Imports:
+def main_script_imports() -> Imports:
     """What this process's main script has imported, in the order of its lines."""
     main = sys.modules.get("__main__")
     imports = Imports([], [])

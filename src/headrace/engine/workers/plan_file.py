@@ -72,7 +72,7 @@ class SharedPlan:
             raise
         except Exception as e:
             let_through(e)
-            raise _cannot_be_sent(self.pipelines, self.init, e) from e
+            raise _unpicklable_error(self.pipelines, self.init, e) from e
 
 
 def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
@@ -167,7 +167,7 @@ def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) 
 # ---------------------------------------------------------------------------------- what cannot be pickled
 
 
-def _cannot_be_sent(pipelines: list[Op], init: Any, error: Exception) -> UnpicklableError:
+def _unpicklable_error(pipelines: list[Op], init: Any, error: Exception) -> UnpicklableError:
     where, what = find_culprit([("", pipeline) for pipeline in pipelines] + [("worker_init_fn", init)])
     return UnpicklableError(
         f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type "

@@ -2,8 +2,8 @@
 
 A pool belongs to one iterator at a time. It has no thread: it reads messages while a caller waits for a result.
 A task goes to the worker with the fewest tasks, and it always ends in an answer or an error, even if that worker dies:
-the pool replaces a dead worker and sends its tasks again, since they are pure. A task that has killed two workers gets
-an error. The number of workers can be changed at any time: those that leave answer their tasks first.
+the pool replaces a dead worker and sends its tasks again, since they are pure. A task that has killed two workers ends
+in an error. The number of workers can be changed at any time: those that leave answer their tasks first.
 """
 
 import atexit
@@ -183,7 +183,7 @@ class ProcessPool(PoolBase):
             "argv": sys.argv,
             "pythonpath": os.environ.get("PYTHONPATH"),
             "set_ups": imports.worker_set_ups(),
-            "imports": imports.of_main_script(),
+            "imports": imports.main_script_imports(),
         }
         self.world = Writer(self._control, start=8).dump(world)
         self._add(self.num_workers)
@@ -221,7 +221,7 @@ class ProcessPool(PoolBase):
             except (WorkerError, OSError) as e:
                 let_through(e)
                 self.num_workers = len(self._processes)
-            self._let_go()
+            self._release_workers()
 
     def all_ready(self) -> bool:
         """Whether all workers have started."""
@@ -240,7 +240,7 @@ class ProcessPool(PoolBase):
     def _at_work(self) -> list[Process]:
         return self._processes[: self.num_workers]
 
-    def _let_go(self) -> None:
+    def _release_workers(self) -> None:
         """Ends workers that are too many and have answered their tasks."""
         while len(self._processes) > self.num_workers and not self._processes[-1].tasks:
             self._processes[-1].ask_to_end()
@@ -385,7 +385,7 @@ class ProcessPool(PoolBase):
             if process in self._processes and ({process.socket.fileno(), process.end_fd} & found or not HAS_PIDFD):
                 self._take_in(process)  # may replace others
         if len(self._processes) > self.num_workers:
-            self._let_go()
+            self._release_workers()
 
     def _take_in(self, process: Process) -> None:
         messages = process.messages()

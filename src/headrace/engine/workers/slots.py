@@ -1,9 +1,9 @@
 """Anonymous shared memory: slots that one process writes and another reads, and the layout of objects in them.
 
 All slots of a pool lie in one anonymous file, so far apart that a slot can grow in place without reaching the next. An
-object is pickled except for its arrays, which are copied once, to aligned places in front of the pickle; the
-reader gets views of them. A `_Lease` is the base of all views of a slot: when the last view dies, so does the
-lease, and the slot is free. Before a fork, leased memory is replaced by private copies at the same addresses.
+object is pickled except for its arrays, which are copied once, to aligned places in front of the pickle; the reader
+receives views of them. A `_Lease` is the base of all views of a slot: when the last view dies, so does the lease, and
+the slot is free. Before a fork, leased memory is replaced by private copies at the same addresses.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.engine import page_locks
-from headrace.engine.memory import check_memory, too_little
+from headrace.engine.memory import check_memory, shared_memory_error
 from headrace.engine.workers.pickling import ClassPickler
 from headrace.errors import WorkerError
 from headrace.errors.signals import let_through
@@ -105,7 +105,7 @@ class Slot:
                     os.posix_fallocate(self._fd, self.number * STRIDE, size)
                 except OSError as e:
                     let_through(e)
-                    raise too_little(size - self._reserved, str(e)) from e
+                    raise shared_memory_error(size - self._reserved, str(e)) from e
             self._reserved = size
             self._map(size, populate=True)
         elif size > len(self.whole):
@@ -218,7 +218,7 @@ class Pieces(NamedTuple):
     pieces: list[tuple[int, np.ndarray]]
 
     def write_to(self, slot: Slot) -> None:
-        """Puts the object together in a slot."""
+        """Assembles the object in a slot."""
         slot.reserve(self.extent.total)
         self._put(slot.whole)
 

@@ -18,7 +18,7 @@ from headrace.engine.plan import (
     base_position,
     depth,
     portable,
-    rebased,
+    rebase,
 )
 from headrace.engine.sizing import BufferLimit
 from headrace.engine.workers.tasks import BlockTask, CloseStream, IndexTask, Result, StreamTask, Task
@@ -299,7 +299,7 @@ class IndexStageStream(StageStream):
         if first >= self._length:
             return None
         self._next = stop = min(first + self._stage.inputs * self._chunk, self._length)
-        position = rebased(self._stage, self._origin, lambda _: first, inputs=first - self._first)
+        position = rebase(self._stage, self._origin, lambda _: first, inputs=first - self._first)
         task = IndexTask(self._place.path, portable(position), stop, self._stage.counts, self._single_step)
         return self._submit(lambda _: task, partial(self._describe, first, stop))
 
@@ -338,7 +338,7 @@ class BlockStageStream(StageStream):
         stage = self._stage
         block = run.block
         first = self._inputs
-        position = rebased(stage, self._origin, lambda _: 0, inputs=first)
+        position = rebase(stage, self._origin, lambda _: 0, inputs=first)
         task = BlockTask(self._place.path, portable(position), depth(stage), block, self._single_step)
         self._inputs += len(block)
         self._runs.append(run)
@@ -358,7 +358,7 @@ class BlockStageStream(StageStream):
         positions = result.positions
         block = self._open_result(result)
         self._runs.popleft()
-        return self._run(block, lambda j: rebased(self._stage, positions[j - 1], at))
+        return self._run(block, lambda j: rebase(self._stage, positions[j - 1], at))
 
     def _locate(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
         at = self._runs[0].at  # the worker has counted elements from the start of its block

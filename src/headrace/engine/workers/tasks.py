@@ -144,7 +144,7 @@ class Result:
     """The result of a task.
 
     Attributes:
-        encoded: The outputs: see `block_codec`.
+        encoded: The outputs, as `encode` makes them.
         positions: The position after each output.
         counts: For each filter, its number among all operations, how many elements it saw, and how many it kept.
         error: An error that came after these outputs.
@@ -479,7 +479,7 @@ class TaskServer:
             except WorkerError:
                 raise
             except Exception as e:
-                raise _cannot_be_sent(self._runner.find(task.path), result, e) from e
+                raise _unpicklable_error(self._runner.find(task.path), result, e) from e
         except BaseException as e:
             return self.failure(e, slot)
 
@@ -519,7 +519,7 @@ def begin(init: Callable[[int, int], None] | None, index: int, count: int) -> No
         raise
 
 
-def _cannot_be_sent(op: Op, result: Any, error: Exception) -> WorkerError:
+def _unpicklable_error(op: Op, result: Any, error: Exception) -> WorkerError:
     """The error for outputs that cannot be pickled."""
     last = last_visible_op(op)
     path, what = find_culprit([("", row) for row in result.block().rows()])

@@ -170,7 +170,7 @@ class Copy:
         """The process, if there is one; after an exception, it can be called again."""
         self._theirs.close()
         if not self._answer and self._reply.fileno() >= 0:
-            self._answer = self._heard()
+            self._answer = self._receive_answer()
         self._reply.close()
         if not self._answer:
             return None
@@ -179,7 +179,7 @@ class Copy:
             os.setpgid(pid, pid)  # it does so itself, perhaps later
         return Child(pid)
 
-    def _heard(self) -> bytes:
+    def _receive_answer(self) -> bytes:
         """The answer; it stays in the socket, or a signal handler could lose it. A stopped template gives none."""
         self._reply.settimeout(ANSWER_S)
         for _ in range(2):
@@ -299,12 +299,12 @@ def copies(requests_fd: int, consumer: int) -> tuple[int, int, int, int]:
         if _fork_beside() == 0:
             requests.close()
             os.close(consumers_end)
-            return _begun(fds, *pickle.loads(message))
+            return _begin_copy(fds, *pickle.loads(message))
         for fd in fds:
             os.close(fd)
 
 
-def _begun(fds: list[int], folder: str, environment: dict[str, str]) -> tuple[int, int, int, int]:
+def _begin_copy(fds: list[int], folder: str, environment: dict[str, str]) -> tuple[int, int, int, int]:
     """Makes a copy a separate process, and reports it to the consumer."""
     os.setpgid(0, 0)
     _name("headrace-worker")

@@ -112,7 +112,7 @@ def _plain(error: BaseException) -> WorkerError:
 
 
 def _with_notes_of(new: WorkerError, error: BaseException) -> WorkerError:
-    """Gives a new error the notes, cause and context of another."""
+    """A new error with the notes, cause and context of another."""
     for note in getattr(error, "__notes__", ()):
         new.add_note(str(note)[:SHORT_TEXT])
     new.__cause__ = error.__cause__

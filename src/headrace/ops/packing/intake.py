@@ -81,7 +81,7 @@ class Intake:
         return True
 
     def _take_in(self, elements: list[Any]) -> list[bool] | None:
-        """Appends sequences; if it leaves some out, returns which of them it keeps."""
+        """Appends sequences; if it drops some, returns which of them it keeps."""
         columns, kinds = map(list, zip(*columns_of(self._layout, elements), strict=True))
         if not self._op.drop_other_features:
             check_features({*self._layout.keys, *self._op.listed_features}, elements)
@@ -205,7 +205,7 @@ def _meta_value(element: Any, key: str) -> Any:
 
 @contextlib.contextmanager
 def errors_named(op: Packer) -> Iterator[None]:
-    """Adds to errors which operation of the pipeline raised them."""
+    """Names the operation of the pipeline in the errors that it raises."""
     try:
         yield
     except Exception as e:

@@ -110,7 +110,7 @@ class Packer(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FirstFitPack(Packer):
-    """Puts each sequence in the first bin with room, and gives out all bins when a sequence fits in none."""
+    """Puts each sequence in the first bin with room, and returns all bins when a sequence fits in none."""
 
     name = "first_fit_pack"
     bins: ClassVar[type[Bins]] = FirstFitBins
@@ -160,7 +160,7 @@ class FirstFitPack(Packer):
 
 
 class BestFitPack(FirstFitPack):
-    """Puts each sequence in the fullest bin with room, and gives out all bins when a sequence fits in none."""
+    """Puts each sequence in the fullest bin with room, and returns all bins when a sequence fits in none."""
 
     name = "best_fit_pack"
     bins = BestFitBins

@@ -1,7 +1,7 @@
 """How streams are computed: `open_stream(op, position, context)` returns runs of outputs from a position.
 
 The position law: `run.at(j)` depends on the pipeline and on the number of outputs so far, never on how runs
-were cut; opening a stream there gives the rest. The position after an output is the earliest possible one,
+were cut; a stream opened there returns the rest. The position after an output is the earliest possible one,
 before anything that only later outputs need. A position is the operation's own numbers, in the order of
 its `state_fields`, and then its parent's position, or a tuple of its parents'.
 
@@ -258,15 +258,15 @@ def start_at(op: Op, position: Position) -> tuple[Any, ...]:
 def computes(kind: type[Op]) -> Callable[[type[S]], type[S]]:
     """Registers a stream class for an operation on one parent; it takes (op, *numbers, parent's stream)."""
 
-    def registered(stream: Any) -> Any:
-        def opened(op: Any, position: Position, context: Context) -> Stream:
+    def register(stream: Any) -> Any:
+        def open_it(op: Any, position: Position, context: Context) -> Stream:
             *numbers, inner = start_at(op, position)
             return stream(op, *numbers, open_stream(op.parent, inner, context))
 
-        stream_of.register(kind, opened)
+        stream_of.register(kind, open_it)
         return stream
 
-    return registered
+    return register
 
 
 def stay(position: Position) -> At:

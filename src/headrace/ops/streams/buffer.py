@@ -215,7 +215,7 @@ def _takes_many(op: Op) -> bool:
 
 
 def _last_filter(op: Op) -> FilterOp | None:
-    """The filter to blame when most indices have no element; `None` if a `flat_map` leaves some out as well."""
+    """The filter to blame when most indices have no element; `None` if a `flat_map` drops some as well."""
     while not isinstance(op, FlatMapOp) and len(op.parents) == 1:
         if isinstance(op, FilterOp):
             return None if any(isinstance(each, FlatMapOp) for each in parents_first(op, lambda _: True)) else op

@@ -36,7 +36,7 @@ class GlobalBatchStream(NaryStream):
 
     @property
     def position(self) -> Position:
-        """The position after all batches pulled so far, put together when somebody asks: there may be many lanes."""
+        """The position after all batches pulled so far, assembled when somebody asks: there may be many lanes."""
         return self._find_position()
 
     @position.setter
