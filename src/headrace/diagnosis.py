@@ -20,11 +20,11 @@ from headrace.stats.verdicts import culprit, significant, with_threads
 from headrace.threads import num_cores
 
 WORTH = 1.1  # a smaller gain is not worth worker processes
-SHARES = 0.3, 0.3, 0.4  # of the time: without workers, with one, with the best number of them
-AGAIN = 0.2  # of the time, for each further trial
+SHARES = 0.3, 0.3, 0.4  # the shares of time without workers, with one, and with the best number
+AGAIN = 0.2  # the share of time for each further trial
 MOST_TRIALS = 5
-AS_PREDICTED = 0.8  # of a prediction: if a trial gives less, or as much more, others are made
-WARM_UP = 4  # outputs, for each worker, before measuring
+AS_PREDICTED = 0.8  # a trial with less than this share of the predicted rate, or as far above it, leads to others
+WARM_UP = 4  # outputs per worker that come before measuring
 
 
 @dataclass(frozen=True)

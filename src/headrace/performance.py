@@ -30,19 +30,19 @@ from headrace.threads import has_gil, map_in_threads, thread_wanted_s
 from headrace.threads import num_cores as num_cores
 
 SAMPLING_S = 0.4  # the sample starts no element after this
-TRIAL_S = 0.9  # nor do threads after this
+TRIAL_S = 0.9  # threads start no round after this
 ROUND_S = 0.03  # how long threads read in one round
 MOST_ROUNDS = 6
-WAITS = 0.5  # a thread that wants a core for less of the time waits for something else
-CORES_WANTED = (
-    1.6  # by two threads for each that one wants: 2 if they release the GIL; if not 1, or 1.4 on a busy machine
-)
+WAITS = 0.5  # a thread that wants a core for less than this share of its time waits for something else
+# How many times the cores of one thread two threads must want: it is 2 if they release the GIL; if not, it is 1, or up
+# to 1.4 on a busy machine.
+CORES_WANTED = 1.6
 RUN_S = 0.01  # reads grow while they take less than this
-MANY_INPUTS = 2  # for each output: more than these are a batch, a window, or a filter that drops
+MANY_INPUTS = 2  # more inputs for each output come from a batch, a window, or a filter that drops
 MOST_THREADS = 16
 WORKER_BUFFER_SIZE = 4
-DEFAULT_BUDGET = 1 << 30  # bytes, where the system does not report how much memory is free
-SHARE_OF_MEMORY = 4  # else this fraction of what is free
+DEFAULT_BUDGET = 1 << 30  # in bytes, where the system does not report how much memory is free
+SHARE_OF_MEMORY = 4  # otherwise, the budget is the free memory divided by this
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def fill_caches(op: Op) -> None:
 
 
 def _fill(op: DiskCache, workers: MpPrefetch | None) -> None:
-    if op.opened() is not None:
+    if op.open_elements() is not None:
         return
     with op.folder.locked():
         if not op.folder.is_complete():
@@ -42,7 +42,7 @@ def _fill(op: DiskCache, workers: MpPrefetch | None) -> None:
                     f"while filling {op.label()} (pipeline at {op.site}); an `on_error` after it does not apply here"
                 )
                 raise
-    op.opened()
+    op.open_elements()
 
 
 def _write(op: DiskCache, workers: MpPrefetch | None, filling: "Filling") -> None:

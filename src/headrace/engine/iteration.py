@@ -42,7 +42,7 @@ from headrace.options import DatasetOptions, ExecutionTrackingMode, config
 LONGEST_RUN = 1 << 13
 SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
 RUN_S = 0.006  # runs double while they take less than this
-RUN_BYTES = 4 << 20  # and up to this size
+RUN_BYTES = 4 << 20  # runs double while they take less memory than this
 WATCHED_S = 1.0  # an iterator that has taken this long, or uses workers, is watched for hangs
 
 

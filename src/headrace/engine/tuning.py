@@ -51,8 +51,8 @@ FEW_CORES = 4
 WINDOW_S = 0.4  # what one look covers; longer if there are few outputs
 LONG_WINDOW_S = 4.0
 ENOUGH_WAIT_SHARE = 0.1  # a consumer that waits for less of the time has enough
-WORTH = 0.3  # of what more workers would give if all of them had a core
-BUSY = 0.9  # of all cores: if so many are busy, more workers would only take them from each other
+WORTH = 0.3  # more workers stay if they bring this share of what they would with a core for each
+BUSY = 0.9  # with this share of all cores busy, more workers would only take cores from each other
 PAUSE = 4  # windows until the next try, after one that did not help
 LONGEST_PAUSE = 128
 IDLE_WINDOWS = 8  # a worker leaves if so many windows in a row had no work for it
@@ -273,22 +273,20 @@ class TunedStream(UnaryStream):
 
 
 TRIED_S = 50e-6  # an element that costs less is not worth handing over between threads
-ELEMENT_S = 200e-6  # one that costs more is costly
+ELEMENT_S = 200e-6  # an element that takes longer is costly
 TRIAL_S = 0.03  # how long to try each side
 LOOK_S = 0.004  # how often to ask the system what a thread did, which takes some 40 µs
 LONG_ELEMENT_S = 1e-3  # elements that compute for less are tried later: starting threads costs some 40 ms
 LATER_S = 0.3
-FEWEST_THREADS = 4  # on trial; as many as there are cores, if that is in between
+FEWEST_THREADS = 4  # a trial takes a thread for each core, but at least this many, and at most `MOST_THREADS`
 MOST_THREADS = 16
-MOST_WAITING_THREADS = 128  # of those that wait for data
+MOST_WAITING_THREADS = 128  # the most threads that wait for data
 THREADS_GAIN = 1.2  # threads must be this much faster
-WAITING_SHARE = 0.5  # a consumer that wants a core for less of the time waits for something else
+WAITING_SHARE = 0.5  # a consumer that wants a core for less than this share of its time waits for something else
 SCALES = 1.15  # threads that keep fewer cores busy do not scale
-CROWDED = 0.55  # the share of threads that run or wait for a core: if it is more, it is not known whether they scale
-RETRY_THREADS_S = 20.0  # how long to do without threads that did not help; each time twice as long
-BUSY_CONSUMER = (
-    0.2  # a consumer that spends more of its time on something else gains even from threads that do not scale
-)
+CROWDED = 0.55  # if a larger share of the threads runs or waits for a core, nobody knows whether they scale
+RETRY_THREADS_S = 20.0  # the first pause after threads did not help; each further pause is twice as long
+BUSY_CONSUMER = 0.2  # with more of its time spent on something else, a consumer gains from threads that do not scale
 
 
 class _Phase:
@@ -568,18 +566,18 @@ def _why() -> str:
 # speed. The operation keeps it for the next iterator.
 
 
-HERE_S = 0.25  # how long to wait for outputs that are computed here: longer than most trials of threads
-THREADS_S = 1.0  # where threads come first: longer than all of them
-WORKERS_S = 0.2  # and for those of workers,
-RAMP_S = 0.3  # once their chunks have grown
-LATE_SHARE = 0.1  # the share of time that a consumer waits for costly outputs, and for others, to want workers
-MOSTLY_LATE_SHARE = 0.5
-LOOKS = 4  # how many times in a row, for others
-WORTH_WORKERS_S = 3.0  # how long the rest of a run takes here, at least, if workers are to be worth their start
-RETRY_WORKERS_S = 20.0  # how long to do without workers that were not faster; each time twice as long
-AT_ONCE_S = 0.1  # how long outputs may take that are computed here at once, after workers were not faster
-STILL_FASTER = 1.05  # workers that become so much faster from look to look may win yet: at first their memory is new
-WORKERS_GAIN = 1.1  # workers must be this much faster: then what is chosen has nine tenths of the best speed
+HERE_S = 0.25  # the wait for outputs computed here before workers are considered: longer than most trials of threads
+THREADS_S = 1.0  # the same where threads are tried first: longer than all of their trials
+WORKERS_S = 0.2  # the wait for outputs of workers before they are judged
+RAMP_S = 0.3  # outputs of workers do not count before their chunks have grown for this long
+LATE_SHARE = 0.1  # a consumer that waits for costly outputs for more of its time wants workers
+MOSTLY_LATE_SHARE = 0.5  # the same for outputs that are not costly
+LOOKS = 4  # outputs that are not costly must be late this many times in a row
+WORTH_WORKERS_S = 3.0  # workers are worth their start only if the rest of the run takes at least this long here
+RETRY_WORKERS_S = 20.0  # the first pause after workers were not faster; each further pause is twice as long
+AT_ONCE_S = 0.1  # after workers were not faster, one pull computes outputs here for at most this long
+STILL_FASTER = 1.05  # workers that speed up this much between two looks may still win: at first their memory is new
+WORKERS_GAIN = 1.1  # workers must be this much faster, so that the choice has at least nine tenths of the best speed
 
 
 class TrialResult:

@@ -23,7 +23,7 @@ class DiskCache(Cache):
     """The elements of the first epoch, kept in a folder below `path`; those of a stream by their number."""
 
     path: str = field(kw_only=True)
-    key: str = field(kw_only=True, repr=False)  # names the folder: see `_states/content_key.py`
+    key: str = field(kw_only=True, repr=False)  # names the folder: see `state/content_key.py`
 
     def __post_init__(self):
         super().__post_init__()

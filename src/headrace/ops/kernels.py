@@ -116,7 +116,7 @@ def _(op: DiskCache, guard: Guard | None = None) -> Fetch:
         return guarded_read(Gather(Program([], modulo=op.length()), op, guard), op, op, guard)
 
     def fetch(idx: Indices) -> Block:
-        elements = op.opened()
+        elements = op.open_elements()
         wanted = as_array(idx) % max(op.length(), 1)
         return compute()(wanted) if elements is None else Rows(elements.__getitems__(wanted), owned=True)
 

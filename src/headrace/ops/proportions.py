@@ -13,11 +13,11 @@ import numpy as np
 from headrace.ops.base import ENDLESS
 
 BLOCK = 1 << 12  # outputs computed at once
-KEPT_TOTAL = 1 << 16  # a period up to this length is cached whole,
-KEPT_BLOCKS = 4  # a longer one in at most this many blocks
-FEW = 8  # up to this many outputs are cheaper one by one than as a block,
-MANY_PARTS = 64  # if there are at least this many parts,
-MOST_ALONE = 16  # but only this many times for one block
+KEPT_TOTAL = 1 << 16  # a period up to this length is cached whole
+KEPT_BLOCKS = 4  # a longer period is cached in at most this many blocks
+FEW = 8  # with many parts, up to this many outputs are cheaper one by one than as a block
+MANY_PARTS = 64  # at least this many parts are many
+MOST_ALONE = 16  # after this many times, a block is computed even for a few outputs
 
 
 class Shares:

@@ -13,9 +13,9 @@ from headrace.ops.profile import Profile
 
 MEASURED_RUN_S = 50e-6  # what measuring costs: for a run, and for each call of an operation in it
 CALL_S = 2e-6
-MOST_COST = 0.005  # of all time, for measuring
+MOST_COST = 0.005  # the largest share of all time to spend on measuring
 FIRST_PHASE_S = 1e-3  # how long measuring may take at first, and before it pauses
-MOST_DEBT_S = 5e-3  # how much longer, for runs unlike all that were measured
+MOST_DEBT_S = 5e-3  # how much longer measuring may take for runs unlike all that were measured
 SNAPSHOT_S = 1.0
 MOST_SNAPSHOTS = 6
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 MOST_WORKERS = 64
-ALWAYS_TRIED = 8  # workers that sleep or wait for data may be more than cores
-ENOUGH = 0.95  # of the best rate: more workers for the rest are not worth it
+ALWAYS_TRIED = 8  # up to this many workers may exceed the cores, since they may sleep or wait for data
+ENOUGH = 0.95  # with this share of the best rate, more workers are not worth it
 HANDOVER_S = 4e-6  # what an element from a worker costs the consumer, where that was not measured
 MOST_THREADS = 128
-WAITING = 0.5  # of the work is spent on a core: with less, it waits, such as for storage
-COPIED_BYTES = 4e9  # a second, into a worker's memory, where that was not measured
+WAITING = 0.5  # work that spends a smaller share of its time on a core waits, for example for storage
+COPIED_BYTES = 4e9  # bytes per second copied into a worker's memory, where that was not measured
 
 
 @dataclass(frozen=True)

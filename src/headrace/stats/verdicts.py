@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 FEWEST = 8  # with fewer outputs, nothing is known
 SMALL = 0.1  # a smaller share of the time does not matter
-PLENTY = 2.0  # times what the loop takes is more than enough
-IN_USE = 0.5  # of the cores: with less, they are not what is short
+PLENTY = 2.0  # a loader this many times as fast as the loop is more than fast enough
+IN_USE = 0.5  # with a smaller share of the cores in use, cores are not the limit
 WORTH = 1.2  # a smaller gain is not worth a change
 OF = {"workers": "the workers' time", "threads": "the threads' time", "thread": "the prefetch thread's time"}
 

@@ -229,7 +229,7 @@ stream_of.register(ToStream, IndexStream)
 @stream_of.register
 def _(op: FromDisk, position: Position, context: Context) -> Stream:
     context.fill(op)
-    if op.cache.opened() is None:  # whoever only looks at some elements does not fill it
+    if op.cache.open_elements() is None:  # whoever only looks at some elements does not fill it
         return open_stream(op.cache.parent, position, context)
     if position is not None and position > op.cache.length():  # a state that was set before the cache was filled
         raise StateError(
