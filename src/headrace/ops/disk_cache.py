@@ -44,7 +44,7 @@ class DiskCache(Cache):
         """Its elements; `None` until the folder is complete."""
         kept = self.kept.of(OpenedCache)
         if kept.elements is None:
-            kept.elements = self.folder.open_elements()
+            kept.elements = self.folder.opened()
         return kept.elements
 
     @property
