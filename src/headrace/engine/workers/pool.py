@@ -432,7 +432,7 @@ class ProcessPool(PoolBase):
             if process.is_dead() or process.process is None or (process.ready and not tasks):
                 continue
             pid = process.process.pid
-            doing = f"computes {tasks[0].describe()}" if process.ready else "is starting"
+            doing = f"is computing {tasks[0].describe()}" if process.ready else "is starting"
             stacks = process.stacks.of(pid) if process.ready else ""
             found.append(f"Worker {process.index} (process {pid}) {doing}:\n{stacks}".rstrip())
         return found
