@@ -295,7 +295,7 @@ class PipelineIterator(_Checkpointable[T]):
         Differs from Grain: only Headrace has it.
         """
         state = self.get_state()
-        return arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
+        return arrays.pack(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
         """Returns to the position at which `get_state` or `state_as_array` was called.

@@ -265,7 +265,7 @@ def test_the_report_counts_empty_sequences():
     assert report.num_empty == 15
     assert str(report).splitlines()[-1] == "15 empty sequences dropped"
     assert padding_report(ds, {"x": 4}, num_sequences=1).num_empty == 1
-    assert str(padding_report(ds, {"x": 4}, num_sequences=1)).endswith("1 empty sequence left out")
+    assert str(padding_report(ds, {"x": 4}, num_sequences=1)).endswith("1 empty sequence dropped")
     with pytest.raises(PipelineError, match="A sequence is empty"):
         padding_report(ds, {"x": 4}, empty_sequences="error")
     assert padding_report(ds.filter(lambda e: len(e["x"])), {"x": 4}).num_empty == 0

@@ -144,7 +144,7 @@ def test_counts_stay_within_one_element_for_very_long():
     schedule = ScheduledMix(tuple(part._op for part in parts(2)), WeightSchedule({0: [9, 1]}))
     _, lags, _ = schedule.first_numbers()
     for block in range(2000):
-        plan = schedule.planned(0, lags)
+        plan = schedule.plan_block(0, lags)
         lags = plan.next_lags
         assert len(plan.which) == BLOCK
         assert abs(sum(lags)) < 1e-9, block

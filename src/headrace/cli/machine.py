@@ -78,7 +78,7 @@ def as_parts(found: dict[str, Any]) -> list[Part]:
         ("cache", found["cache"]["folder"] + ("" if found["cache"]["is_writable"] else " (not writable)")),
     ]
     rows = [(each["for"], _versions(each), each["missing"] or "") for each in found["libraries"]]
-    parts: list[Part] = [Fields(pairs), Table(("for", "installed", "missing, and how to get it"), rows)]
+    parts: list[Part] = [Fields(pairs), Table(("for", "installed", "missing, and how to install it"), rows)]
     return [*parts, Lines(found["advice"], "Advice")] if found["advice"] else parts
 
 

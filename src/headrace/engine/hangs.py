@@ -54,13 +54,13 @@ class HangWatch:
 
     def _watch(self) -> None:
         awake_since = 0.0
-        while (after_s := self._look(awake_since)) is not None:
+        while (after_s := self._check(awake_since)) is not None:
             begin = time.perf_counter()
             self._changed.wait(after_s)
             if time.perf_counter() - begin > after_s + OVERSLEPT_S:  # the whole process was stopped
                 awake_since = time.perf_counter()
 
-    def _look(self, awake_since: float) -> float | None:
+    def _check(self, awake_since: float) -> float | None:
         """Looks at all iterators; returns when to look again, or `None` if there are none."""
         with self._lock:
             iterations = list(self._iterations)

@@ -15,7 +15,7 @@ from headrace.errors.one_line import short_repr
 from headrace.errors.suggestions import closest, explains_keywords, no_attribute, written_here
 from headrace.iterator import PipelineIterator
 from headrace.loader import state as states
-from headrace.loader.chain import as_transforms, chain, identity, shown
+from headrace.loader.chain import as_transforms, chain, display_name, identity
 from headrace.loader.in_order import InOrder, reads_in_order
 from headrace.loader.order import Order
 from headrace.ops.adapters import open_given_source
@@ -189,7 +189,7 @@ class DataLoader(Viewable):
         named = {"worker_count": self._multiprocessing_options.num_workers, **vars(self.identity)}
         if hasattr(self.source, "name_in_states"):  # the repr has the paths
             named["data_source"] = short_repr(self.source, 300)
-        named["operations"] = f"[{', '.join(map(shown, self.operations))}]"
+        named["operations"] = f"[{', '.join(map(display_name, self.operations))}]"
         return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 
@@ -239,7 +239,7 @@ class DataLoaderIterator(PipelineIterator[T]):
 
         Differs from Grain: a state of another loader is an error that says what differs.
         """
-        given: Any = positions.unpacked(state) if positions.is_array(state) else state
+        given: Any = positions.unpack(state) if positions.is_array(state) else state
         self._go_to(given, validate=strict)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:

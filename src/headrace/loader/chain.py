@@ -104,10 +104,10 @@ def _is_iterator(annotation: Any) -> bool:
 
 def identity(operations: Sequence[Any]) -> str:
     """The operations by kind, for a state: without functions, or anything that changes from run to run."""
-    return ", ".join(map(named, operations)) or "none"
+    return ", ".join(map(kind_name, operations)) or "none"
 
 
-def named(transform: Any) -> str:
+def kind_name(transform: Any) -> str:
     """An operation by its kind, or the name of a user's own."""
     if isinstance(transform, transforms.Batch):
         return f"batch({transform.batch_size}{', drop_remainder' if transform.drop_remainder else ''})"
@@ -117,9 +117,9 @@ def named(transform: Any) -> str:
     return (method_of(transform) or type(transform).__name__).removeprefix("np_")
 
 
-def shown(transform: Any) -> str:
+def display_name(transform: Any) -> str:
     """An operation for display, with its function and arguments."""
-    return named(transform) if isinstance(transform, transforms.Batch) else describe(transform)
+    return kind_name(transform) if isinstance(transform, transforms.Batch) else describe(transform)
 
 
 def function_of(transform: Any) -> Callable[..., Any]:
@@ -261,8 +261,8 @@ class _OperatedIterator(DatasetIterator):
         records: Any = self._operation(self._feed())
         if not hasattr(records, "__iter__"):
             raise PipelineError(
-                f"{named(self._operation)} returned a {type(records).__name__}: an Operation returns an iterator of "
-                "Records."
+                f"{kind_name(self._operation)} returned a {type(records).__name__}: an Operation returns an iterator "
+                "of Records."
             )
         self._records = iter(records)
 
@@ -275,7 +275,7 @@ class _OperatedIterator(DatasetIterator):
         record = next(self._records)
         if not isinstance(record, Record):
             raise PipelineError(
-                f"{named(self._operation)} yielded a {type(record).__name__}: an Operation yields Records."
+                f"{kind_name(self._operation)} yielded a {type(record).__name__}: an Operation yields Records."
             )
         while self._read and self._read[0][0] <= record.metadata.index:
             _, self._state = self._read.pop(0)

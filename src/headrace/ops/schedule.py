@@ -278,14 +278,14 @@ class ScheduledMix(Mixing):
             raise StateError(f"The state mixes the parts {known}, and {self.label()} has {self._parts}.")
         elements, lags, digest = self.read_numbers(fields)
         first = elements // BLOCK * BLOCK
-        if digest and self.planned(first // BLOCK, lags, digest).digest != digest:
+        if digest and self.plan_block(first // BLOCK, lags, digest).digest != digest:
             raise StateError(
                 f"The schedule of {self.label()} (pipeline at {self.site}) differs from the one in the state, which "
                 f"has already planned the elements from {first} on. Keep its weights there; they may differ after "
                 f"element {first + 2 * BLOCK}."
             )
 
-    def planned(self, block: int, lags: Lags, digest: int = 0) -> Timetable:
+    def plan_block(self, block: int, lags: Lags, digest: int = 0) -> Timetable:
         """A block of elements, as if parts that never have a weight were not there; with many parts, it looks further
         ahead. The digest is that of a state within the block: older ones have planned with all parts.
         """

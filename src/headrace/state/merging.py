@@ -28,7 +28,7 @@ def merge(states: Iterable[Any]) -> Json:
     given = [states] if isinstance(states, dict) else list(states)
     if not given or given[0] is states:
         raise StateError(f"`merge` takes the states of all processes as a list; got {type(states).__name__}.")
-    found = [json.loads(positions.unpacked(state)) if positions.is_array(state) else state for state in given]
+    found = [json.loads(positions.unpack(state)) if positions.is_array(state) else state for state in given]
     for i, state in enumerate(found):
         if not isinstance(state, dict):
             raise StateError(f"A state is a dict, as `get_state()` returns it; state {i} is {type(state).__name__}.")

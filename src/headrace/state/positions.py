@@ -27,7 +27,7 @@ HEADER = np.dtype("<u8")
 MOST_BYTES = 1 << 28  # of an unpacked state
 
 
-def packed(text: bytes, size: int) -> np.ndarray:
+def pack(text: bytes, size: int) -> np.ndarray:
     """A state as `size` bytes."""
     data = zlib.compress(text)
     if len(data) + HEADER.itemsize > size:
@@ -46,7 +46,7 @@ def is_array(state: Any) -> bool:
     return hasattr(state, "dtype") and hasattr(state, "shape")
 
 
-def unpacked(array: Any) -> bytes:
+def unpack(array: Any) -> bytes:
     """The state in an array."""
     if array.dtype != np.uint8 or len(array.shape) != 1 or array.shape[0] < HEADER.itemsize:
         raise StateError(
@@ -137,7 +137,7 @@ def _round(value: Any) -> Any:
 def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     """The position in a state of this pipeline; without `strict`, differences only give warnings."""
     if is_array(state):
-        state = json.loads(unpacked(state))
+        state = json.loads(unpack(state))
     _check_dict(state)
     bare = {name: value for name, value in state.items() if name not in BESIDE}
     try:

@@ -44,7 +44,7 @@ def operations(given: "Iterable[OperationStats]") -> list[Row]:
     """The rows of a table of operations."""
     return [
         (
-            shortened(each.operation),
+            shorten(each.operation),
             each.where,
             f"{each.elements:,}",
             f"{each.seconds:.3f}",
@@ -57,7 +57,7 @@ def operations(given: "Iterable[OperationStats]") -> list[Row]:
 def _stages(stats: "Stats") -> list[Row]:
     return [
         (
-            shortened(each.stage),
+            shorten(each.stage),
             each.where if each.where == "consumer" else f"{each.computed_by} {each.where}",
             f"{each.elements:,}",
             f"{each.bytes / 1e6:,.1f}",
@@ -70,7 +70,7 @@ def _stages(stats: "Stats") -> list[Row]:
     ]
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """A name that leaves room for numbers."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 

@@ -21,7 +21,7 @@ def verdict(stats: "Stats") -> str:
         return f"No verdict yet: {stats.elements} elements are too few."
     bounds = Bounds.of(stats)
     if stats.next_s < SMALL * stats.wall_s or _waits_by_chance(stats, bounds):
-        return _of_loop(stats, bounds)
+        return _loop_verdict(stats, bounds)
     slowest = bounds.slowest
     own_s = stats.next_s - stats.waited_s
     # The consumer's own time includes waiting for the GIL, so a part that is slower than it is the bottleneck anyway.
@@ -36,7 +36,7 @@ def _waits_by_chance(stats: "Stats", bounds: Bounds) -> bool:
     return bool(bounds.parts) and stats.consumer_s > stats.next_s and bounds.alone * bounds.loop_s > PLENTY
 
 
-def _of_loop(stats: "Stats", bounds: Bounds) -> str:
+def _loop_verdict(stats: "Stats", bounds: Bounds) -> str:
     share = stats.consumer_s / stats.wall_s
     factor = bounds.alone / stats.rate
     return (

@@ -70,7 +70,7 @@ class Intake:
         if not size:
             return False
         first = len(self)
-        with errors_named(self._op):
+        with naming_operation(self._op):
             kept = self._take_in(elements)
         if kept is not None:
             all_at = at
@@ -87,7 +87,7 @@ class Intake:
             check_features({*self._layout.keys, *self._op.listed_features}, elements)
         lengths = [list(map(len, column)) for column in columns]
         kept = None
-        if empty := empty_ones(self._layout.leaves, lengths):
+        if empty := empty_sequences_in(self._layout.leaves, lengths):
             kept = self._without(empty, len(elements))
         if kept is not None:
             elements = list(compress(elements, kept))
@@ -177,7 +177,7 @@ def check_lengths(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]], 
             )
 
 
-def empty_ones(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]]) -> list[int]:
+def empty_sequences_in(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]]) -> list[int]:
     """The numbers of the sequences without tokens: in no leaf that is not meta, or, if all are, in none at all."""
     packed = [found for leaf, found in zip(leaves, lengths, strict=True) if not leaf.is_meta] or lengths
     if 0 not in packed[0]:
@@ -204,7 +204,7 @@ def _meta_value(element: Any, key: str) -> Any:
 
 
 @contextlib.contextmanager
-def errors_named(op: Packer) -> Iterator[None]:
+def naming_operation(op: Packer) -> Iterator[None]:
     """Names the operation of the pipeline in the errors that it raises."""
     try:
         yield

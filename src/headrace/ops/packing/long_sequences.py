@@ -71,7 +71,7 @@ def _size(value: Any) -> int:
 LONG_SEQUENCES = ("error", "split", "truncate", "drop")
 
 
-def made_to_fit(parent: Op, lengths: dict[str, int], how: str) -> Op:
+def fit_to_rows(parent: Op, lengths: dict[str, int], how: str) -> Op:
     """Elements whose features fit into rows of these lengths; with "error", the packer checks them."""
     match how:
         case "error":

@@ -19,7 +19,7 @@ from headrace.ops.lanes import Lane
 from headrace.ops.packing.bins import BestFitBins, Bins, FirstFitBins
 from headrace.ops.packing.concat_split import TokenBuffer
 from headrace.ops.packing.layout import Layout, RowArray
-from headrace.ops.packing.long_sequences import made_to_fit
+from headrace.ops.packing.long_sequences import fit_to_rows
 from headrace.ops.seeds import check_seed
 from headrace.ops.state_fields import Fields, count
 from headrace.options import check_counts
@@ -274,7 +274,7 @@ def packer(
     packed = {key: n for key, n in op.length_struct.items() if key not in op.meta_features}
     if long_sequences == "drop":  # meta features can be too long as well
         packed |= {key: n for key, n in op.length_struct.items() if isinstance(n, int)}
-    return dataclasses.replace(op, parent=made_to_fit(parent, packed, long_sequences))
+    return dataclasses.replace(op, parent=fit_to_rows(parent, packed, long_sequences))
 
 
 def options_of(strategy: str) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.errors import PipelineError, StateError
 from headrace.ops.blocks import Block, Columns, Rows, concat
 from headrace.ops.packing.concat_split import Segment
-from headrace.ops.packing.intake import Intake, errors_named
+from headrace.ops.packing.intake import Intake, naming_operation
 from headrace.ops.packing.layout import RowArray
 from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack, Packer
 from headrace.ops.packing.rows import Column, Written, write, write_end_to_end
@@ -156,7 +156,7 @@ class PackStream(UnaryStream):
         return int(min(placed / filled * num_rows if filled else math.inf, SURELY * placed))
 
     def _written(self, groups: list[PackedGroup]) -> Block:
-        with errors_named(self._packer):
+        with naming_operation(self._packer):
             if self._intake.is_uniform:
                 return self._write([row for group in groups for row in group.rows], groups)
             return concat([self._write(group.rows, [group]) for group in groups])
@@ -274,7 +274,7 @@ class SplitStream(PackStream):
                 ahead = 0
             self._even = self._intake.is_even and self._intake.is_uniform and not self._intake.has_empty
         if self._even:
-            with errors_named(self._packer):
+            with naming_operation(self._packer):
                 return self._cut_evenly(ahead)
         made = super()._make(n, single_step=single_step)
         self._buffer.drop(len(self._buffer) - len(self._intake))

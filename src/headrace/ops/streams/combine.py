@@ -158,7 +158,7 @@ class ScheduledMixStream(MixStream):
         count, lags = self.position[:2]
         offset = count % BLOCK
         if self._plan is None or offset == 0:
-            self._plan = self._op.planned(count // BLOCK, lags, self.position[2])
+            self._plan = self._op.plan_block(count // BLOCK, lags, self.position[2])
         plan = self._plan
         if plan.error is not None and offset == len(plan.which):
             raise plan.error
