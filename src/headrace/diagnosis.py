@@ -186,7 +186,7 @@ class _Trials:
         return self._scaling.without_trials(number)
 
     def predictions(self, best: int) -> dict[int, float]:
-        """Elements in a second, by number of workers; for the best one, as predicted before its last trial."""
+        """Elements per second, by number of workers; for the best one, as predicted before its last trial."""
         rates = {0: self._alone.rate}
         if self._one.elements:
             rates |= {number: self._scaling.rate(number) for number in _numbers(max(self._predicted, default=1))}

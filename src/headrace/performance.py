@@ -260,7 +260,7 @@ class _PacedStream(UnaryStream):
 
 
 class _Round(NamedTuple):
-    """How many elements threads read in a second, and how many cores they wanted."""
+    """How many elements threads read per second, and how many cores they wanted."""
 
     rate: float
     cores: float

@@ -69,10 +69,10 @@ class HangWatch:
                 return None
         for iteration in iterations:
             waiting = iteration.waiting
-            told, times = iteration.told if iteration.told[0] is waiting else (waiting, 0)
-            if told is not None and time.perf_counter() - max(told[0], awake_since) > iteration.warn_after_s * 2**times:
-                iteration.told = told, times + 1
-                _report(iteration, *told)
+            wait, times = iteration.reported if iteration.reported[0] is waiting else (waiting, 0)
+            if wait is not None and time.perf_counter() - max(wait[0], awake_since) > iteration.warn_after_s * 2**times:
+                iteration.reported = wait, times + 1
+                _report(iteration, *wait)
         return min(iteration.warn_after_s for iteration in iterations) / LOOKS
 
 

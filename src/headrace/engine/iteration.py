@@ -109,7 +109,7 @@ class Iteration:
         self._is_compared = False  # with the pipelines of other processes
         # Since when a thread waits for a run, and which thread; and the last wait that was reported, and how often.
         self.waiting: tuple[float, int] | None = None
-        self.told: tuple[tuple[float, int] | None, int] = (None, 0)
+        self.reported: tuple[tuple[float, int] | None, int] = (None, 0)
         self._watched = False
         self._first_wait = FirstWait(op, self.recorder) if progress.is_shown() else None
 
@@ -327,7 +327,7 @@ class Iteration:
         self._first_error = error
 
     def _stop_single_steps(self) -> None:
-        """Returns to normal runs, because the error did not come again."""
+        """Returns to normal runs, because the error did not recur."""
         self._settle()
         self._discard_stream()
         self._n = 1

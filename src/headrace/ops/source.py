@@ -75,7 +75,7 @@ class SeededSource(Source):
         return True
 
     def how(self) -> str:
-        return "rows, one call per element, with random numbers of its own"
+        return "rows, one seeded call per element"
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "seed": self.seed}

@@ -775,14 +775,14 @@ def of_all_hosts(op: Op) -> Any:
     entries = [(name, _same_entry(entry)) for name, entry in _entries(_fingerprint(op, FORM))]
     paths = [paths_of(getattr(each, "source", None)) for each in parents_first(op, lambda _: True)]
     names = [os.path.basename(path) for some in paths for path in some]
-    told: dict[str, Any] = {"files": names if len(names) <= MOST_NAMES else []}
+    description: dict[str, Any] = {"files": names if len(names) <= MOST_NAMES else []}
     if has_rows(op):
-        return told | {"entries": entries}
+        return description | {"entries": entries}
     shard = next((i for i, (name, entry) in enumerate(entries) if name == "slice" and entry["step"] > 1), None)
     if shard is None:
         return None
     slice_ = entries[shard][1]
-    return told | {"entries": entries[:shard], "shard": slice_["start"], "num_shards": slice_["step"]}
+    return description | {"entries": entries[:shard], "shard": slice_["start"], "num_shards": slice_["step"]}
 
 
 def _same_entry(entry: dict[str, Any]) -> dict[str, Any]:

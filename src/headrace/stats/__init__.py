@@ -222,14 +222,14 @@ def _stats_between(records: dict[Any, StageRecord], before: Totals | None, after
     for (where, label), (seconds, elements) in after.operations.items():
         earlier = none if before is None else before.operations.get((where, label), none)
         operations.append(OperationStats(label, where, round(elements - earlier[1]), seconds - earlier[0]))
-    elsewhere_s = sum(stage.cpu_s for stage in stages if stage.where != "consumer")
+    remote_cpu_s = sum(stage.cpu_s for stage in stages if stage.where != "consumer")
     return Stats(
         elements=outputs.elements,
         bytes=outputs.num_bytes,
         next_s=outputs.busy_s,
         waited_s=min(outputs.starved_s, outputs.busy_s),
         consumer_s=after.consumer_s - (0.0 if before is None else before.consumer_s),
-        cpu_s=outputs.cpu_s + elsewhere_s,
+        cpu_s=outputs.cpu_s + remote_cpu_s,
         stages=tuple(stages),
         operations=tuple(sorted(operations, key=lambda each: -each.seconds)),
     )

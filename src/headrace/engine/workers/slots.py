@@ -313,10 +313,10 @@ class _Lease:
             _libc().mmap(address, size, access, flags | MAP_FIXED, -1, 0)
             self._whole[:] = copied
             return
-        elsewhere = _libc().mmap(None, size, access, flags, -1, 0)
-        ctypes.memmove(elsewhere, address, len(self._whole))
+        copy = _libc().mmap(None, size, access, flags, -1, 0)
+        ctypes.memmove(copy, address, len(self._whole))
         # In one atomic step: other threads may be reading it.
-        if _libc().mremap(elsewhere, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address:
+        if _libc().mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address:
             raise OSError(ctypes.get_errno(), "mremap")
 
 

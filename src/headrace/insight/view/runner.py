@@ -79,7 +79,7 @@ class Runner:
         return self._numbers
 
     def rates(self) -> tuple[list[float], float]:
-        """Elements a second, between the moments noted, and how long ago the first was."""
+        """Elements per second, between the moments noted, and how long ago the first was."""
         noted = list(self._noted)
         rates = [(b[1] - a[1]) / max(b[0] - a[0], 1e-9) for a, b in itertools.pairwise(noted)]
         return rates, noted[-1][0] - noted[0][0] if noted else 0.0
@@ -137,7 +137,7 @@ class Runner:
                 self._note(iterator, now, count)
             if self._state != "running" or self._closed or now - self._looked_at > IDLE_S:
                 self._note(iterator, now, count)
-                if not self._may_go_on():
+                if not self._may_continue():
                     return False
                 self._noted.clear()
         self._note(iterator, time.monotonic(), count)
@@ -148,7 +148,7 @@ class Runner:
         self._remember(count, self.position)
         self._noted.append((now, count))
 
-    def _may_go_on(self) -> bool:
+    def _may_continue(self) -> bool:
         """Waits while it is paused or nobody looks; returns whether to continue."""
         with self._changed:
             self._changed.wait_for(

@@ -217,7 +217,7 @@ class InterleaveStream(Stream):
     def _open_ahead(self) -> None:
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
-                # Skip a missing dataset, and one whose opening fails: the error comes again in the dataset's turn.
+                # Skip a missing dataset, and one whose opening fails: the error recurs in the dataset's turn.
                 try:
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()
