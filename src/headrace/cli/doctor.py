@@ -15,9 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "missing."
     )
     arguments.add_data(parser, splits="all", required=False)
-    parser.add_argument("--timeout-s", type=arguments.seconds, default=60.0, metavar="S", help="time for one record")
-    parser.add_argument("--max-memory-bytes", type=arguments.positive, metavar="N", help="memory for reading (4 GiB)")
-    parser.add_argument("--max-damaged", type=arguments.positive, default=100, metavar="N", help="damages to report")
+    parser.add_argument(
+        "--timeout-s", type=arguments.seconds, default=60.0, metavar="S", help="time limit for one record"
+    )
+    parser.add_argument(
+        "--max-memory-bytes", type=arguments.positive, metavar="N", help="memory limit for reading (4 GiB)"
+    )
+    parser.add_argument(
+        "--max-damaged", type=arguments.positive, default=100, metavar="N", help="how many damaged places to report"
+    )
     arguments.add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_doctor)
