@@ -168,7 +168,7 @@ class ThreadPool:
             self.submit(lambda number: task, str, worker).cancelled = True
 
     def work_of_workers(self):
-        return [f"computes {worker.open[0].describe()}" for worker in self._workers if worker.open]
+        return [f"is computing {worker.open[0].describe()}" for worker in self._workers if worker.open]
 
     def interrupt(self):
         self.interrupted = True

@@ -628,7 +628,7 @@ class RayPool(PoolBase):
                 found.append("A Ray actor is starting, or Ray has no room for it.")
             elif tasks:
                 where = f"A Ray actor (process {place.pid} on {place.address})"
-                found.append(f"{where} computes {tasks[0].describe()}; it writes its stacks to its standard error.")
+                found.append(f"{where} is computing {tasks[0].describe()}; it writes its stacks to its standard error.")
         return found
 
     # ---- loss
