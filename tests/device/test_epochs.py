@@ -358,7 +358,7 @@ def test_it_can_be_pickled():
     [
         (numbers, -1, "The epoch must be an int of at least 0; got -1"),
         (lambda: numbers().repeat(), 1, r"has no epoch 1, because it never ends. Remove `repeat\(\)`"),
-        (lambda: Tail(stream()), 1, "Tail .*cannot go to epoch 1: it is a stream of its own"),
+        (lambda: Tail(stream()), 1, "Tail .*cannot start at epoch 1: it is a user-defined stream"),
         (lambda: MapDataset.range(2**40), 2**30, "beyond 2"),
         (
             lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=2)),

@@ -498,7 +498,7 @@ def test_functions_that_workers_cannot_have_stay_with_the_consumer(monkeypatch, 
     ds = MapDataset.range(100).map(locked).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=AUTOTUNE))
     with caplog.at_level(logging.WARNING, "headrace"):
         assert list(ds) == spun(100)
-    assert any("no worker processes" in record.getMessage() for record in caplog.records)
+    assert any("without worker processes" in record.getMessage() for record in caplog.records)
 
 
 def test_errors_come_after_all_elements_before_them(monkeypatch):
