@@ -1,4 +1,4 @@
-"""What a pipeline costs and what it could give, found by running it alone: `headrace.diagnose(ds)`."""
+"""What a pipeline costs and how fast it could be, found by running it alone: `headrace.diagnose(ds)`."""
 
 import dataclasses
 import time
@@ -21,16 +21,16 @@ from headrace.stats.verdicts import culprit, significant, with_threads
 from headrace.threads import num_cores
 
 WORTH = 1.1  # a smaller gain is not worth worker processes
-SHARES = 0.3, 0.3, 0.4  # of the time: without workers, with one, with the best number of them
-AGAIN = 0.2  # of the time, for each further trial
+SHARES = 0.3, 0.3, 0.4  # the shares of time without workers, with one, and with the best number
+AGAIN = 0.2  # the share of time for each further trial
 MOST_TRIALS = 5
-AS_PREDICTED = 0.8  # of a prediction: if a trial gives less, or as much more, others are made
-WARM_UP = 4  # outputs, for each worker, before measuring
+AS_PREDICTED = 0.8  # a trial with less than this share of the predicted rate, or as far above it, leads to others
+WARM_UP = 4  # outputs per worker that come before measuring
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a pipeline costs and what it could give.
+    """What a pipeline costs and how fast it could be.
 
     >>> found = Diagnosis((), {0: 900.0, 1: 1700.0}, best=1, measured=1650.0, verdict="One worker is best.")
     >>> found.best, found.rates[found.best]
@@ -38,13 +38,13 @@ class Diagnosis:
 
     Attributes:
         operations: What each operation costs, the longest first, measured without workers.
-        rates: Predicted elements in a second, by number of workers; those of 0 and 1 are measured. Trials of other
+        rates: Predicted elements per second, by number of workers; those of 0 and 1 are measured. Trials of other
             numbers have corrected them.
         best: The number of workers to use.
-        measured: Elements in a second that so many gave.
+        measured: Elements per second with that number of workers, as measured.
         verdict: What takes longest, and what to do.
-        tried: Elements in a second that a trial gave, by number of workers.
-        threads: Elements in a second that threads gave, by their number; only tried where reading waits.
+        tried: Elements per second in the trials, by number of workers.
+        threads: Elements per second with threads, by their number; tried only if reading waits.
     """
 
     operations: tuple[OperationStats, ...]
@@ -83,11 +83,11 @@ _HEAD = "workers", "elements/s", "tried"
 
 @explains_keywords
 def diagnose(ds: Any, *, seconds: float = 5.0) -> Diagnosis:
-    """Runs a pipeline alone, and says what each operation costs and what the whole would give with more workers.
+    """Runs a pipeline alone, and reports what each operation costs and how fast it would be with more workers.
 
-    It runs without workers, with one, and with as many as should be best, for about `seconds` in all. If these give
-    much less or more than predicted, other numbers are tried, and it takes up to twice as long. An `mp_prefetch` or
-    `prefetch` at the end of the pipeline is left out first.
+    It runs without workers, with one, and with as many as should be best, for about `seconds` in all. If the rate is
+    far from the prediction, it tries other numbers and takes up to twice as long. An `mp_prefetch` or `prefetch` at the
+    end of the pipeline is removed first.
 
     >>> from headrace import MapDataset
     >>> found = diagnose(MapDataset.range(10_000).map(str).batch(10), seconds=0.3)
@@ -142,7 +142,7 @@ def _verdict_on_threads(alone: Stats, threads: dict[int, float], others: float) 
             where = next((each.where for each in alone.operations), "consumer")
             return (
                 f"{culprit(alone, where)} It waits: `to_iter_dataset({with_threads(number)})` gives "
-                f"{significant(rate)} elements/s, {significant(rate / alone.rate)} × as much as now."
+                f"{significant(rate)} elements/s, {significant(rate / alone.rate)} × as many as now."
             )
     return ""
 
@@ -188,7 +188,7 @@ class _Trials:
         return self._scaling.without_trials(number)
 
     def predictions(self, best: int) -> dict[int, float]:
-        """Elements in a second, by number of workers; for the best one, as predicted before its last trial."""
+        """Elements per second, by number of workers; for the best one, as predicted before its last trial."""
         rates = {0: self._alone.rate}
         if self._one.elements:
             rates |= {number: self._scaling.rate(number) for number in _numbers(max(self._predicted, default=1))}
@@ -267,9 +267,8 @@ def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
     too_high = ""
     if number and rate < AS_PREDICTED * trials.from_one(number):
         too_high = (
-            f" By what one worker does, {number} would give {significant(trials.from_one(number))}; they give "
-            f"{significant(rate)}: workers share something that is the limit, such as memory, or other programs use "
-            "the cores."
+            f" Judging by one worker, {number} would give {significant(trials.from_one(number))}; they give "
+            f"{significant(rate)}: the workers compete for something, such as memory, or other programs use the cores."
         )
     if not best:
         gives = f"{significant(rate)} elements/s with {number}, " if number else ""
@@ -277,6 +276,6 @@ def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
     measured = trials.tried[best]
     gain = significant(measured / alone.rate)
     return (
-        f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as much as no workers."
-        f"{too_high}"
+        f"{found} `.mp_prefetch({best})` gives {significant(measured)} elements/s, {gain} × as many as without "
+        f"workers.{too_high}"
     )

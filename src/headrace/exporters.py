@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 class Exporter:
-    """Tells a target the statistics of an iterator every few seconds, until an error of the target, which is logged."""
+    """Sends a target the statistics of an iterator every few seconds, until an error of the target, which is logged."""
 
     def __init__(self, iteration: "Iteration", export: Export, every_s: float):
         self._iteration = weakref.ref(iteration)
@@ -49,7 +49,7 @@ class Exporter:
             self._failed = True
             import logging  # slow to import, and hardly ever needed
 
-            logging.getLogger("headrace").warning("Statistics are not exported any more: %s", format_error(e))
+            logging.getLogger("headrace").warning("Stopped exporting statistics: %s", format_error(e))
 
 
 def debug_report() -> Export:
@@ -69,7 +69,7 @@ def debug_report() -> Export:
 
 
 def export_of(target: Any) -> Export:
-    """The function that gives statistics to a target."""
+    """The function that sends statistics to a target."""
     if isinstance(target, Prometheus):
         return target.show
     if hasattr(target, "add_scalar"):
@@ -150,7 +150,7 @@ class Prometheus:
             self.port = self._server.server_port
 
     def show(self, stats: Stats) -> None:
-        """Gives these statistics to the next reader."""
+        """Keeps these statistics for the next reader."""
         self._stats = stats
 
     def collect(self) -> Iterator[Any]:
@@ -161,12 +161,12 @@ class Prometheus:
         counter = self._core.CounterMetricFamily
         gauge = self._core.GaugeMetricFamily
         recent = stats.recent or stats
-        yield counter("headrace_elements", "Outputs that the consumer got.", value=stats.elements)
+        yield counter("headrace_elements", "Outputs that the consumer received.", value=stats.elements)
         yield counter("headrace_bytes", "About how many bytes they have.", value=stats.bytes)
         yield counter("headrace_next_seconds", "The consumer's time in next().", value=stats.next_s)
-        yield counter("headrace_consumer_seconds", "The consumer's time elsewhere.", value=stats.consumer_s)
+        yield counter("headrace_consumer_seconds", "Time between calls of next().", value=stats.consumer_s)
         yield counter("headrace_cpu_seconds", "Time on cores, in all threads and workers.", value=stats.cpu_s)
-        yield gauge("headrace_elements_per_second", "Outputs a second, lately.", value=recent.rate)
+        yield gauge("headrace_elements_per_second", "Recent outputs per second.", value=recent.rate)
         busy = counter("headrace_stage_busy_seconds", "Time at work.", labels=("stage", "by"))
         buffered = gauge("headrace_stage_buffered_ratio", "How full its buffer is.", labels=("stage", "by"))
         for stage in recent.stages:
@@ -193,10 +193,10 @@ class Prometheus:
 
 @contextlib.contextmanager
 def annotations(profiler: str) -> Iterator[None]:
-    """Within it, operations that this process computes have their names in the traces of a profiler.
+    """A context in which operations that this process computes appear by name in a profiler's traces.
 
     Worker processes are not in such traces: `MultiprocessingOptions(enable_profiling=True)` lets a profiler look into
-    them. Everywhere else, operations cost nothing more.
+    them. Outside the context, operations cost nothing more.
 
     >>> with annotations("jax"):
     ...     _ = list(MapDataset.range(4).map(str))

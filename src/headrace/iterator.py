@@ -78,7 +78,7 @@ class _Checkpointable(Generic[T]):
             ...
         headrace.errors.ClosedError: This iterator is closed; make a new one.
 
-        Differs from Grain: after it, `next` is always an error; Grain may still give elements that were ready.
+        Differs from Grain: after it, `next` is always an error; Grain may still return elements that were ready.
         """
 
     async def save(self, directory: Any) -> Awaitable[None]:
@@ -141,7 +141,7 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
     """
 
     _parents: "tuple[DatasetIterator, ...]" = ()
-    _state_is_global: Any = False  # whether any number of processes can go on from the states of all
+    _state_is_global: Any = False  # whether any number of processes can resume from the states of all
     _stats: ClassVar[NoStats] = NoStats()
     _closed = False
 
@@ -150,7 +150,7 @@ class DatasetIterator(_Checkpointable[T], abc.ABC):
 
     @property
     def _parent(self) -> "DatasetIterator":
-        assert len(self._parents) == 1  # programs that iteration up a chain of iterators catch this
+        assert len(self._parents) == 1  # programs that walk up a chain of iterators catch this
         return self._parents[0]
 
     @abc.abstractmethod
@@ -245,9 +245,9 @@ class PipelineIterator(_Checkpointable[T]):
             self._export(debug_report(), DEBUG_EVERY_S)
 
     def log_to(self, target: Any, *, every_s: float = 10.0) -> Self:
-        """Gives its statistics to something else every few seconds, and when it is closed; returns the iterator.
+        """Sends its statistics to a target every few seconds, and when it is closed; returns the iterator.
 
-        An error of the target is logged, and ends that; the stream goes on.
+        An error of the target is logged and ends the export; the stream continues.
 
         >>> seen = []
         >>> with iter(MapDataset.range(4)).log_to(seen.append) as iterator:
@@ -259,8 +259,8 @@ class PipelineIterator(_Checkpointable[T]):
 
         Args:
             target: A TensorBoard `SummaryWriter`, a Weights & Biases run, `exporters.Prometheus`, or a function that
-                gets a dict of numbers.
-            every_s: How often.
+                receives a dict of numbers.
+            every_s: The seconds between two exports.
         """
         self._export(export_of(target), every_s)
         return self
@@ -279,7 +279,7 @@ class PipelineIterator(_Checkpointable[T]):
 
         Differs from Grain: it has the fields `pipeline`, `functions` and `checksum`, and does not depend on workers.
         """
-        return self._identity.added_to(self._position_state())
+        return self._identity.add_to(self._position_state())
 
     def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
         """The state as `size` bytes, for hosts that gather their states; `set_state` takes it too.
@@ -295,7 +295,7 @@ class PipelineIterator(_Checkpointable[T]):
         Differs from Grain: only Headrace has it.
         """
         state = self.get_state()
-        return arrays.packed(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
+        return arrays.pack(state if isinstance(state, bytes) else json.dumps(state).encode(), size)
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
         """Returns to the position at which `get_state` or `state_as_array` was called.
@@ -309,7 +309,7 @@ class PipelineIterator(_Checkpointable[T]):
         >>> next(iterator) == first
         True
 
-        Differs from Grain: a state of another seed, batch size, shard or source is an error; Grain goes on with other
+        Differs from Grain: a state of another seed, batch size, shard or source is an error; Grain continues with other
         data.
         """
         try:
@@ -369,7 +369,9 @@ class PipelineIterator(_Checkpointable[T]):
         self._iteration.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("An iterator cannot be copied or pickled: keep its `get_state()`, and make a new one there.")
+        raise TypeError(
+            "An iterator cannot be copied or pickled: save its `get_state()`, and call `set_state()` on a new iterator."
+        )
 
     def __repr__(self) -> str:
         return f"<iterator of {self._iteration.op.label()} at {self._position_state()}>"

@@ -1,8 +1,8 @@
 """Chooses threads, workers and buffers for a pipeline, from a short trial of it.
 
 The trial first computes elements in the caller's thread, with nothing ahead. If these take long and most of the time
-goes into reading, it also reads in one thread and in two, to see whether threads pay. All of it takes a second at most,
-or one element if that takes longer. The choice changes only speed, never a value.
+goes into reading, it also reads in one thread and in two, to see whether threads help. All of it takes a second at
+most, or one element if that takes longer. The choice changes only speed, never a value.
 """
 
 import itertools
@@ -30,19 +30,19 @@ from headrace.threads import has_gil, map_in_threads, thread_wanted_s
 from headrace.threads import num_cores as num_cores
 
 SAMPLING_S = 0.4  # the sample starts no element after this
-TRIAL_S = 0.9  # nor do threads after this
+TRIAL_S = 0.9  # threads start no round after this
 ROUND_S = 0.03  # how long threads read in one round
 MOST_ROUNDS = 6
-WAITS = 0.5  # a thread that wants a core for less of the time waits for something else
-CORES_WANTED = (
-    1.6  # by two threads for each that one wants: 2 if they release the GIL; if not 1, or 1.4 on a busy machine
-)
+WAITS = 0.5  # a thread that wants a core for less than this share of its time waits for something else
+# How many times the cores of one thread two threads must want: it is 2 if they release the GIL; if not, it is 1, or up
+# to 1.4 on a busy machine.
+CORES_WANTED = 1.6
 RUN_S = 0.01  # reads grow while they take less than this
-MANY_INPUTS = 2  # for each output: more than these are a batch, a window, or a filter that drops
+MANY_INPUTS = 2  # more inputs for each output come from a batch, a window, or a filter that drops
 MOST_THREADS = 16
 WORKER_BUFFER_SIZE = 4
-DEFAULT_BUDGET = 1 << 30  # bytes, where the system does not tell how much memory is free
-SHARE_OF_MEMORY = 4  # else this fraction of what is free
+DEFAULT_BUDGET = 1 << 30  # in bytes, where the system does not report how much memory is free
+SHARE_OF_MEMORY = 4  # otherwise, the budget is the free memory divided by this
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def pick_performance_config(
         most_workers = 0
 
     begin = time.perf_counter()
-    sample = _sampled(ds._stream_op, samples_to_check, begin + SAMPLING_S)
+    sample = _sample_stream(ds._stream_op, samples_to_check, begin + SAMPLING_S)
     read = ReadOptions(0, 0, min(ReadOptions.prefetch_buffer_bytes, budget))
     work = MultiprocessingOptions(0, buffer_bytes=min(MultiprocessingOptions.buffer_bytes, budget))
     if sample.cost_s >= ELEMENT_S:
         source = max(sample.reads.values(), key=lambda each: each.took_s, default=None)
         most_threads = 0
         if source is not None and sample.mostly_reads:
-            most_threads = _threads_that_pay(source, sample, cores, begin + TRIAL_S)
+            most_threads = _threads_that_help(source, sample, cores, begin + TRIAL_S)
         if source is not None and most_threads:
             read = _reading(read, most_threads, budget // source.element_bytes, max_buffer_size)
         else:
@@ -182,7 +182,7 @@ class _OutOfTime(Exception):
     """The sample ends here."""
 
 
-def _sampled(op: Op, count: int, deadline: float) -> _Sample:
+def _sample_stream(op: Op, count: int, deadline: float) -> _Sample:
     """Computes outputs until there are enough or time is up."""
     sample = _Sample()
     last = begin = time.perf_counter()
@@ -193,7 +193,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
 
     policy = gather_options(op).on_error
     sample.guard = None if policy.raises else Guard(policy, lambda records: None)  # the run itself will report them
-    stream = open_stream(op, None, replace(_HERE, elsewhere=paced, guard=sample.guard))
+    stream = open_stream(op, None, replace(_HERE, remote_stream=paced, guard=sample.guard))
     try:
         while len(sample.outputs_s) < count and (run := stream.pull(1)) is not None:
             if rows := run.block.own_rows():
@@ -211,7 +211,7 @@ def _sampled(op: Op, count: int, deadline: float) -> _Sample:
 
 _HERE = Context(  # whatever the pipeline says
     executor=lambda _: InlineExecutor(),
-    ahead=lambda stream, _: stream,
+    prefetch=lambda stream, _: stream,
     processes=lambda op, position, context: open_stream(op.parent, position, context),
     watch=lambda op: FilterWatch(op, DatasetOptions(filter_warn_threshold_ratio=None)),
     close=lambda **_: None,
@@ -260,13 +260,13 @@ class _PacedStream(UnaryStream):
 
 
 class _Round(NamedTuple):
-    """How many elements threads read in a second, and how many cores they wanted."""
+    """How many elements threads read per second, and how many cores they wanted."""
 
     rate: float
     cores: float
 
 
-def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: float) -> int:
+def _threads_that_help(reads: _Reads, sample: _Sample, cores: int, deadline: float) -> int:
     """How many threads keep all cores busy; 0 unless two are faster than one: if they wait or release the GIL."""
     length = reads.op.length()
     indices = itertools.count(reads.elements)
@@ -302,11 +302,11 @@ def _threads_that_pay(reads: _Reads, sample: _Sample, cores: int, deadline: floa
     if alone:
         busy_share = sum(each.cores for each in alone) / len(alone)
     if not alone:  # too slow for a trial
-        pays = busy_share < WAITS or not has_gil()
+        helps = busy_share < WAITS or not has_gil()
     elif busy_share < WAITS:
-        pays = max(each.rate for each in together) >= THREADS_GAIN * max(each.rate for each in alone)
+        helps = max(each.rate for each in together) >= THREADS_GAIN * max(each.rate for each in alone)
     else:  # Speed depends on who else uses the cores. But while one thread holds the GIL, the other wants none.
         wanted = [each.cores for each in together]
-        # On a busy machine, one may start when the other ends. Without a GIL, one round tells that they need not wait.
-        pays = (sum(wanted) / len(wanted) if has_gil() else max(wanted)) >= CORES_WANTED * busy_share
-    return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if pays else 0
+        # On a busy machine, one may start when the other ends. Without a GIL, one round shows that they need not wait.
+        helps = (sum(wanted) / len(wanted) if has_gil() else max(wanted)) >= CORES_WANTED * busy_share
+    return min(MOST_THREADS, max(2, round(cores / min(1.0, max(busy_share, 0.01))))) if helps else 0

@@ -284,7 +284,7 @@ def _walk(indices: np.ndarray, max_index: Any, bits: int, round_keys: Any) -> np
             outside = np.ones(left, bool)
         if small and left <= _LAST_FEW:
             each = np.broadcast_to(largest, left).tolist(), np.broadcast_to(keys.T, (left, 3)).tolist()
-            values = np.array([_walk_one(*walk) for walk in zip(values.tolist(), *each, strict=True)], np.int64)
+            values = np.array([_walk_one(*start) for start in zip(values.tolist(), *each, strict=True)], np.int64)
             break
         np.copyto(values, cipher(values, keys), where=outside)
         outside = values.view(np.uint64) > largest

@@ -142,7 +142,7 @@ class IndexSampler(BuiltInSampler):
         num_records: How many records the source has.
         shard_options: The shard that this process reads.
         shuffle: Whether each epoch has a new random order.
-        num_epochs: How often all records come; endless by default.
+        num_epochs: How many times to read all records; endless by default.
         seed: The seed to shuffle and for random operations, which both need one.
     """
 
@@ -195,7 +195,7 @@ class IndexSampler(BuiltInSampler):
             records = records.shuffle(seed=self._seed)
         shard = self._shard_options
         if shard.ends_together and self._num_epochs is not None and len(self) % shard.shard_count:
-            # As in Grain: a piece that is one record shorter than others goes on with its first ones at the end.
+            # As in Grain: a piece that is one record shorter than others repeats its first one at the end.
             return records.repeat()[: len(self) // shard.shard_count]
         return records if self._num_epochs == 1 else records.repeat(self._num_epochs)
 

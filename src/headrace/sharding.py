@@ -25,7 +25,7 @@ class ShardOptions:
     Args:
         shard_index: Which shard, from 0 on.
         shard_count: How many there are.
-        drop_remainder: Whether all shards get the same number of records, and no shard reads the rest.
+        drop_remainder: Whether all shards have the same number of records, and no shard reads the rest.
     """
 
     ends_together: ClassVar[bool] = False  # whether a loader gives all shards the same number of records
@@ -82,8 +82,8 @@ class NoSharding(ShardOptions):
 class ShardByJaxProcess(ShardOptions):
     """One shard for each process of a distributed JAX program.
 
-    In a `DataLoader` all processes get the same number of records, as in Grain, so that they end together: a few are
-    left out if the number of records is not a multiple of the number of processes. To read all of them, give
+    In a `DataLoader` all processes read the same number of records, as in Grain, so that they end together: a few are
+    dropped if the number of records is not a multiple of the number of processes. To read all of them, pass
     `ShardOptions(jax.process_index(), jax.process_count())`.
 
     >>> shard = ShardByJaxProcess()  # here, one process of one

@@ -66,18 +66,18 @@ def assert_resumable(ds: Dataset | DataLoader | DatasetIterator, *, max_outputs:
             break
     for i, state in enumerate(states):
         fresh = opened()
-        fresh.set_state(_saved_and_loaded(state))
+        fresh.set_state(_save_and_load(state))
         for j in range(i, len(elements)):
             assert_equal(next(fresh), elements[j])
             assert fresh.get_state() == states[j + 1], f"states differ after output {j + 1}"
         if len(elements) < max_outputs:
-            assert next(fresh, _END) is _END, f"restored at output {i}, more comes than before"
+            assert next(fresh, _END) is _END, f"restored at output {i}, it returned more than before"
 
 
 _END = object()
 
 
-def _saved_and_loaded(state: Any) -> Any:
+def _save_and_load(state: Any) -> Any:
     """A state as it comes back from a checkpoint; that of a loader is bytes anyway."""
     return state if isinstance(state, bytes) else json.loads(json.dumps(state))
 
@@ -101,7 +101,7 @@ def assert_block_law(ds: MapDataset, *, num_epochs: int = 2, seed: int = 0) -> N
         rows = ds._fetch(indices).own_rows()
         for index, row in zip(indices, rows, strict=True):
             which = f"{index}" if index < length else f"{index} ({index % length} of epoch {index // length + 1})"
-            with _named(f"element {which}: read with others first (ACTUAL), then alone (DESIRED)"):
+            with _note_on_failure(f"element {which}: read with others first (ACTUAL), then alone (DESIRED)"):
                 assert_equal(row, ds[int(index)])
 
 
@@ -113,13 +113,15 @@ def _assert_ways_agree(source: Any) -> None:
     rows = list(source.__getitems__(list(indices)))
     assert len(rows) == len(indices), f"`__getitems__` of {name} gave {len(rows)} items for the indices {indices}"
     for index, row in zip(indices, rows, strict=True):
-        with _named(f"element {index} of {name}: `__getitems__({indices})` (ACTUAL), `__getitem__` (DESIRED)"):
+        with _note_on_failure(
+            f"element {index} of {name}: `__getitems__({indices})` (ACTUAL), `__getitem__` (DESIRED)"
+        ):
             assert_equal(row, source[index])
 
 
 @contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Says in a failed check what was compared."""
+def _note_on_failure(what: str) -> Iterator[None]:
+    """Adds what was compared to the error of a failed check."""
     try:
         yield
     except AssertionError as e:

@@ -1,11 +1,11 @@
-"""Transformations as classes: subclass one, define its method, and give an object of it to a dataset.
+"""Transformations as classes: subclass one, define its method, and pass an instance to a dataset.
 
 With a function, `Map(fn)` and the like need no subclass.
 Each may also define `output_spec(input_spec)`, so that `element_spec` is known without reading data.
-Besides `map`, a `Map` may define `map_batch(columns)`: it gets a pytree whose leaves have one leading axis and
+Besides `map`, a `Map` may define `map_batch(columns)`: it receives a pytree whose leaves have one leading axis and
 returns one of the same length, with the rows that `map` returns. If elements are not columns (texts, or arrays of
-different lengths), it may define `map_rows(elements)`: it gets a list and returns one of the same length. Do not rely
-on how many elements they get at once.
+different lengths), it may define `map_rows(elements)`: it receives a list and returns one of the same length. Do not
+rely on how many elements they receive at once.
 """
 
 import abc
@@ -51,7 +51,7 @@ class Map(_Transform):
     >>> list(MapDataset.range(3).map(Scale(10))), list(MapDataset.range(3).map(Map(str)))
     ([0, 10, 20], ['0', '1', '2'])
 
-    Differs from Grain: `Map(function)` needs no subclass; so it is for the other transforms here.
+    Differs from Grain: `Map(function)` needs no subclass; nor do the other transforms here.
     """
 
     _method = "map"
@@ -81,7 +81,7 @@ class RandomMap(_Transform):
 class SeedGlobals(RandomMap):
     """A function that draws from the generators of `random`, NumPy and torch, as a transform for `random_map`.
 
-    They are seeded for each element, and put back afterwards, so that the function needs no generator of its own.
+    They are seeded for each element and restored afterwards, so the function needs no generator.
 
     >>> import random
     >>> from headrace import MapDataset
@@ -176,7 +176,7 @@ class TfRandomMap(abc.ABC):
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Says for each index which dataset the element comes from, and its index there.
+    """Maps each index to the dataset that the element comes from, and its index there.
 
     >>> class Alternate(DatasetSelectionMap):
     ...     def __len__(self):

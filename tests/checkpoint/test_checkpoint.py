@@ -259,7 +259,7 @@ def test_iterators_are_not_copied_but_made_anew():
 
     for make_one in (SOURCES["dataset"], SOURCES["loader"]):
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="keep its `get_state\\(\\)`"):
+            with pytest.raises(TypeError, match="save its `get_state\\(\\)`"):
                 copied(make_one())
 
 

@@ -107,7 +107,7 @@ def test_every_command_has_help(command, capsys):
     [
         ([], "required: COMMAND. See headrace --help."),
         (["inspekt"], "invalid choice: 'inspekt'"),
-        (["head", "a", "-n", "0"], "must be a number from 1 on; got '0'. See headrace head --help."),
+        (["head", "a", "-n", "0"], "must be a whole number of at least 1; got '0'. See headrace head --help."),
         (["bench", "a.py:ds", "--seconds", "x"], "must be a number above 0; got 'x'"),
     ],
 )
@@ -282,7 +282,7 @@ def test_inspect_a_stream(data, capsys):
     found = inspected(capsys, data / "f.jsonl.gz")
     assert (found["records"], found["first_record"]) == (None, {"text": "", "n": 0})
     assert found["checksums"] == "all bytes, by gzip or zlib"
-    assert "not known before the end: it is read as a stream" in out_of(capsys, "inspect", data / "f.jsonl.gz")
+    assert "unknown until the end: it is read as a stream" in out_of(capsys, "inspect", data / "f.jsonl.gz")
 
 
 def test_inspect_a_folder_of_shards(tmp_path, capsys):

@@ -95,7 +95,7 @@ def test_errors_are_one_line_and_a_status(tmp_path, capsys):
     assert "A record is no dict" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         convert("a", "b.parquet", "--shards", "0")
-    assert "must be a number from 1 on; got '0'" in capsys.readouterr().err
+    assert "must be a whole number of at least 1; got '0'" in capsys.readouterr().err
     assert [name for name in names_in(tmp_path) if name.startswith(("b", ".b"))] == []
 
 

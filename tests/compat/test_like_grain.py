@@ -428,7 +428,7 @@ def test_a_source_whose_getitems_is_broken_is_read_one_by_one(answer, caplog):
     [
         (
             lambda indices: indices[:3],
-            r"`__getitems__` of Broken gave a list of 3 items for \d+ indices. It must give one",
+            r"`__getitems__` of Broken returned a list of 3 items for \d+ indices. It must return one item",
         ),
         (lambda indices: indices if len(indices) < 4 else None, "'NoneType' object is not iterable"),
     ],

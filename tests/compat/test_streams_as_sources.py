@@ -118,7 +118,7 @@ def test_a_state_is_restored_with_a_new_source(batch, worker_count, taken):
 def test_a_state_is_refused_once_something_was_read():
     iterator = iter(loader(Stream()))
     next(iterator)
-    with pytest.raises(StateError, match="Stream gives its elements one after the other and was read already"):
+    with pytest.raises(StateError, match="Stream can only be read in order and was read already"):
         iterator.set_state(iterator.get_state())
     with pytest.raises(StateError, match="with a new source and loader"):
         iter(iterator._loader).set_state(iterator.get_state())

@@ -472,7 +472,7 @@ def test_explain_shows_what_is_done():
           .to_iter_dataset(ReadOptions)                                | in index order, 2 threads
         MapDataset.range(5, 9, 1)                                      | ints
           .map(is_any at test_dataset.py:{line})                            | one call per element
-          .to_iter_dataset()                                           | in index order; threads where a trial shows that they pay
+          .to_iter_dataset()                                           | in index order; threads if a trial shows that they help
           .filter(is_any at test_dataset.py:{line})                         | one call per element, skips the others
           .window_shuffle(3, seed=1)                                   | ordering point: one window at a time
       .random_map(is_any at test_dataset.py:{line}, seed=7)                 | one call per element, generator moved by counter; ordering point: counts elements

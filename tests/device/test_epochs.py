@@ -179,8 +179,8 @@ def test_states_go_on_in_their_epoch_and_then_with_the_next(k):
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (lambda: numbers().repeat(), "since it never ends"),
-        (lambda: Tail(stream()), "only its own code can order anew"),
+        (lambda: numbers().repeat(), "because it never ends"),
+        (lambda: Tail(stream()), "only its own code can reorder"),
         (lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=1)), "has a DataLoader"),
     ],
 )
@@ -357,8 +357,8 @@ def test_it_can_be_pickled():
     ("build", "epoch", "text"),
     [
         (numbers, -1, "The epoch must be an int of at least 0; got -1"),
-        (lambda: numbers().repeat(), 1, r"has no epoch 1, since it never ends: leave out `repeat\(\)`"),
-        (lambda: Tail(stream()), 1, "Tail .*cannot go to epoch 1: it is a stream of its own"),
+        (lambda: numbers().repeat(), 1, r"has no epoch 1, because it never ends. Remove `repeat\(\)`"),
+        (lambda: Tail(stream()), 1, "Tail .*cannot start at epoch 1: it is a user-defined stream"),
         (lambda: MapDataset.range(2**40), 2**30, "beyond 2"),
         (
             lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=2)),

@@ -39,8 +39,8 @@ def test_rows_that_global_batches_leave_out_are_warned_of(told):
     MapDataset.range(70).global_batch(16, ShardOptions(1, 2))
     MapDataset.range(71).to_iter_dataset().global_batch(16, ShardOptions(1, 2))
     random_access, stream = told()
-    assert "leaves out the last 6 of 70 elements" in random_access
-    assert "leaves out the last 7 of 71 elements" in stream
+    assert "drops the last 6 of 70 elements" in random_access
+    assert "drops the last 7 of 71 elements" in stream
 
 
 @pytest.mark.parametrize("make", [lambda ds: ds, lambda ds: ds.to_iter_dataset()])

@@ -114,7 +114,7 @@ def test_threads_that_hold_the_gil_are_not_used_and_the_user_is_told_once(execut
     if not advice.records and os.getloadavg()[0] > num_cores():
         pytest.skip("others use the cores")
     (record,) = advice.records
-    assert executors[-1].threads_pay is not True
+    assert executors[-1].threads_help is not True
     assert record.levelno == logging.WARNING
     text = record.getMessage()
     assert "map(spin" in text
@@ -144,9 +144,9 @@ def test_nobody_is_told_where_threads_scale_or_elements_are_cheap(advice, functi
 def test_threads_are_used_for_functions_that_wait(executors):
     for _ in range(5):  # others may have had the cores
         read(MapDataset.range(10_000).map(wait).to_iter_dataset())
-        if executors[-1].threads_pay:
+        if executors[-1].threads_help:
             break
-    assert executors[-1].threads_pay
+    assert executors[-1].threads_help
 
 
 @pytest.mark.parametrize("with_workers", [False, True])
@@ -171,7 +171,7 @@ def test_threads_are_used_for_functions_that_release_the_gil(executors, function
     are_free = 0
     for _ in range(TRIES):
         read(MapDataset.range(10_000).map(function).to_iter_dataset(), 120 + 40 * num_cores())  # some for each thread
-        if executors[-1].threads_pay:
+        if executors[-1].threads_help:
             return
         are_free += os.getloadavg()[0] < num_cores() and two_threads_gain() > 1.6
         assert are_free < TRIES // 3, "threads were never used"
@@ -180,7 +180,7 @@ def test_threads_are_used_for_functions_that_release_the_gil(executors, function
 
 def test_cheap_elements_stay_with_the_consumer(executors):
     read(MapDataset.range(10**6).map(add_one).to_iter_dataset(), 100_000)
-    assert executors[-1].threads_pay is not True
+    assert executors[-1].threads_help is not True
 
 
 @pytest.mark.parametrize("options", [ReadOptions(num_threads=0), ReadOptions(num_threads=4)])
@@ -265,9 +265,9 @@ def test_what_is_concluded(monkeypatch, gain, ran, queued, cores, share, elsewhe
         for _ in range(400):
             step(share)
             clock.now += elsewhere_s
-            if executor.threads_pay is not None:
+            if executor.threads_help is not None:
                 break
-        assert executor.threads_pay is pays
+        assert executor.threads_help is pays
     assert bool(said) is told
     assert all(f"on {cores} cores" in text and ("GIL" in text) is gil for text in said)
 
@@ -279,9 +279,9 @@ def test_threads_that_did_not_pay_are_tried_again(monkeypatch):
     clock = Clock(monkeypatch, ran=1.0, queued=2.9, gain=1.5)
     with trial(monkeypatch, clock) as (executor, step):
         for pause_s in (tuning.RETRY_THREADS_S, 2 * tuning.RETRY_THREADS_S):
-            while executor.threads_pay is None or not executor.inline:
+            while executor.threads_help is None or not executor.inline:
                 step()
-            assert executor.threads_pay is False
+            assert executor.threads_help is False
             clock.now += pause_s - 1
             assert executor.inline
             clock.now += 2
@@ -289,7 +289,7 @@ def test_threads_that_did_not_pay_are_tried_again(monkeypatch):
         clock.ran, clock.queued, clock.gain = 1.9, 0.1, 1.9
         for _ in range(400):
             step()
-        assert executor.threads_pay
+        assert executor.threads_help
         assert executor.num_threads == 4
 
 
@@ -345,7 +345,7 @@ def test_workers_go_on_from_any_place_and_so_does_the_consumer(monkeypatch, stay
     monkeypatch.setattr(tuning, "HERE_S", 0.05)
     monkeypatch.setattr(tuning, "WORKERS_S", 0.02)
     monkeypatch.setattr(tuning, "ELEMENT_S", 1e-12)  # elements are costly,
-    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_help", False)  # and threads do not help
     expected = expected_of_costly()
     ds = costly(600).mp_prefetch(AUTOTUNE)
     with nothing_left():
@@ -371,7 +371,7 @@ def test_workers_that_were_no_faster_are_tried_again(monkeypatch):
         ("WORKERS_GAIN", 1e9),
     ):
         monkeypatch.setattr(tuning, name, value)
-    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_help", False)
     ds = MapDataset.range(10**6).map(spin).to_iter_dataset().mp_prefetch(AUTOTUNE)
     choice, got, end = ds._op.kept.of(TrialResult), [], time.monotonic() + LIMIT_S
     with nothing_left(), iter(ds) as iterator:
@@ -471,7 +471,7 @@ def test_without_a_gil_workers_come_after_a_trial_of_threads(monkeypatch, gil):
     monkeypatch.setattr(tuning, "HERE_S", 0.01)  # ends before any trial of threads
     monkeypatch.setattr(tuning, "THREADS_S", 1e9)
     monkeypatch.setattr(tuning, "THREADS_GAIN", 0.0)  # in which threads always pay
-    monkeypatch.setattr(AutotunedExecutor, "_judge", lambda *found: None)
+    monkeypatch.setattr(AutotunedExecutor, "_report_stuck", lambda *found: None)
     monkeypatch.setattr(tuning.TrialStream, "_start", start)
     assert list(MapDataset.range(400).map(spin).mp_prefetch(AUTOTUNE)) == spun(400)
     assert bool(started) is gil
@@ -498,7 +498,7 @@ def test_functions_that_workers_cannot_have_stay_with_the_consumer(monkeypatch, 
     ds = MapDataset.range(100).map(locked).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=AUTOTUNE))
     with caplog.at_level(logging.WARNING, "headrace"):
         assert list(ds) == spun(100)
-    assert any("no worker processes" in record.getMessage() for record in caplog.records)
+    assert any("without worker processes" in record.getMessage() for record in caplog.records)
 
 
 def test_errors_come_after_all_elements_before_them(monkeypatch):
@@ -520,7 +520,7 @@ def test_what_ends_its_process_does_not_end_the_consumer(monkeypatch):
     monkeypatch.setattr(ProcessPool, "all_ready", lambda pool: True)  # they go on at once
     monkeypatch.setattr(tuning, "HERE_S", 0.02)
     monkeypatch.setattr(tuning, "ELEMENT_S", 1e-12)  # elements are costly,
-    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_pay", False)  # and threads do not help
+    monkeypatch.setattr(tuning.AutotunedExecutor, "threads_help", False)  # and threads do not help
     monkeypatch.setattr(tuning, "WORKERS_GAIN", 0.0)  # workers stay
     consumer = os.getpid()
 
@@ -553,7 +553,7 @@ def test_every_output_is_a_checkpoint(monkeypatch):
 def test_the_plan_says_so():
     ds = MapDataset.range(6).to_iter_dataset().mp_prefetch(AUTOTUNE)
     assert "mp_prefetch()" in str(ds.explain())
-    assert "worker processes where a trial shows that they pay" in str(ds.explain())
+    assert "worker processes if a trial shows that they help" in str(ds.explain())
 
 
 def test_advice_names_the_users_line_and_none_is_given_for_what_a_command_reads(monkeypatch, advice, tmp_path):

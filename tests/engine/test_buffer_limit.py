@@ -20,7 +20,7 @@ class Machine:
 
     def look(self, limit):
         self.now_s += LOOK_S
-        limit.look()
+        limit.update()
         return limit.number
 
 
@@ -45,7 +45,7 @@ def test_room_that_is_not_needed_is_given_up_step_by_step():
     for _ in range(3):
         limit.full()
         limit.empty()
-    limit.look()
+    limit.update()
     assert limit.number == 32
     assert [machine.look(limit) for _ in range(6)] == [32, 16, 8, 4, 4, 4]
 

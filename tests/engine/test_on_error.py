@@ -195,7 +195,7 @@ def test_users_datasets_and_caches():
     assert list(skipping(ds.cache().repeat(2))) == 2 * good(20)
     with pytest.raises(Unreadable) as error:
         list(skipping(Tail(ds.to_iter_dataset())))
-    assert "`on_error` cannot leave it out: the iterator of Tail may have ended" in "".join(error.value.__notes__)
+    assert "`on_error` cannot skip it: the iterator of Tail may have ended" in "".join(error.value.__notes__)
 
 
 def test_the_option_and_the_method_are_one():
@@ -478,7 +478,7 @@ def test_the_run_ends_with_the_list_when_there_are_too_many(num_workers, tmp_pat
     with nothing_left(), iter(ds) as iterator:
         for _ in range(2):  # and again
             with pytest.raises(
-                BadRecordsError, match=r"(?s)4 bad records are more than max_errors=3\..*bad\.jsonl"
+                BadRecordsError, match=r"(?s)Too many bad records: 4, which is more than max_errors=3\..*bad\.jsonl"
             ) as e:
                 found += iterator
         assert found == [x for x in range(17) if not is_bad(x)]
@@ -491,7 +491,9 @@ def test_the_run_ends_with_the_list_when_there_are_too_many(num_workers, tmp_pat
 
 def test_the_run_ends_when_too_large_a_share_is_bad():
     ds = MapDataset.range(10_000).map(lambda x: fails(2 if x % 50 == 0 else 0)).to_iter_dataset()
-    with pytest.raises(BadRecordsError, match=r"11 bad records are more than max_ratio=0.01 of the [\d,]+ read so far"):
+    with pytest.raises(
+        BadRecordsError, match=r"Too many bad records: 11, which is more than max_ratio=0.01 of the [\d,]+ read so far"
+    ):
         list(ds.on_error("skip", max_ratio=0.01))
     assert len(list(ds.on_error("skip", max_ratio=0.03, max_errors=1000))) == 9_800
     few = MapDataset.range(20).map(fails).on_error("skip")  # one in five, but only four of them
@@ -581,7 +583,7 @@ def test_a_line_that_was_cut_short_and_a_file_that_cannot_be_written(tmp_path, c
     (tmp_path / "folder").mkdir()
     with caplog.at_level(logging.WARNING, "headrace"):
         assert list(skipping(MapDataset.range(9).map(fails), quarantine="/dev/full")) == good(9)
-    assert "cannot be listed in /dev/full" in caplog.text
+    assert "Could not list bad records in /dev/full" in caplog.text
 
 
 def listed_lines(path):
@@ -597,8 +599,8 @@ def listed_lines(path):
 def test_what_is_left_out_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "headrace"):
         list(skipping(MapDataset.range(200).map(fails)))
-    messages = [text for text in caplog.messages if text.startswith("Left out")]  # others may tell of a busy machine
-    assert messages[0].startswith("Left out bad record number 1: source(RangeDataSource(")
+    messages = [text for text in caplog.messages if text.startswith("Skipped")]  # others may tell of a busy machine
+    assert messages[0].startswith("Skipped bad record number 1: source(RangeDataSource(")
     assert "record 2: Unreadable: sum 2 in map(fails" in messages[0]
     assert len(messages) == 12  # the first ten, the 16th and the 32nd
 

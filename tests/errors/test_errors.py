@@ -50,7 +50,7 @@ STREAM = RANGE.to_iter_dataset()
         (lambda: MapDataset.mix([RANGE, RANGE], [1]), "one weight for each dataset; got 1 for 2"),
         (
             lambda: MapDataset.mix([RANGE, RANGE], {"a": 1, "b": 2}),
-            "its weights are a list in the same order; got {'a': 1",
+            "its weights must be a list in the same order; got {'a': 1",
         ),
         (lambda: MapDataset.mix([]), "`mix` needs at least one dataset"),
         (lambda: IterDataset.mix({}), "`mix` needs at least one dataset"),
@@ -183,7 +183,7 @@ def test_a_function_of_many_that_returns_too_few_is_an_error(num_elements, num_w
 
 
 def test_a_class_in_place_of_an_object_is_an_error():
-    with pytest.raises(PipelineError, match=r"`map` got the class Rows. Give an object of it: `Rows\(\)`"):
+    with pytest.raises(PipelineError, match=r"`map` got the class Rows. Pass an instance: `Rows\(\)`"):
         MapDataset.range(3).map(Rows)
     with pytest.raises(PipelineError, match=r"got the class Source. Make one: `Source\(...\)`"):
         MapDataset.source(Source)
@@ -259,7 +259,7 @@ def test_a_block_source_that_gives_too_few():
         def __getitems__(self, indices):
             return []
 
-    with pytest.raises(PipelineError, match="gave a list of 0 items for 1 indices"):
+    with pytest.raises(PipelineError, match="returned a list of 0 items for 1 indices"):
         MapDataset.source(Source())[0]
 
 
@@ -393,7 +393,7 @@ def test_a_mix_that_changed_in_the_middle_of_a_window():
     for _ in range(5):
         next(saved)
     for changed in ({"a": 1, "b": 3}, {"a": 2, "b": 1, "c": 1}, {"a": 2}):
-        with pytest.raises(StateError, match="in the middle of a window or batch of them"):
+        with pytest.raises(StateError, match="in the middle of a window or batch"):
             iter(build(changed).window_shuffle(8, seed=3)).set_state(saved.get_state())
     for _ in range(3):
         next(saved)

@@ -119,8 +119,8 @@ def test_a_trial_that_gives_less_than_predicted_is_shown():
     number = max(found.tried)
     assert number > 1
     assert found.tried[number] == pytest.approx(found.tried[0], rel=0.5)
-    assert f"By what one worker does, {number} would give" in found.verdict
-    assert "workers share something that is the limit" in found.verdict
+    assert f"Judging by one worker, {number} would give" in found.verdict
+    assert "the workers compete for something" in found.verdict
     assert f"{found.tried[number]:,.1f}" in str(found)
 
 

@@ -306,7 +306,7 @@ def test_verification_stops_after_so_many_damages():
     assert [one.record for one in found.damaged] == [0, 2, 4]
     assert found.is_stopped
     assert found.parts[0].unread_from == 6
-    assert "`max_damaged` damages were found" in str(found)
+    assert "`max_damaged` damaged places were found" in str(found)
     assert not headrace.verify(Blocks(dict.fromkeys([0, 2, 4], refuse)), max_damaged=3).is_stopped
 
 
@@ -317,7 +317,7 @@ def test_blocks_that_fail_although_their_records_do_not_are_damaged():
 
     found = headrace.verify(Odd({}, 4))
     assert found.damaged
-    assert "only one by one can these be read. Together: ValueError: not together" in found.damaged[0].error
+    assert "these can be read only one by one. Read together: ValueError: not together" in found.damaged[0].error
 
 
 @pytest.mark.usefixtures("soon_given_up")

@@ -548,7 +548,7 @@ def test_a_sampler_with_more_records_than_the_source_reads_the_first_ones_again_
         sampler = package.IndexSampler(num_records, shuffle=True, num_epochs=2, seed=1)
         return package.DataLoader(data_source=range(3), sampler=sampler)
 
-    with pytest.warns(UserWarning, match=rf"num_records={num_records}, and the data source has 3 records"):
+    with pytest.warns(UserWarning, match=rf"num_records={num_records}, but the data source has only 3 records"):
         loader = make(hp)
     assert list(loader) == list(make(grain.python))
 
@@ -798,8 +798,8 @@ def _loader(**options):
         ({"worker_count": -1}, "worker_count must be an int of at least 0; got -1"),
         ({"worker_count": 1.5}, "worker_count"),
         ({"worker_buffer_size": 0}, "worker_buffer_size must be a positive int"),
-        ({"operations": ["resize"]}, "has a str, 'resize', which is not a transform. A loader takes MapTransform"),
-        ({"operations": [Doubled]}, "the class Doubled. Give an object of it"),
+        ({"operations": ["resize"]}, "contains a str, 'resize', which is not a transform. A loader takes MapTransform"),
+        ({"operations": [Doubled]}, "the class Doubled. Pass an instance of it"),
         ({"operations": hp.Batch(2)}, "must be a sequence of transforms; got Batch"),
         ({"operations": [hp.Batch(0)]}, "batch_size must be a positive int"),
         ({"shard_options": 3}, "must be ShardOptions; got int"),
@@ -834,7 +834,7 @@ def test_a_source_that_shrank_is_told():
     source = list(range(10))
     loader = _loader(data_source=source)
     del source[5:]
-    with pytest.raises(PipelineError, match="had 10 records when the loader was made, and has 5"):
+    with pytest.raises(PipelineError, match="had 10 records when the loader was created, and has 5"):
         iter(loader)
 
 

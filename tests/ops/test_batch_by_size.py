@@ -132,7 +132,7 @@ def test_oversized_elements_are_dropped_counted_and_logged_once(caplog):
     assert (stage.left_out, stage.elements) == (3, 3)
     (message,) = (record.getMessage() for record in caplog.records)
     assert "element 1, record 1 of" in message
-    assert "has size 9, over 8. Such elements are left out" in message
+    assert "has size 9, over 8. Such elements are dropped" in message
 
 
 def test_a_run_that_ended_at_an_oversized_element_goes_on_without_it():
@@ -156,8 +156,8 @@ def test_a_run_that_ended_at_an_oversized_element_goes_on_without_it():
         ([([1], [2])], len, PipelineError, "is a tuple counts its features"),
         ([{"x": [1]}], "y", PipelineError, r"size='y', but the element has no such feature: \['x'\]"),
         ([[1]], "y", PipelineError, "no such feature: a list"),
-        ([[1]], lambda x: 2.5, PipelineError, "size must return an int of 0 or more; it gave 2.5"),
-        ([[1]], lambda x: -1, PipelineError, "it gave -1"),
+        ([[1]], lambda x: 2.5, PipelineError, "size must return an int of 0 or more; it returned 2.5"),
+        ([[1]], lambda x: -1, PipelineError, "it returned -1"),
         ([[1], [2], [0]], lambda x: 1 // x[0], ZeroDivisionError, "division"),
         ([np.ones(2), np.ones((2, 2))], len, StructureError, "different rank"),
     ],

@@ -170,7 +170,7 @@ def test_seeds_before_it_count_after_it(tmp_path):
 def test_the_length_of_a_stream_is_known_once_it_is_there(tmp_path):
     ds = MapDataset.range(9).to_iter_dataset().cache(tmp_path)
     assert "once an iterator has filled it" in str(ds.batch(2).explain())
-    with pytest.raises(PipelineError, match="is not known before an iterator has filled it"):
+    with pytest.raises(PipelineError, match="is not known until an iterator has filled it"):
         ds._op.parent.length()
     assert len(list(ds.repeat(2).batch(4))) == 5
     assert ds._op.parent.length() == 9
@@ -291,7 +291,7 @@ def test_bad_records_are_left_out_if_the_policy_comes_before(tmp_path, kind):
     strict = KINDS[kind](MapDataset.range(30)).map(fails_at(23)).cache(tmp_path / "a")
     with pytest.raises(ZeroDivisionError) as raised:
         list(strict.on_error("skip", max_ratio=None))
-    assert "an `on_error` after it does not count" in raised.value.__notes__[-1]
+    assert "an `on_error` after it does not apply here" in raised.value.__notes__[-1]
 
 
 def test_what_cannot_be_kept_is_an_error(tmp_path):
@@ -557,7 +557,9 @@ def test_a_version_stands_for_the_pipeline(tmp_path):
 def test_what_has_no_fixed_form_needs_a_version(tmp_path):
     lock = (x for x in ())
     ds = MapDataset.range(3).map(lambda x: (x, lock)[0])
-    with pytest.raises(PipelineError, match=r"cannot tell whether a generator in `lock`.* of map.*Give it `version`"):
+    with pytest.raises(
+        PipelineError, match=r"cannot detect whether a generator in `lock`.* of map.*Give it a `version`"
+    ):
         ds.cache(tmp_path)
     assert list(ds.cache(tmp_path, version="1")) == [0, 1, 2]
 

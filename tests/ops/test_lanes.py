@@ -201,7 +201,7 @@ def test_a_state_of_another_shard_is_refused():
         (list, "as a list"),
         (lambda: [3], "state 0 is int"),
         (lambda: [state_after(lanes()), state_after(lanes(host=1), 3)], "step is 2 and 3 .state 0 and state 1"),
-        (lambda: [state_after(lanes()), state_after(lanes(host=1, seed=2))], "not of the same|seed is 1 and 2"),
+        (lambda: [state_after(lanes()), state_after(lanes(host=1, seed=2))], "from different|seed is 1 and 2"),
     ],
 )
 def test_states_that_do_not_belong_together_do_not_merge(states, says):
@@ -237,7 +237,7 @@ def one_endless_lane():
         (lambda: IterDataset.mix([finite(), MapDataset.range(9).to_iter_dataset()]), "lanes; got 2, 1"),
         (lambda: MapDataset.range(9).to_iter_dataset(num_lanes=0), "num_lanes must be a positive int; got 0"),
         (lambda: IterDataset.interleave([finite()] * 3, cycle_length=1, num_lanes=2), "have 2 lanes each"),
-        (lambda: IterDataset.interleave([some_parts(1)], cycle_length=1, num_lanes=2), "1 datasets to num_lanes=2"),
+        (lambda: IterDataset.interleave([some_parts(1)], cycle_length=1, num_lanes=2), "1 datasets for num_lanes=2"),
         (lambda: next(iter(TailInLanes(finite()).global_batch(4))), r"no method `shard\(index, count\)`"),
         (lambda: finite().global_batch(4, rows=3), "ShardBySharding.*got 3"),
         (lambda: list(finite().global_batch(4, HALF).repeat()), "end after different numbers of batches"),

@@ -239,7 +239,7 @@ def test_parts_and_weights_must_stay_within_a_group():
         next(iterator)
         state = iterator.get_state()
     for other in ({**WEIGHTS, "web": 2}, WeightSchedule({0: {**WEIGHTS, "code": 0}})):
-        with pytest.raises(StateError, match="parts or weights of mix.* are not those of the state"):
+        with pytest.raises(StateError, match="parts or weights of mix.* differ from those in the state"):
             iter(build(other)).set_state(state)
     iter(build(WeightSchedule({0: WEIGHTS, 1000: {**WEIGHTS, "code": 0}}))).set_state(state)
 
@@ -274,7 +274,7 @@ def test_damaged_states_are_refused(damage):
     [
         ("words", PipelineError, "weigh_by='words', but the element has no such feature"),
         (len, PipelineError, "`len` of an element that is a dict counts its features"),
-        (lambda x: 0.5, PipelineError, "weigh_by must return an int of 0 or more; it gave 0.5"),
+        (lambda x: 0.5, PipelineError, "weigh_by must return an int of 0 or more; it returned 0.5"),
         (lambda x: 1 // (7 - x["number"]), ZeroDivisionError, "division"),
         (lambda x: 10**12, PipelineError, "element of size 1000000000000; with 3 parts, the most is"),
     ],

@@ -475,7 +475,7 @@ WRONG_ELEMENTS = {
         [{"x": np.ones(3), "s": "a"}] * 2, meta_features=["s"], shuffle_bins_group_by_feature="s"
     ),
     "bos_token_id does not suit the feature 'x' of int32": lambda: split(GOOD, **(BOS | {"bos_token_id": 2**40})),
-    "which length_struct does not have: it has": lambda: split([{"x": np.ones(2), "y": np.ones(2)}]),
+    "which length_struct lacks: it has": lambda: split([{"x": np.ones(2), "y": np.ones(2)}]),
 }
 
 

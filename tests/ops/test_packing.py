@@ -240,7 +240,7 @@ def test_empty_sequences_are_logged_once_and_counted(caplog):
         )
     assert stage["left_out"] == 3 * 15
     (record,) = caplog.records
-    assert "leaves out empty sequences. A sequence is empty: it has no tokens in 'x'" in record.getMessage()
+    assert "drops empty sequences. A sequence is empty: it has no tokens in 'x'" in record.getMessage()
     assert "test_packing.py:" in record.getMessage()
     caplog.clear()
     list(documents([3, 2]).map(only_x).pack({"x": 4}))
@@ -263,9 +263,9 @@ def test_the_report_counts_empty_sequences():
     ds = documents(with_empty_ones([3, 2])).map(only_x)
     report = padding_report(ds, {"x": 4})
     assert report.num_empty == 15
-    assert str(report).splitlines()[-1] == "15 empty sequences left out"
+    assert str(report).splitlines()[-1] == "15 empty sequences dropped"
     assert padding_report(ds, {"x": 4}, num_sequences=1).num_empty == 1
-    assert str(padding_report(ds, {"x": 4}, num_sequences=1)).endswith("1 empty sequence left out")
+    assert str(padding_report(ds, {"x": 4}, num_sequences=1)).endswith("1 empty sequence dropped")
     with pytest.raises(PipelineError, match="A sequence is empty"):
         padding_report(ds, {"x": 4}, empty_sequences="error")
     assert padding_report(ds.filter(lambda e: len(e["x"])), {"x": 4}).num_empty == 0
@@ -341,7 +341,7 @@ def test_a_missing_feature_is_named():
     ds = documents([2])
     with pytest.raises(StructureError, match=r"has the feature 'y', but an element does not .* \['n', 'x'\]"):
         list(ds.pack({"x": 4, "y": 4}, long_sequences="split"))
-    with pytest.raises(StructureError, match=r"features \['n'\], which length_struct does not have: it has \['x'\]"):
+    with pytest.raises(StructureError, match=r"features \['n'\], which length_struct lacks: it has \['x'\]"):
         list(ds.pack({"x": 4}))
     assert len(list(ds.pack({"x": 4}, drop_other_features=True))) == 1
 

@@ -128,7 +128,7 @@ def state_after(count, weights):
 def test_a_state_of_another_schedule_is_refused(other):
     state = state_after(4, {0: [1, 1, 2]})
     with pytest.raises(
-        StateError, match=r"schedule .* is not that of the state, .* from element 0 on.* after element 2048"
+        StateError, match=r"schedule .* differs from the one in the state, .* from 0 on.* after element 2048"
     ):
         iter(mixed(other)).set_state(state)
 
@@ -144,7 +144,7 @@ def test_counts_stay_within_one_element_for_very_long():
     schedule = ScheduledMix(tuple(part._op for part in parts(2)), WeightSchedule({0: [9, 1]}))
     _, lags, _ = schedule.first_numbers()
     for block in range(2000):
-        plan = schedule.planned(0, lags)
+        plan = schedule.plan_block(0, lags)
         lags = plan.next_lags
         assert len(plan.which) == BLOCK
         assert abs(sum(lags)) < 1e-9, block

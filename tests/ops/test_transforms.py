@@ -114,7 +114,9 @@ def test_it_must_return_a_list_of_the_same_length(made, found):
         def map_rows(self, texts):
             return made(super().map_rows(texts)) if len(texts) > 1 else super().map_rows(texts)
 
-    with pytest.raises(PipelineError, match=f"got a list of 10 elements and its `map_rows` returned {found}: it must"):
+    with pytest.raises(
+        PipelineError, match=f"received a list of 10 elements, and its `map_rows` returned {found}: it must"
+    ):
         texts().map(Wrong()).batch(10, batch_fn=list)[0]
 
 

@@ -1,4 +1,4 @@
-"""The verdict names the operation that takes the time, wherever it stands and whoever computes it."""
+"""The verdict names the operation that is the bottleneck, wherever it stands and whoever computes it."""
 
 import functools
 import random

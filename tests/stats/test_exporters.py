@@ -79,7 +79,7 @@ def test_an_error_of_the_target_does_not_end_the_stream(caplog):
 
     assert read_all(iter(small()).log_to(fails, every_s=0.0)) == 250
     assert [record.getMessage() for record in caplog.records] == [
-        "Statistics are not exported any more: OSError: no space left"
+        "Stopped exporting statistics: OSError: no space left"
     ]
 
 

@@ -202,7 +202,7 @@ def test_the_verdict_names_a_slow_loop(workers):
 def test_too_few_elements_are_no_verdict():
     with iter(NUMBERS.map(slow).batch(2).to_iter_dataset(INLINE)) as iterator:
         next(iterator)
-        assert iterator.stats().verdict.startswith("Not known yet")
+        assert iterator.stats().verdict.startswith("No verdict yet")
 
 
 def test_the_times_of_operations_add_up():

@@ -12,7 +12,7 @@ import cloudpickle
 
 from headrace import MultiprocessingOptions
 from headrace.engine.workers.tasks import BlockTask, Heap, TaskRunner
-from headrace.engine.workers.tracebacks import packed_error, unpacked_error
+from headrace.engine.workers.tracebacks import pack_error, unpack_error
 from headrace.errors import ClosedError, WorkerError
 from headrace.protocols import ChunkLimits, PoolLoad
 
@@ -66,7 +66,7 @@ class Worker:
                 answers.put((self, pending, None, 0.0))
                 return
             except BaseException as e:
-                answer = "error", packed_error(e)
+                answer = "error", pack_error(e)
             answers.put((self, pending, answer, time.perf_counter() - begin))
 
 
@@ -126,7 +126,7 @@ class ThreadPool:
         for pending in dead.open:
             if pending.attempts > 1:
                 error = WorkerError(f"Workers died over {pending.describe()}.")
-                pending.answer = "error", packed_error(error)
+                pending.answer = "error", pack_error(error)
             elif not pending.cancelled:
                 self._send(pending)
 
@@ -146,7 +146,7 @@ class ThreadPool:
     def result(self, pending):
         kind, pickled = pending.answer
         if kind == "error":
-            raise unpacked_error(pickled)
+            raise unpack_error(pickled)
         return cloudpickle.loads(pickled)
 
     def peek(self, pending):
@@ -168,7 +168,7 @@ class ThreadPool:
             self.submit(lambda number: task, str, worker).cancelled = True
 
     def work_of_workers(self):
-        return [f"computes {worker.open[0].describe()}" for worker in self._workers if worker.open]
+        return [f"is computing {worker.open[0].describe()}" for worker in self._workers if worker.open]
 
     def interrupt(self):
         self.interrupted = True

@@ -142,7 +142,7 @@ class ElasticDatasetIterator(StreamIterator):
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
         if positions.is_array(state):
-            state = json.loads(positions.unpacked(state))
+            state = json.loads(positions.unpack(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
             raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")

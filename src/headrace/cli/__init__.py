@@ -1,4 +1,4 @@
-"""The command line: one file for each command, imported when the command is given."""
+"""The command line: one file for each command, imported when the command runs."""
 
 import argparse
 import os
@@ -11,10 +11,10 @@ from headrace import __version__
 from headrace.cli.failures import in_one_line
 
 COMMANDS = {
-    "inspect": "show what a data set is: format, size, shapes, first record",
+    "inspect": "show a data set's format, size, shapes and first record",
     "head": "print the first records of a data set, or elements of a pipeline",
-    "explain": "say how a pipeline is computed, and by whom",
-    "bench": "run a pipeline for some seconds and say what limits it",
+    "explain": "show how a pipeline is computed, and by whom",
+    "bench": "run a pipeline for a few seconds and report what limits it",
     "view": "watch a pipeline in the browser",
     "convert": "write data in another format",
     "doctor": "check this machine, or find damaged files and records",
@@ -43,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with arguments in one line."""
+    """Reports what is wrong with arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(FAILURE, f"headrace: {message}. See {self.prog} --help.\n")
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The arguments of all commands, but only the details of the one that is given: others need slow imports."""
+    """The arguments of all commands, but details only of the one to run: others need slow imports."""
     parser = _Parser(prog="headrace", description="Loads data for training.")
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     parser.set_defaults(failure=FAILURE, after_stop="")

@@ -17,7 +17,7 @@ def seconds(text: str) -> float:
 def positive(text: str) -> int:
     """A number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 on; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
     return int(text)
 
 

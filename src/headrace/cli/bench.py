@@ -1,4 +1,4 @@
-"""`headrace bench FILE:NAME`: runs a pipeline for some seconds and says what limits it: see `headrace.diagnose`."""
+"""`headrace bench FILE:NAME`: runs a pipeline for a few seconds and reports what limits it: see `headrace.diagnose`."""
 
 import argparse
 import json
@@ -8,9 +8,11 @@ from headrace.cli import arguments, output, pipelines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Runs a pipeline for some seconds and says how fast it is, where time goes and what limits it."
+    parser.description = (
+        "Runs a pipeline for a few seconds and reports its speed, where the time goes and what limits it."
+    )
     arguments.add_pipeline(parser)
-    parser.add_argument("--seconds", type=arguments.seconds, default=5.0, metavar="S", help="how long to run (5)")
+    parser.add_argument("--seconds", type=arguments.seconds, default=5.0, metavar="S", help="seconds to run (5)")
     arguments.add_json(parser)
     parser.set_defaults(run=_bench)
 

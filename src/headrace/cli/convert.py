@@ -16,9 +16,9 @@ from headrace.storage import files
 
 def add_arguments(convert: argparse.ArgumentParser) -> None:
     convert.description = (
-        "Reads data and writes it in another format. A file appears under its name when it is complete; "
-        "after a stop, the same command keeps the shards that are finished and goes on with the next. "
-        "Exit status: 0 if all is written, 1 if not."
+        "Reads data and writes it in another format. A file appears under its name when it is complete; after an "
+        "interruption, the same command keeps the finished shards and continues with the next. Exit status: 0 if "
+        "everything was written, 1 if not."
     )
     convert.add_argument("source", metavar="SOURCE", help="a path, a pattern in quotes, an address or a folder")
     convert.add_argument("target", metavar="TARGET", help=f"the file to write: one that ends in {', '.join(WRITERS)}")
@@ -34,16 +34,20 @@ def add_arguments(convert: argparse.ArgumentParser) -> None:
         "target holds such records itself)",
     )
     records.add_argument("--raw-records", action="store_true", help="write records as bytes, even tf.train.Example")
-    convert.add_argument("--decode", action="store_true", help="write images as arrays; by default, as their files are")
+    convert.add_argument(
+        "--decode", action="store_true", help="write images as arrays; by default, image files are written as they are"
+    )
     convert.add_argument(
         "--plain",
         action="store_true",
-        help="write plain values without notes, and lose what the target's format does not have, such as dtypes and "
-        "shapes; by default, elements come back equal, and what cannot is an error",
+        help="write plain values without notes, losing what the target's format cannot hold, such as dtypes and "
+        "shapes; by default, elements read back equal, and one that cannot is an error",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace existing files")
     convert.add_argument("--quiet", action="store_true", help="no progress bar")
-    convert.set_defaults(run=_convert, failure=1, after_stop=" The same command goes on with the next shard.")
+    convert.set_defaults(
+        run=_convert, failure=1, after_stop=" Run the same command again to continue with the next shard."
+    )
 
 
 def _convert(given: argparse.Namespace) -> int:

@@ -94,7 +94,7 @@ def as_example(record: Any) -> dict[str, Any] | None:
 
 
 def spec_of(tree: Any) -> dict[str, str]:
-    """The dtypes and shapes of all values, or of what a spec says of them.
+    """The dtypes and shapes of all values, or of a spec's leaves.
 
     >>> spec_of({"x": np.zeros((2, 3), np.uint8), "name": "a", "more": [1.5], "pair": ({"y": 1}, b"")})
     {'x': 'uint8[2, 3]', 'name': 'str', 'more': 'list[1]', 'pair[0].y': 'int', 'pair[1]': 'bytes'}

@@ -1,4 +1,4 @@
-"""`headrace doctor [PATH]`: finds damaged records; without a path, looks at this machine."""
+"""`headrace doctor [PATH]`: finds damaged records; without a path, checks this machine."""
 
 import argparse
 import json
@@ -9,14 +9,21 @@ from headrace.insight.verify import verify
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "With a PATH: reads all data once, in a process of its own, and says which files and records cannot be read, "
-        "also those that end the process or never end. Exit status: 0 if all is good, 1 if something is damaged, 2 if "
-        "it cannot tell. Without one: says what this machine has for loading data, and what is missing."
+        "With a PATH: reads all data once, in a separate process, and reports which files and records cannot be read, "
+        "including those that crash the process or never return. Exit status: 0 if all is good, 1 if something is "
+        "damaged, 2 if that is unknown. Without a PATH: reports what this machine has for loading data, and what is "
+        "missing."
     )
     arguments.add_data(parser, splits="all", required=False)
-    parser.add_argument("--timeout-s", type=arguments.seconds, default=60.0, metavar="S", help="time for one record")
-    parser.add_argument("--max-memory-bytes", type=arguments.positive, metavar="N", help="memory for reading (4 GiB)")
-    parser.add_argument("--max-damaged", type=arguments.positive, default=100, metavar="N", help="damages to report")
+    parser.add_argument(
+        "--timeout-s", type=arguments.seconds, default=60.0, metavar="S", help="time limit for one record"
+    )
+    parser.add_argument(
+        "--max-memory-bytes", type=arguments.positive, metavar="N", help="memory limit for reading (4 GiB)"
+    )
+    parser.add_argument(
+        "--max-damaged", type=arguments.positive, default=100, metavar="N", help="how many damaged places to report"
+    )
     arguments.add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_doctor)

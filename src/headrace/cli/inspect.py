@@ -16,8 +16,8 @@ FEW_FILES = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Says which format data has, how many files, records and bytes, what values its records have, and shows the "
-        "first one."
+        "Shows the format of data, how many files, records and bytes it has, the values in a record, and the first "
+        "record."
     )
     arguments.add_data(parser, splits="train, or the first")
     arguments.add_json(parser)
@@ -76,7 +76,7 @@ def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["splits"]:
         pairs.append(("splits", ", ".join(f"{name} {count:,}" for name, count in found["splits"].items())))
         pairs.append(("split", str(found["split"])))
-    counted = "not known before the end: it is read as a stream" if records is None else f"{records:,}"
+    counted = "unknown until the end: it is read as a stream" if records is None else f"{records:,}"
     if records and found["bytes"] and not found["splits"]:
         counted += f", {num_bytes(found['bytes'] // records)} each"
     return [*pairs, ("records", counted), ("checksums", found["checksums"])]

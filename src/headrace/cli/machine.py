@@ -78,7 +78,7 @@ def as_parts(found: dict[str, Any]) -> list[Part]:
         ("cache", found["cache"]["folder"] + ("" if found["cache"]["is_writable"] else " (not writable)")),
     ]
     rows = [(each["for"], _versions(each), each["missing"] or "") for each in found["libraries"]]
-    parts: list[Part] = [Fields(pairs), Table(("for", "installed", "missing, and how to get it"), rows)]
+    parts: list[Part] = [Fields(pairs), Table(("for", "installed", "missing, and how to install it"), rows)]
     return [*parts, Lines(found["advice"], "Advice")] if found["advice"] else parts
 
 
@@ -155,7 +155,7 @@ def _accelerators() -> list[str]:
 
 
 def _cuda_devices() -> list[str]:
-    """The names of NVIDIA's devices, as the driver tells."""
+    """The names of NVIDIA's devices, as the driver reports them."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
         count = ctypes.c_int()
@@ -191,14 +191,16 @@ def _advice(found: dict[str, Any]) -> list[str]:
     if files.get("now") is not None and files["now"] < FEW_DESCRIPTORS:
         advice.append(f"Only {files['now']} files may be open: data in many files needs more. Run `ulimit -n 4096`.")
     if cores["quota"] is not None and cores["quota"] < cores["usable"]:
-        advice.append(f"This process may use the time of {cores['quota']:g} cores: more workers than that do not help.")
+        advice.append(
+            f"This process may use the time of {cores['quota']:g} cores: more workers than that will not help."
+        )
     available = found["memory"]["available_bytes"]
     if available is not None and available < LITTLE_BYTES:
-        advice.append(f"Only {_gib(available)} of memory are available: use few workers and small buffers.")
+        advice.append(f"Only {_gib(available)} of memory is available: use few workers and small buffers.")
     if not found["cache"]["is_writable"]:
         advice.append(
-            f"{found['cache']['folder']} cannot be written to: indexes are made again each time, and remote files "
-            "downloaded again. Set HEADRACE_CACHE to another folder."
+            f"{found['cache']['folder']} is not writable, so indexes are rebuilt and remote files are downloaded each "
+            "time. Set HEADRACE_CACHE to another folder."
         )
     if sys.platform == "win32":
         advice.append("There are no worker processes on Windows: `mp_prefetch` uses threads.")

@@ -75,10 +75,10 @@ def _lines(part: Part) -> list[str]:
         pairs = [(cell(name), cell(value)) for name, value in part.pairs]
         width = max((len(name) for name, _ in pairs), default=0)
         return title + [f"{indent}{name:<{width}}{GAP}{value}".rstrip() for name, value in pairs]
-    return title + [indent + line for line in _aligned(part)]
+    return title + [indent + line for line in _align(part)]
 
 
-def _aligned(table: Table) -> list[str]:
+def _align(table: Table) -> list[str]:
     rows = [list(table.columns), *([cell(value, indented=True) for value in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if name in table.right else "<" for name in table.columns]

@@ -42,7 +42,7 @@ def load(text: str) -> Any:
         raise PipelineError(f"{file} has no `{name}`. {has}")
     if isinstance(found, PIPELINES):
         return found
-    made = _called(found, f"`{name}` of {file}")
+    made = _call(found, f"`{name}` of {file}")
     if not isinstance(made, PIPELINES):
         raise PipelineError(
             f"`{name}` of {file} {'returns' if callable(found) else 'is'} {type(made).__name__}: it must be a dataset, "
@@ -64,7 +64,7 @@ def _split(text: str) -> tuple[str, str]:
     return file, name
 
 
-def _called(function: Any, what: str) -> Any:
+def _call(function: Any, what: str) -> Any:
     """What a function without arguments returns; anything else as it is."""
     if not callable(function):
         return function
@@ -80,11 +80,11 @@ def _called(function: Any, what: str) -> Any:
 def _module(file: str) -> ModuleType:
     if not file.endswith(".py") and os.sep not in file:
         sys.path.insert(0, os.getcwd())
-        return _imported(file, lambda: importlib.import_module(file))
+        return _import(file, lambda: importlib.import_module(file))
     if not os.path.isfile(file):
         raise PipelineError(f"There is no file {file}. Name a pipeline as FILE.py:NAME or package.module:NAME.")
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    return _imported(file, lambda: _run_file(file))
+    return _import(file, lambda: _run_file(file))
 
 
 def _run_file(file: str) -> ModuleType:
@@ -99,7 +99,7 @@ def _run_file(file: str) -> ModuleType:
     return module
 
 
-def _imported(file: str, load: Any) -> ModuleType:
+def _import(file: str, load: Any) -> ModuleType:
     try:
         return load()
     except (Exception, SystemExit) as e:

@@ -31,7 +31,7 @@ from headrace.engine.workers.pool import PoolBase, open_pools
 from headrace.engine.workers.process import ONE_THREAD, ctrl_c_later
 from headrace.engine.workers.slots import Extent, Slot, Slots, Writer, pickled_part
 from headrace.engine.workers.tasks import BlockTask, Task
-from headrace.engine.workers.tracebacks import unpacked_error
+from headrace.engine.workers.tracebacks import unpack_error
 from headrace.errors import DataError, PipelineError, WorkerError, optional
 from headrace.options import AUTOTUNE, AutotuneParameter, RayOptions
 from headrace.protocols import ChunkLimits
@@ -321,7 +321,7 @@ class RayPool(PoolBase):
         self._world = {
             "path": [os.path.abspath(path) for path in sys.path],
             "set_ups": imports.worker_set_ups(),
-            "imports": imports.of_main_script(),
+            "imports": imports.main_script_imports(),
             "versions": versions(pickled_part(memory, self.plan.extent)),
         }
         self._actor = self._ray.remote(Actor)
@@ -396,7 +396,7 @@ class RayPool(PoolBase):
             return
         if isinstance(error, bytes):
             self.close(wait=False)
-            raise self._from_elsewhere(unpacked_error(error), place)
+            raise self._from_elsewhere(unpack_error(error), place)
         if isinstance(error, BaseException):
             self._did_not_start(worker, place, error)
             return
@@ -561,7 +561,7 @@ class RayPool(PoolBase):
             pending.took_s = found.took_s
             pending.answer = None if pending.cancelled else found
             if found.kind == FAILURE and not pending.cancelled:
-                error = unpacked_error(found.pieces.read())
+                error = unpack_error(found.pieces.read())
                 pending.answer = self._from_elsewhere(error, worker.place)
             if found.is_last:
                 self._replace(worker)
@@ -628,7 +628,7 @@ class RayPool(PoolBase):
                 found.append("A Ray actor is starting, or Ray has no room for it.")
             elif tasks:
                 where = f"A Ray actor (process {place.pid} on {place.address})"
-                found.append(f"{where} computes {tasks[0].describe()}; it writes its stacks to its standard error.")
+                found.append(f"{where} is computing {tasks[0].describe()}; it writes its stacks to its standard error.")
         return found
 
     # ---- loss

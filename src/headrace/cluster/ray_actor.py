@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.engine.workers.imports import DeferredImports
-from headrace.engine.workers.plan_file import opened_plan
+from headrace.engine.workers.plan_file import open_plan
 from headrace.engine.workers.slots import Extent, Pieces, Slot, Writer, anonymous_file, read
 from headrace.engine.workers.tasks import Task, TaskServer, begin
-from headrace.engine.workers.tracebacks import packed_error
+from headrace.engine.workers.tracebacks import pack_error
 from headrace.errors import WorkerError
 
 WRITABLE_BYTES = 64 << 20  # arrays of a plan of this size are an actor's own; larger ones are read in the object store
@@ -67,12 +67,12 @@ class Actor:
                 set_up()
             missing = DeferredImports(world["imports"])
             memory = plan if plan.nbytes > WRITABLE_BYTES else plan.copy()
-            pipelines, init, options = missing.retry(opened_plan)(memory, extent)
+            pipelines, init, options = missing.retry(open_plan)(memory, extent)
             begin(init, index, count)
             self._server = TaskServer(pipelines, options, missing, Writer.pieces)
             self._options, self._slot = options, Slot(anonymous_file(1))
         except BaseException as e:
-            return packed_error(e)
+            return pack_error(e)
         return None
 
     def run(self, task: bytes | np.ndarray, extent: Extent | None) -> Answer:

@@ -15,7 +15,7 @@ import numpy as np
 from headrace import transforms
 from headrace.dataset.base import Dataset, map_ops, num_elements, stream_ops
 from headrace.dataset.types import IterTypes, MapTypes
-from headrace.errors import PipelineError, interrupted_frames, show_users_frames
+from headrace.errors import PipelineError, frames_of_interrupt, hide_internal_frames
 from headrace.errors.signals import in_pipeline, may_be_from_outside
 from headrace.iterator import StreamIterator
 from headrace.ops.adapters import as_source
@@ -24,7 +24,7 @@ from headrace.ops.blocks import Block, Indices
 from headrace.ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace.ops.by_size import BatchBySize
 from headrace.ops.combine import Concatenate, Interleave, Mix, Select, Zip
-from headrace.ops.ending import mark_shard, tell_dropped_rows
+from headrace.ops.ending import mark_shard, warn_of_dropped_rows
 from headrace.ops.global_batch import batch_of_rows, global_batch
 from headrace.ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace.ops.kernels import fetcher
@@ -33,7 +33,7 @@ from headrace.ops.packing.operations import PackOptions, packer
 from headrace.ops.schedule import WeightSchedule
 from headrace.ops.source import SeededSource, Source
 from headrace.ops.split import split_of
-from headrace.ops.weighed_mix import mixed
+from headrace.ops.weighed_mix import mix_op
 from headrace.options import AUTOTUNE, AutotuneParameter, MultiprocessingOptions, ReadOptions, check_count
 from headrace.protocols import RandomAccessDataSource
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
@@ -107,8 +107,8 @@ class MapDataset(MapTypes[T]):
         Args:
             source: The source.
             seed_globals: The source's `__getitem__` draws from the generators of `random`, NumPy or torch, as
-                torchvision's transforms do: they are seeded for each element, and put back afterwards.
-            seed: From which these seeds are derived, with the index and the epoch; by default 0.
+                torchvision's transforms do: they are seeded for each element, and restored afterwards.
+            seed: The seed from which theirs are derived, with the index and the epoch; 0 by default.
         """
         source = as_source(source)
         if seed_globals:
@@ -227,9 +227,9 @@ class MapDataset(MapTypes[T]):
             (element,) = in_pipeline(self._fetch, range(place, place + 1)).own_rows()
         except BaseException as e:
             if may_be_from_outside(e):
-                e.__traceback__ = interrupted_frames(e)
+                e.__traceback__ = frames_of_interrupt(e)
             else:
-                show_users_frames(e)
+                hide_internal_frames(e)
             raise
         return element
 
@@ -245,7 +245,7 @@ class MapDataset(MapTypes[T]):
         if length == 0:
             raise IndexError("The dataset is empty.")
         if place > ENDLESS:
-            raise IndexError(f"Index {place} is past 2**63 - 1, the last there is.")
+            raise IndexError(f"Index {place} is above 2**63 - 1, the largest possible.")
         return place if place >= 0 else place % length
 
     def _pick(self, indices: Sequence[int] | np.ndarray) -> "MapDataset[T]":
@@ -317,7 +317,7 @@ class MapDataset(MapTypes[T]):
     def split(self, text: str) -> "MapDataset[T]":
         """A part of the elements, in the way that TensorFlow Datasets and Hugging Face write slices of splits.
 
-        Slices are percents or numbers of elements. Parts cut at the same percents have every element once.
+        Slices are percents or numbers of elements. Parts cut at the same percents together have every element once.
 
         >>> ds = MapDataset.range(10)
         >>> list(ds.split("[:75%]")), list(ds.split("[75%:]")), list(ds.split("[:1]+[-2:]"))
@@ -335,7 +335,7 @@ class MapDataset(MapTypes[T]):
         >>> list(MapDataset.range(10).shuffle(seed=1))
         [5, 7, 6, 0, 4, 8, 9, 2, 1, 3]
 
-        Differs from Grain: no record is lost; Grain never gives one of them if there are 65,537 or 262,145.
+        Differs from Grain: no record is lost; Grain never returns one of them if there are 65,537 or 262,145.
         """
         return self._then(Shuffle(self._op, seed))
 
@@ -372,7 +372,7 @@ class MapDataset(MapTypes[T]):
             batch_fn: Makes a batch of this process's rows; by default they are stacked.
         """
         op = batch_of_rows(self._op, rows_of(rows, batch_size), batch_fn)
-        tell_dropped_rows(op)
+        warn_of_dropped_rows(op)
         return MapDataset._of(op)
 
     def to_iter_dataset(
@@ -384,11 +384,11 @@ class MapDataset(MapTypes[T]):
         >>> list(stream.batch(2))
         [array([0, 2]), array([4])]
 
-        Differs from Grain: without options, Headrace measures whether threads pay; Grain starts 16.
+        Differs from Grain: without options, Headrace measures whether threads help; Grain starts 16.
 
         Args:
-            read_options: Threads that read ahead. By default Headrace measures whether threads pay.
-            allow_nones: Whether to hand over `None` for a missing element.
+            read_options: Threads that read ahead. By default Headrace measures whether threads help.
+            allow_nones: Whether to return `None` for a missing element.
             num_lanes: How many lanes to cut the stream into, for `global_batch`: lane `l` has every `num_lanes`-th
                 element from `l` on. Processes compute only the lanes that their rows come from.
         """
@@ -472,10 +472,10 @@ class IterDataset(IterTypes[T]):
         *,
         weigh_by: "str | Callable[[T], int] | None" = None,
     ) -> "IterDataset[T]":
-        """Elements of several datasets in proportion to weights, until the next one would come from one that has ended.
+        """Elements of several datasets in proportion to weights, until it is the turn of one that has ended.
 
-        With mappings, parts have names and come in the order of these: you can restore a state after weights or
-        parts have changed. For weights that change by the step, give a `WeightSchedule`.
+        With mappings, parts have names, so you can restore a state after weights or parts have changed. For weights
+        that change by the step, pass a `WeightSchedule`.
 
         >>> a, b = MapDataset.range(3).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
         >>> list(IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}))
@@ -493,7 +493,7 @@ class IterDataset(IterTypes[T]):
         if isinstance(datasets, Mapping):
             names = tuple(sorted(datasets))
             datasets = [datasets[name] for name in names]
-        return IterDataset._of(mixed(stream_ops(datasets, "mix"), weights, names, weigh_by))
+        return IterDataset._of(mix_op(stream_ops(datasets, "mix"), weights, names, weigh_by))
 
     @staticmethod
     def zip(datasets: "Sequence[Dataset[Any]]", *, strict: bool = True) -> "IterDataset[tuple[Any, ...]]":
@@ -557,8 +557,8 @@ class IterDataset(IterTypes[T]):
             long_sequences: What to do with a sequence longer than a row: raise an "error", which is the default,
                 "split" it into parts, "truncate" it, or "drop" it. With "concat_split", the default is to "split".
             options: Options of the packers: see `headrace.ops.packing.FirstFitPackIterDataset` and
-                `ConcatThenSplitIterDataset`. And `empty_sequences`, for those without tokens: "drop" leaves them out,
-                which is the default and is logged once; "error" raises; "keep" makes empty segments, as Grain does.
+                `ConcatThenSplitIterDataset`. And `empty_sequences`, for those without tokens: "drop", the default,
+                skips them and logs it once; "error" raises; "keep" makes empty segments, as Grain does.
         """
         return self._then(packer(self._op, length_struct, options, strategy=strategy, long_sequences=long_sequences))
 
@@ -590,7 +590,7 @@ class IterDataset(IterTypes[T]):
         """
         found = rows_of(rows, batch_size)
         op = global_batch(self._op, found, num_batches=num_batches, batch_fn=batch_fn)
-        tell_dropped_rows(op)
+        warn_of_dropped_rows(op)
         return self._then(op)
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> "IterDataset[T]":
@@ -759,7 +759,7 @@ class IterDataset(IterTypes[T]):
 
         Args:
             options: The number of workers, or options that also limit what they may have ready. AUTOTUNE, the default,
-                has workers where a trial shows that they pay, adds some while the consumer waits and there are cores
+                has workers if a trial shows that they help, adds some while the consumer waits and there are cores
                 and memory for them, and gives up those that do not help.
             worker_init_fn: Called in each worker at its start, with its index and the number of workers.
             sequential_slice: Has no effect; kept for compatibility.

@@ -22,7 +22,7 @@ from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import Cache, ToStream
 from headrace.ops.disk_cache import DiskCache, stream_from_disk
 from headrace.ops.element import FilterOp, FlatMapOp, MapOp, MapWithIndexOp, RandomMapOp
-from headrace.ops.ending import num_outputs, tell_uneven_shards
+from headrace.ops.ending import num_outputs, warn_of_uneven_shards
 from headrace.ops.group import BatchOp, PadTo
 from headrace.ops.order import Options, Seed, WindowShuffle
 from headrace.ops.recorder import Recorder
@@ -165,7 +165,7 @@ class Dataset(Viewable, Generic[T]):
             raise SpecError(f"The shapes and dtypes of {self._op.label()} are not known: {e}.") from e
 
     def explain(self) -> Plan:
-        """How the pipeline will be computed, and by whom: print it, or walk its `steps` and `stages`.
+        """How the pipeline will be computed, and by whom: print it, or read its `steps` and `stages`.
 
         >>> print(MapDataset.range(4).shuffle(seed=1).batch(2).explain())
         MapDataset.range(4)  | ints
@@ -192,8 +192,8 @@ class Dataset(Viewable, Generic[T]):
         Args:
             transform: A function, or a `transforms.Map`. If that has a `map_batch`, elements that are stored as
                 columns go there.
-            batched: The function works on columns, row by row: it gets a pytree whose leaves have a leading
-                axis and returns one of the same length. Do not rely on how many rows a call gets.
+            batched: The function works on columns, row by row: it receives a pytree whose leaves have a leading axis
+                and returns one of the same length. Do not rely on how many rows a call receives.
         """
         return self._then(MapOp(self._op, transform, batched))
 
@@ -262,11 +262,11 @@ class Dataset(Viewable, Generic[T]):
 
         Args:
             batch_size: How many elements a batch has.
-            drop_remainder: Leaves out a last batch that is smaller.
+            drop_remainder: Drops a last batch that is smaller.
             batch_fn: Makes the batch from a list of elements, instead of stacking.
         """
         op = BatchOp(self._op, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
-        tell_uneven_shards(op)
+        warn_of_uneven_shards(op)
         return self._then(op)
 
     def batch_and_pad(self, batch_size: int, *, pad_value: Any = 0) -> "Any":
@@ -302,10 +302,10 @@ class Dataset(Viewable, Generic[T]):
         return self._then(Seed(self._op, seed))
 
     def cache(self, path: "str | os.PathLike[str] | None" = None, *, version: str | None = None) -> Self:
-        """Keeps computed elements in memory or on disk; later epochs get those of the first.
+        """Keeps computed elements in memory or on disk; later epochs reuse those of the first.
 
         Put random operations and `repeat` after it. On disk, they are computed once: before the first element comes, an
-        iterator fills a folder of its own below `path`, and later runs read it. Its name is a digest of all that comes
+        iterator fills its own folder below `path`, and later runs read it. Its name is a digest of all that comes
         before, functions and files included, so a changed pipeline fills another one. Remove folders that are no longer
         needed.
 
@@ -355,7 +355,7 @@ class Dataset(Viewable, Generic[T]):
         [1, 2, 4]
 
         The other records are the same, on any number of workers. A batch of a `MapDataset` is smaller by those that are
-        left out, and a batch of a stream takes the next ones instead.
+        skipped, and a batch of a stream takes the next ones instead.
 
         Differs from Grain: only Headrace has it.
 
@@ -364,7 +364,7 @@ class Dataset(Viewable, Generic[T]):
                 returned, or `None` to skip it.
             max_errors: The run ends after more bad records than this; `None` for any number.
             max_ratio: The run ends if more than this share of records is bad; `None` for any share.
-            quarantine: A JSON lines file that lists what was left out.
+            quarantine: A JSON lines file that lists the bad records.
         """
         return self.with_options(DatasetOptions(on_error=ErrorPolicy(action, max_errors, max_ratio, quarantine)))
 
@@ -385,7 +385,7 @@ class Dataset(Viewable, Generic[T]):
         return dataset
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """`func(self, *args, **kwargs)`, so that functions of datasets read in order.
+        """Returns `func(self, *args, **kwargs)`, so that calls of functions can be chained.
 
         >>> list(MapDataset.range(4).pipe(lambda ds, n: ds.take(n), 2))
         [0, 1]
@@ -417,7 +417,7 @@ class Dataset(Viewable, Generic[T]):
             workers.interrupt()
             stream.close()
             run_on.close()
-            workers.rest()
+            workers.park()
         if not any(map(len, blocks)):
             raise PipelineError("`to_arrays` of an empty dataset: without an element, shapes and dtypes are unknown.")
         return concat(blocks).stack()
@@ -475,7 +475,7 @@ def _datasets(name: str, parents: Any) -> Iterable[Dataset]:
         else:
             return
     raise PipelineError(
-        f"`{name}(...)` takes the datasets that a class of your own reads; got {type(wrong).__name__}. To read data, "
+        f"`{name}(...)` takes the datasets that a user-defined class reads; got {type(wrong).__name__}. To read data, "
         "write `MapDataset.source(...)`, and `.to_iter_dataset()` after it for a stream."
     )
 

@@ -37,11 +37,10 @@ def stop_together(ds: IterDataset, *, every: int = 8) -> IterDataset:
         hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
         raise PipelineError(f"`stop_together` takes an IterDataset; got {type(ds).__name__}.{hint}")
     op = ds._op
-    while op.before is not None:
+    while op.upstream is not None:
         if op.name == "device_put":
             raise PipelineError("`stop_together` computes elements ahead: put it before `device_put`, on the host.")
-        op = op.before
-    warn_of_ranks_without_jax(stacklevel=3)
+        op = op.upstream
     return ds._then(StopTogether(ds._op, every, next(_numbers)))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.engine.hosts import Hosts, check_said
+from headrace.engine.hosts import Hosts, check_same_data
 from headrace.errors import PipelineError, optional
 from headrace.ops.base import Op
-from headrace.ops.ending import ends_together, may_leave_out_rows, must_come_before_rows, num_outputs
+from headrace.ops.ending import ends_together, may_drop_rows, must_come_before_rows, num_outputs
 from headrace.ops.global_batch import global_rows
 from headrace.ops.order import gather_options
 from headrace.sharding import GlobalRows, rows_on_devices
@@ -109,7 +109,7 @@ class GlobalArrays:
         ends = None if ends_together(self._op) else num_outputs(self._op)
         mine = {"shapes": shapes, "parts": parts, "ends": ends, "pipeline": json.dumps(of_all_hosts(self._op))}
         said = [json.loads(each) for each in self._hosts.exchange(f"{self._key}/first", json.dumps(mine))]
-        check_said({i: each["pipeline"] for i, each in zip(self._hosts.members, said, strict=True)})
+        check_same_data({i: each["pipeline"] for i, each in zip(self._hosts.members, said, strict=True)})
         if len({each["ends"] for each in said}) > 1:
             counts = ", ".join(str(each["ends"]) for each in said)
             raise PipelineError(
@@ -134,7 +134,7 @@ class GlobalArrays:
         try:
             return [json.loads(each) for each in self._hosts.exchange(key, json.dumps(shapes), wait_s=CHANGED_S)]
         except PipelineError:
-            new = {int(i): json.loads(text) for i, text in self._hosts.heard(key).items()}
+            new = {int(i): json.loads(text) for i, text in self._hosts.published(key).items()}
             return [new.get(i, self._shapes) for i in self._hosts.members]
         finally:
             self._hosts.forget(f"{self._key}/shapes {self._num_changes - 2}")
@@ -222,7 +222,7 @@ def _check_after_rows(op: Op) -> None:
             f"{wrong.label()} (pipeline at {wrong.site}) after `global_batch` sees the rows of this process alone, so "
             "batches of different steps would be joined. Put it before `global_batch`."
         )
-    if _rows(op) is not None and not gather_options(op).on_error.raises and may_leave_out_rows(op):
+    if _rows(op) is not None and not gather_options(op).on_error.raises and may_drop_rows(op):
         raise PipelineError(
             "`on_error` may leave out rows of a global batch in one process alone: of random access, or in functions "
             "after `global_batch`. Read a stream, `to_iter_dataset().global_batch(...)`, and put functions before it."

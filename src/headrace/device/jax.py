@@ -98,14 +98,14 @@ class _Movers(dict[str, GlobalArrays]):
 @stream_of.register
 def _(op: DevicePut, position: Position, context: Context) -> Stream:
     one_by_one = OneByOne(open_stream(op.parent, position, context))
-    computed = context.ahead(one_by_one, Prefetch(op.parent, op.cpu_buffer_size))
+    computed = context.prefetch(one_by_one, Prefetch(op.parent, op.cpu_buffer_size))
     move = partial(_move, op.mover(context), op.device)
     memory = _locked_memory(op.device)
     if memory is None:
         moved = Moved(op, computed, move)
     else:
         moved = Moved(op, computed, lambda element: move(memory(element)), memory.close)
-    return context.ahead(moved, Prefetch(op, op.device_buffer_size))
+    return context.prefetch(moved, Prefetch(op, op.device_buffer_size))
 
 
 # ------------------------------------------------------------------------------------------------ moving

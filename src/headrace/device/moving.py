@@ -83,4 +83,4 @@ class Moved(UnaryStream):
 def moved_ahead(op: Any, position: Position, context: Context, device: Any, move: Callable[[Any], Any]) -> Stream:
     """The outputs of an operation's parent, moved in a thread and handed over in the consumer's."""
     moved = Moved(op, OneByOne(open_stream(op.parent, position, context)), move, device.close)
-    return Moved(op, context.ahead(moved, Prefetch(op, op.buffer_size)), device.hand_over)
+    return Moved(op, context.prefetch(moved, Prefetch(op, op.buffer_size)), device.hand_over)

@@ -1,1 +1,1 @@
-"""How pipelines are computed, and where: in the consumer, in threads, in worker processes."""
+"""How a pipeline runs: its plan, its iteration, threads, worker processes, and what tunes them."""

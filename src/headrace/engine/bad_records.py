@@ -17,9 +17,9 @@ ALWAYS_ALLOWED = 10  # the share counts only with more than this
 
 
 class BadRecords:
-    """What an iterator has left out; streams report to it in order, from any thread.
+    """The bad records of an iterator; streams report them in order, from any thread.
 
-    After an error, and after going on from a state, streams report some records again: each counts once.
+    After an error, and after resuming from a state, streams report some records again: each counts once.
     """
 
     def __init__(self, plan: Plan):
@@ -36,9 +36,9 @@ class BadRecords:
 
     def guard(self) -> Guard | None:
         """What streams ask about errors; `None` where every error ends the run."""
-        return None if self._policy.raises else Guard(self._policy, self.add, self.saw)
+        return None if self._policy.raises else Guard(self._policy, self.add, self.count_read)
 
-    def saw(self, count: int) -> None:
+    def count_read(self, count: int) -> None:
         """Adds to the number of records read."""
         with self._lock:
             self.read += count
@@ -53,22 +53,22 @@ class BadRecords:
                     self._seen.add(key)
                     self._by_epoch[record.epoch] += 1
                     self._last.append(record)
-                    self._tell(record)
-                    self._judge(record)
+                    self._log(record)
+                    self._check_limits(record)
                 if self._too_many is not None and (is_new or self._too_many[0] == key):
-                    raise self._error(self._too_many[1])
+                    raise self._too_many_error(self._too_many[1])
 
-    def _tell(self, record: BadRecord) -> None:
+    def _log(self, record: BadRecord) -> None:
         if self._policy.quarantine is not None:
             if self._file is None:
                 self._file = _Quarantine(str(self._policy.quarantine))
             self._file.add(record)
         count = len(self._seen)
         if count <= MOST_LISTED or count & (count - 1) == 0:
-            done = "Replaced" if record.replaced else "Left out"
+            done = "Replaced" if record.replaced else "Skipped"
             _warn("%s bad record number %d: %s", done, count, record)
 
-    def _judge(self, record: BadRecord) -> None:
+    def _check_limits(self, record: BadRecord) -> None:
         if self._too_many is not None:
             return
         key = record.key
@@ -80,13 +80,13 @@ class BadRecords:
         elif ratio is not None and count > ALWAYS_ALLOWED and count > ratio * self.read:
             self._too_many = key, f"more than max_ratio={ratio} of the {self.read:,} read so far"
 
-    def _error(self, why: str) -> BadRecordsError:
+    def _too_many_error(self, why: str) -> BadRecordsError:
         quarantine = self._policy.quarantine
         listed = "" if quarantine is None else f" {quarantine} lists all of them."
         last = "".join(f"\n  {record}" for record in self._last)
         error = BadRecordsError(
-            f"{len(self._seen)} bad records are {why}.{listed} Repair the data, or allow more with `on_error`. "
-            f"The last ones:{last}"
+            f"Too many bad records: {len(self._seen)}, which is {why}.{listed} Repair the data, or allow more with "
+            f"`on_error`. The last ones:{last}"
         )
         error.records = list(self._last)
         return error
@@ -138,7 +138,7 @@ class _Quarantine:
     def _warn(self, error: OSError) -> None:
         if self._can_write:
             self._can_write = False
-            _warn("Bad records cannot be listed in %s: %s", self._path, error)
+            _warn("Could not list bad records in %s: %s", self._path, error)
 
 
 def _listed(path: str) -> list[BadRecord]:

@@ -30,7 +30,7 @@ def fill_caches(op: Op) -> None:
 
 
 def _fill(op: DiskCache, workers: MpPrefetch | None) -> None:
-    if op.opened() is not None:
+    if op.open_elements() is not None:
         return
     with op.folder.locked():
         if not op.folder.is_complete():
@@ -38,9 +38,11 @@ def _fill(op: DiskCache, workers: MpPrefetch | None) -> None:
                 with op.folder.filling() as filling:
                     _write(op, workers, filling)
             except Exception as e:
-                e.add_note(f"while filling {op.label()} (pipeline at {op.site}); an `on_error` after it does not count")
+                e.add_note(
+                    f"while filling {op.label()} (pipeline at {op.site}); an `on_error` after it does not apply here"
+                )
                 raise
-    op.opened()
+    op.open_elements()
 
 
 def _write(op: DiskCache, workers: MpPrefetch | None, filling: "Filling") -> None:

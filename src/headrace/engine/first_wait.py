@@ -29,7 +29,7 @@ class FirstWait:
         self._recorder = recorder
         self._bar: Bar | None = None
 
-    def look(self) -> None:
+    def update(self) -> None:
         bar = self._bar
         if bar is not None:
             bar.tell(self._recorder.most_elements())
@@ -74,7 +74,7 @@ class _Watch:
                     self._thread = None
                     return
             for wait in waits:
-                wait.look()
+                wait.update()
 
 
 watch = _Watch()

@@ -1,4 +1,4 @@
-"""Says where a pipeline is when a consumer waits long for its next elements, and again after twice as long.
+"""Logs where a pipeline is when a consumer waits long for its next elements, and again after twice as long.
 
 One thread per process looks at all iterators that may wait. It runs only while there are such iterators, and an
 iterator whose elements come fast never starts it.
@@ -54,13 +54,13 @@ class HangWatch:
 
     def _watch(self) -> None:
         awake_since = 0.0
-        while (after_s := self._look(awake_since)) is not None:
+        while (after_s := self._check(awake_since)) is not None:
             begin = time.perf_counter()
             self._changed.wait(after_s)
             if time.perf_counter() - begin > after_s + OVERSLEPT_S:  # the whole process was stopped
                 awake_since = time.perf_counter()
 
-    def _look(self, awake_since: float) -> float | None:
+    def _check(self, awake_since: float) -> float | None:
         """Looks at all iterators; returns when to look again, or `None` if there are none."""
         with self._lock:
             iterations = list(self._iterations)
@@ -69,10 +69,10 @@ class HangWatch:
                 return None
         for iteration in iterations:
             waiting = iteration.waiting
-            told, times = iteration.told if iteration.told[0] is waiting else (waiting, 0)
-            if told is not None and time.perf_counter() - max(told[0], awake_since) > iteration.warn_after_s * 2**times:
-                iteration.told = told, times + 1
-                _report(iteration, *told)
+            wait, times = iteration.reported if iteration.reported[0] is waiting else (waiting, 0)
+            if wait is not None and time.perf_counter() - max(wait[0], awake_since) > iteration.warn_after_s * 2**times:
+                iteration.reported = wait, times + 1
+                _report(iteration, *wait)
         return min(iteration.warn_after_s for iteration in iterations) / LOOKS
 
 
@@ -82,9 +82,9 @@ def _report(iteration: "Iteration", since: float, thread: int) -> None:
     try:
         found = [*iteration.work_of_workers(), *_work_of_threads(thread)]
     except Exception as e:  # such as a worker that has just ended
-        found = [f"What it is doing could not be found out: {format_error(e)}"]
+        found = [f"Could not find out what it is doing: {format_error(e)}"]
     logging.getLogger("headrace").warning(
-        "No element of %s (pipeline at %s) has come for %.0f s.%s",
+        "No output from %s (pipeline at %s) for %.0f s.%s",
         iteration.op.label(),
         iteration.op.site,
         time.perf_counter() - since,

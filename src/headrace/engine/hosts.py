@@ -1,4 +1,4 @@
-"""What the processes of a distributed JAX program tell each other.
+"""How the processes of a distributed JAX program exchange texts.
 
 They use the key-value store of JAX's coordinator, and no devices: a collective operation on devices has to come in the
 same order in all processes, which nobody can promise for threads that work ahead.
@@ -34,9 +34,9 @@ class Hosts:
         self.members = members or list(range(jax.process_count()))
 
     def exchange(self, key: str, text: str, *, wait_s: float = WAIT_S) -> list[str]:
-        """What each process says under a key, in the order of their numbers; waits until all have said something.
+        """The text that each process wrote under a key, in the order of their numbers; waits until all have written.
 
-        A process may say something again under the same key, and gets the same answer.
+        A process may write again under the same key, and receives the same answer.
         """
         if len(self.members) == 1:
             return [text]
@@ -51,41 +51,42 @@ class Hosts:
             found = self._read(folder)
             if len(found) < len(self.members):
                 if time.monotonic() > deadline:
-                    raise _nobody_came(key, self.members, found, wait_s)
+                    raise _missing_processes_error(key, self.members, found, wait_s)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.05)
         return [found[str(i)] for i in self.members]
 
-    def say(self, key: str, text: str) -> None:
-        """Says something under a key without waiting for others."""
+    def publish(self, key: str, text: str) -> None:
+        """Writes a text under a key without waiting for others."""
         self._client.key_value_set(f"headrace/{key}/{self.index}", text, allow_overwrite=True)
 
-    def heard(self, key: str) -> dict[str, str]:
-        """What has been said under a key so far, by the number of the process."""
+    def published(self, key: str) -> dict[str, str]:
+        """The texts written under a key so far, by the number of the process."""
         return self._read(f"headrace/{key}/")
 
     def compare(self, key: str, op: Op) -> None:
         """Raises in all processes if their pipelines have different data where it must be the same."""
-        check_said(dict(zip(self.members, self.exchange(key, json.dumps(of_all_hosts(op))), strict=True)))
+        check_same_data(dict(zip(self.members, self.exchange(key, json.dumps(of_all_hosts(op))), strict=True)))
 
     def compare_rows(self, key: str, op: Op) -> None:
         """The same for those processes that come in time."""
-        self.say(key, json.dumps(of_all_hosts(op)))
+        self.publish(key, json.dumps(of_all_hosts(op)))
         end = time.monotonic() + ROWS_WAIT_S
-        while len(said := self.heard(key)) < len(self.members) and time.monotonic() < end:
+        while len(said := self.published(key)) < len(self.members) and time.monotonic() < end:
             time.sleep(0.02)
         if len(said) < len(self.members):
             missing = [i for i in self.members if str(i) not in said]
             logging.getLogger("headrace").warning(
-                "Processes %s have not read %s (pipeline at %s) yet, so their data is not compared with this one's.",
+                "Processes %s have not read %s (pipeline at %s) yet, so their data could not be compared with this "
+                "process's.",
                 ", ".join(map(str, missing[:16])),
                 op.label(),
                 op.site,
             )
-        check_said({int(i): text for i, text in said.items()})
+        check_same_data({int(i): text for i, text in said.items()})
 
     def forget(self, key: str) -> None:
-        """Removes what this process has said under a key."""
+        """Removes the text that this process wrote under a key."""
         if len(self.members) > 1:
             self._client.key_value_delete(f"headrace/{key}/{self.index}")
 
@@ -99,20 +100,21 @@ class Hosts:
         return {key.rpartition("/")[2]: value for key, value in pairs}
 
 
-def _nobody_came(key: str, members: list[int], found: dict[str, str], wait_s: float) -> PipelineError:
+def _missing_processes_error(key: str, members: list[int], found: dict[str, str], wait_s: float) -> PipelineError:
     missing = [i for i in members if str(i) not in found]
     return PipelineError(
-        f"Processes {', '.join(map(str, missing[:16]))} of {len(members)} did not come to {key} within {wait_s:.0f} s: "
-        "they have ended, hang, or read other datasets. All processes must make the same iterators in the same order."
+        f"Processes {', '.join(map(str, missing[:16]))} of {len(members)} did not reach {key} within {wait_s:.0f} s: "
+        "they have ended, hang, or read other datasets. All processes must create the same iterators in the same "
+        "order."
     )
 
 
-def check_said(said: dict[int, str]) -> None:
+def check_same_data(said: dict[int, str]) -> None:
     """Raises if processes have said that their pipelines have different data."""
     found = difference_between({i: json.loads(text) for i, text in sorted(said.items())})
     if found is not None:
         raise PipelineError(
-            f"The processes read different data, so global batches would have rows twice, and lack others: {found}. "
+            f"The processes read different data, so global batches would repeat some rows and miss others: {found}. "
             "All processes must see the same files and build the same pipeline."
         )
 

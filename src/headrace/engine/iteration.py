@@ -24,8 +24,8 @@ from headrace.errors import (
     FilterError,
     HeadraceError,
     PipelineError,
-    interrupted_frames,
-    show_users_frames,
+    frames_of_interrupt,
+    hide_internal_frames,
 )
 from headrace.errors.signals import from_outside, in_pipeline, may_be_from_outside
 from headrace.ops import profile
@@ -42,13 +42,7 @@ from headrace.options import DatasetOptions, ExecutionTrackingMode, config
 LONGEST_RUN = 1 << 13
 SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
 RUN_S = 0.006  # runs double while they take less than this
-RUN_BYTES = 4 << 20  # and up to this size
-AT_ANY_LINE = (
-    MemoryError,
-    RecursionError,
-    StopIteration,
-    StopAsyncIteration,
-)  # whoever raised them, also while reading
+RUN_BYTES = 4 << 20  # runs double while they take less memory than this
 WATCHED_S = 1.0  # an iterator that has taken this long, or uses workers, is watched for hangs
 
 
@@ -113,9 +107,9 @@ class Iteration:
         self._ended = self._closed = False
         self._caches_are_full = not op.has_disk_cache
         self._is_compared = False  # with the pipelines of other processes
-        # Since when a thread waits for a run, and which; and the last wait that was told, and how often.
+        # Since when a thread waits for a run, and which thread; and the last wait that was reported, and how often.
         self.waiting: tuple[float, int] | None = None
-        self.told: tuple[tuple[float, int] | None, int] = (None, 0)
+        self.reported: tuple[tuple[float, int] | None, int] = (None, 0)
         self._watched = False
         self._first_wait = FirstWait(op, self.recorder) if progress.is_shown() else None
 
@@ -153,7 +147,7 @@ class Iteration:
         self._kept = ProcessLocal()
         self._drop_run(position)
         if unsettled is not None and may_be_from_outside(unsettled):
-            raise unsettled.with_traceback(interrupted_frames(unsettled))
+            raise unsettled.with_traceback(frames_of_interrupt(unsettled))
 
     def _drop_run(self, position: Any) -> None:
         """Drops what is made and not handed over; the position is `position` from now on."""
@@ -172,7 +166,7 @@ class Iteration:
                 except BaseException as e:
                     e = self._handle(e)
                     if e is not None:
-                        raise e.with_traceback(interrupted_frames(e))  # noqa: B904  (it is the error, or what it came of)
+                        raise e.with_traceback(frames_of_interrupt(e))  # noqa: B904  (it is the error, or what it came of)
                 self._raise_if_over()
 
     def _first_run(self, wait: FirstWait) -> Iterator[Any] | None:
@@ -211,7 +205,7 @@ class Iteration:
             self._ended = True
             self.recorder.pause()
             self._unwatch()
-            self._workers.rest()
+            self._workers.park()
             self._settle()
             return None
         rows = run.block.own_rows()
@@ -230,7 +224,7 @@ class Iteration:
             except Exception as e:
                 if from_outside(e):
                     raise
-                self._error = _for_user(e)
+                self._error = _lasting_error(e)
         return self._error is None
 
     def _agrees(self) -> bool:
@@ -240,7 +234,7 @@ class Iteration:
             try:
                 compare_rows(self.op)
             except PipelineError as e:
-                self._error = _for_user(e)
+                self._error = _lasting_error(e)
         return self._error is None
 
     def _pull(self, stream: Stream) -> Run | None:
@@ -272,7 +266,7 @@ class Iteration:
 
     @property
     def warn_after_s(self) -> float:
-        """How long a wait is told."""
+        """After how long a wait is reported."""
         return self.plan.options.warn_after_s or math.inf
 
     def _unwatch(self) -> None:
@@ -299,7 +293,7 @@ class Iteration:
 
     def _handle(self, error: BaseException) -> BaseException | None:
         """Prepares to walk to an error in single steps, or to raise it from now on; returns an error of others."""
-        others = self._not_the_pipelines(error)
+        others = self._outside_error(error)
         if others:
             profile.forget()
         if others or may_be_from_outside(error) or isinstance(error, AT_ANY_LINE):
@@ -314,12 +308,12 @@ class Iteration:
             # The error's traceback keeps this iterator alive; do not let it keep the workers too.
             self._workers.close(wait=False)
             self._first_error = None
-            self._error = _for_user(error)
+            self._error = _lasting_error(error)
         else:
             self._go_in_single_steps(error)
         return None
 
-    def _not_the_pipelines(self, error: BaseException) -> BaseException | None:
+    def _outside_error(self, error: BaseException) -> BaseException | None:
         """The error, or what caused it, unless it was raised inside a call of the pipeline's functions and sources."""
         if error is self._once:
             self._once = None
@@ -333,13 +327,13 @@ class Iteration:
         self._first_error = error
 
     def _stop_single_steps(self) -> None:
-        """Returns to normal runs, because the error did not come again."""
+        """Returns to normal runs, because the error did not recur."""
         self._settle()
         self._discard_stream()
         self._n = 1
 
     def _settle(self) -> None:
-        """Says that the reason for single steps did not come again; raises it if it may have come from outside."""
+        """Logs that the error behind the single steps did not recur; raises it if it may have come from outside."""
         error = self._first_error
         self._first_error = None
         if error is not None and may_be_from_outside(error):
@@ -350,7 +344,7 @@ class Iteration:
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
-                "An error of %s did not come again when its elements were made once more, one at a time: going on.",
+                "Recovered: `%s` failed once and succeeded when retried element by element.",
                 self.op.label(),
                 exc_info=error,
             )
@@ -431,13 +425,13 @@ def _is_of_a_call(error: BaseException) -> bool:
     return traceback is not None or isinstance(error, HeadraceError)
 
 
-def _for_user(error: BaseException) -> tuple[BaseException, Any]:
+def _lasting_error(error: BaseException) -> tuple[BaseException, Any]:
     """An error that every call raises from now on, and its traceback."""
-    show_users_frames(error)
-    return _no_stop(error), error.__traceback__
+    hide_internal_frames(error)
+    return _without_stop_iteration(error), error.__traceback__
 
 
-def _no_stop(error: BaseException) -> BaseException:
+def _without_stop_iteration(error: BaseException) -> BaseException:
     """An error that does not look like the end of an iterator."""
     if not isinstance(error, StopIteration):
         return error

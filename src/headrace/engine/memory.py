@@ -2,7 +2,7 @@
 
 glibc returns the top of its heap to the system once enough of it is free, and takes it back page by page: with
 batches of some hundred kB, that made a run of four 5 times slower. It raises its own thresholds when a large block is
-freed, so this module allocates one, never touches it, and frees it.
+freed, so one is allocated here, never touched, and freed.
 """
 
 import sys
@@ -25,14 +25,14 @@ def check_memory(size: int) -> None:
         return
     available = available_bytes()
     if available is not None and size > available:
-        raise too_little(size, f"{available / 2**20:,.0f} MiB are free")
+        raise shared_memory_error(size, f"{available / 2**20:,.0f} MiB are free")
 
 
-def too_little(size: int, found: str) -> SharedMemoryFull:
+def shared_memory_error(size: int, found: str) -> SharedMemoryFull:
     """The error for too little memory for blocks."""
     return SharedMemoryFull(
-        f"The memory for the workers' blocks needs {size / 2**20:,.0f} MiB more, but {found}. Give fewer num_workers "
-        "or a smaller per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
+        f"The workers' blocks need {size / 2**20:,.0f} MiB more memory, but {found}. Reduce num_workers or "
+        "per_worker_buffer_size in MultiprocessingOptions, or make elements or batches smaller."
     )
 
 

@@ -36,7 +36,7 @@ class CudaDriver:
     """Locks memory for the devices of this process.
 
     Args:
-        device: The number of a device that the process uses already: it gets no context on any other.
+        device: The number of a device that the process uses already: no context is created on any other.
         library: What has the driver's functions; by default, libcuda.
     """
 
@@ -90,7 +90,7 @@ class PageLocks:
     def __init__(self, driver: CudaDriver):
         self._driver = driver
         self.pid = os.getpid()
-        self._changing = threading.RLock()  # a mapping may die at any time, also while this thread locks another
+        self._changing = threading.RLock()  # a mapping may die at any time, even while this thread locks another
         self._locked: dict[int, weakref.ref[np.ndarray]] = {}  # mappings by their addresses
         self._is_at_limit = False
 
@@ -108,8 +108,8 @@ class PageLocks:
             except HeadraceError as e:
                 self._is_at_limit = True
                 logging.getLogger("headrace").warning(
-                    "%.0f MB could not be page-locked (%s; the limit RLIMIT_MEMLOCK is %s), so transfers to the GPU "
-                    "are several times slower. Raise the limit (`ulimit -l unlimited`), or use smaller batches.",
+                    "Could not page-lock %.0f MB (%s; RLIMIT_MEMLOCK is %s), so transfers to the GPU are several "
+                    "times slower. Raise the limit (`ulimit -l unlimited`), or use smaller batches.",
                     mapping.nbytes / 1e6,
                     e,
                     _memory_limit(),
@@ -136,7 +136,7 @@ class PageLocks:
             try:
                 self._driver.unlock(address)
             except HeadraceError as e:  # at exit, CUDA may be gone already
-                logging.getLogger("headrace").debug("A page lock was not undone: %s", e)
+                logging.getLogger("headrace").debug("Could not release a page lock: %s", e)
 
 
 _locks: PageLocks | None = None

@@ -97,28 +97,30 @@ class _ThenMap:
 def ready_for_workers(op: Op, *, as_written: bool) -> Op:
     """The operations before an `mp_prefetch`, rewritten; with `as_written`, they keep their order."""
     chain: list[Op] = []
-    while op.before is not None:
+    while op.upstream is not None:
         chain.append(op)
-        op = op.before
+        op = op.upstream
     chain.reverse()
     if as_written:
-        return _put_on(_several_ready(op, [], as_written=True), chain)
+        return _rebuild_on(_with_ready_parts(op, [], as_written=True), chain)
     chain = maps_move_below_what_only_changes_the_order(chain)
     maps = list(takewhile(lambda each: type(each) is MapOp, chain)) if op.maps_move_into_parts else []
-    return _put_on(_several_ready(op, maps, as_written=False), chain[len(maps) :])
+    return _rebuild_on(_with_ready_parts(op, maps, as_written=False), chain[len(maps) :])
 
 
-def _several_ready(op: Op, maps: list[Any], *, as_written: bool) -> Op:
+def _with_ready_parts(op: Op, maps: list[Any], *, as_written: bool) -> Op:
     """The operation that a chain begins with, with `maps` added to each of its parts, if it has parts."""
     if isinstance(op, Interleave) and isinstance(op.datasets, Op):
-        datasets = _put_on(op.datasets, (MapOp(each.parent, _ThenMap(each)) for each in maps))
+        datasets = _rebuild_on(op.datasets, (MapOp(each.parent, _ThenMap(each)) for each in maps))
         return dataclasses.replace(op, datasets=datasets, kept=ProcessLocal())
     if not op.is_stream or not op.parents or not op.parents[0].is_stream:
         return op
-    return op.with_parts(tuple(ready_for_workers(_put_on(part, maps), as_written=as_written) for part in op.parents))
+    return op.with_parts(
+        tuple(ready_for_workers(_rebuild_on(part, maps), as_written=as_written) for part in op.parents)
+    )
 
 
-def _put_on(op: Op, chain: Iterable[Any]) -> Op:
+def _rebuild_on(op: Op, chain: Iterable[Any]) -> Op:
     """Rebuilds a chain of operations on top of another operation."""
     for each in chain:
         op = a_batch_function_is_a_map_of_lists(dataclasses.replace(each, parent=op))
@@ -169,7 +171,7 @@ class StreamStage(Stage):
 class Stages:
     """The stages before one `mp_prefetch`; `path` leads to `root` in the plan that workers have.
 
-    With `sparse`, any index may turn out to have no element; with `lossy`, any operation may leave elements out.
+    With `sparse`, any index may turn out to have no element; with `lossy`, any operation may drop elements.
     """
 
     def __init__(self, root: Op, path: Path, *, sparse: bool = False, lossy: bool = False):
@@ -199,34 +201,34 @@ class Stages:
         """Notes where workers find a dataset of an interleave, or a lane."""
         at = self._places[several]
         path = (*at.path, number)
-        family = (*at.family, ANY)
+        kind_path = (*at.kind_path, ANY)
         weight = at.weight * getattr(several, "rows_per_lane", 1)
-        self._places.update(places_in_plan(part, path, family=family, is_part=True, weight=weight))
+        self._places.update(places_in_plan(part, path, kind_path=kind_path, is_part=True, weight=weight))
 
     def why_here(self, op: Op) -> str:
         """Why the consumer computes an operation."""
         if not _may_be_in_a_stage(op):
             return "it needs its elements in order"
-        if op.before is not None and self.of(op.before) is None and not op.is_elementwise:
-            return "it needs its elements in order" if op.group_size is not None else "what it reads is the consumer's"
+        if op.upstream is not None and self.of(op.upstream) is None and not op.is_elementwise:
+            return "it needs its elements in order" if op.group_size is not None else "the consumer computes its input"
         if op.counts_elements or op.group_size is not None:
-            return "it counts its elements, and how many come before one does not follow from its index"
+            return "it counts its elements, and an index does not determine how many come before it"
         return "there are too many stages before it"
 
 
 def _stages_up_to(op: Op, *, sparse: bool, lossy: bool) -> list[tuple[Op, Stage | None]]:
     """The stage that ends with each operation on a stream up to `op`, the first one first."""
     chain = [op]
-    while _may_be_in_a_stage(op) and op.before is not None:
-        op = op.before
+    while _may_be_in_a_stage(op) and op.upstream is not None:
+        op = op.upstream
         chain.append(op)
     stage = _first_stage(chain.pop(), sparse=sparse)
     blocks = 0
     found = [(op, stage)]
     for op in reversed(chain):
-        longer = None if stage is None else _extended(stage, op, lossy=lossy)
+        longer = None if stage is None else _extend(stage, op, lossy=lossy)
         if longer is None and op.is_elementwise and blocks < MOST_BLOCK_STAGES:
-            longer = _extended(BlockStage(op.parents[0], op.parents[0]), op, lossy=lossy)
+            longer = _extend(BlockStage(op.parents[0], op.parents[0]), op, lossy=lossy)
             blocks += 1
         stage = longer
         found.append((op, stage))
@@ -256,8 +258,8 @@ def _first_stage(op: Op, *, sparse: bool) -> Stage | None:
     return StreamStage(op, op) if isinstance(op, UserDataset) else None
 
 
-def _extended(stage: Stage, op: Op, *, lossy: bool) -> Stage | None:
-    """A stage with one more operation; `None` if that operation needs to know more than a chunk tells."""
+def _extend(stage: Stage, op: Op, *, lossy: bool) -> Stage | None:
+    """A stage with one more operation; `None` if that operation needs to know more than a chunk holds."""
     # On indices, a chunk that has lost an element is noticed (`MissingElement`); on blocks, nobody relies on counts.
     keeps_count = op.keeps_count and not (lossy and op.is_guarded and isinstance(stage, BlockStage))
     needs_count = op.counts_elements or op.group_size is not None
@@ -276,7 +278,7 @@ def _extended(stage: Stage, op: Op, *, lossy: bool) -> Stage | None:
 
 def is_one_worker_stream(op: Op) -> bool:
     """Whether one worker should compute a part of a combination as a whole, since it has no random access."""
-    while op.before is not None or (isinstance(op, Interleave | Mixing | Zip) and len(op.parents) == 1):
+    while op.upstream is not None or (isinstance(op, Interleave | Mixing | Zip) and len(op.parents) == 1):
         op = op.parents[0]
     return isinstance(op, UserDataset)
 
@@ -298,7 +300,7 @@ class PlanAddress:
     """Where an operation is in the plan that workers have."""
 
     path: Path
-    family: Path  # the path with `ANY` for the number of an interleaved dataset or a lane
+    kind_path: Path  # the path with `ANY` for the number of an interleaved dataset or a lane
     is_part: bool  # whether it is a part of a combination: see `is_one_worker_stream`
     weight: int  # how many of its elements make one output of the whole pipeline
 
@@ -309,10 +311,10 @@ DEEP = 64  # more levels of nested positions than this are folded before picklin
 
 
 def places_in_plan(
-    op: Op, path: Path, *, family: Path | None = None, is_part: bool = False, weight: int = 1
+    op: Op, path: Path, *, kind_path: Path | None = None, is_part: bool = False, weight: int = 1
 ) -> Iterator[tuple[Op, PlanAddress]]:
     """The places of all stream operations in a plan, except parts that are made when they are opened."""
-    ahead = [(op, PlanAddress(path, path if family is None else family, is_part, weight))]
+    ahead = [(op, PlanAddress(path, path if kind_path is None else kind_path, is_part, weight))]
     while ahead:
         op, place = ahead.pop()
         yield op, place
@@ -321,7 +323,7 @@ def places_in_plan(
         weight = place.weight * getattr(op, "batch_size", 1)
         several = len(op.parents) > 1
         ahead += [
-            (parent, PlanAddress((*place.path, i), (*place.family, i), several, weight))
+            (parent, PlanAddress((*place.path, i), (*place.kind_path, i), several, weight))
             for i, parent in reversed(list(enumerate(op.parents)))
         ]
 
@@ -358,10 +360,10 @@ class Folded:
         while type(position) is tuple and position:
             heads.append(position[:-1])
             position = position[-1]
-        return _unfolded, (heads, position)
+        return _unfold, (heads, position)
 
 
-def _unfolded(heads: list[tuple[Any, ...]], position: Position) -> Position:
+def _unfold(heads: list[tuple[Any, ...]], position: Position) -> Position:
     for head in reversed(heads):
         position = (*head, position)
     return position
@@ -385,7 +387,7 @@ def base_position(stage: Stage, position: Position) -> Position:
     return position
 
 
-def rebased(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0) -> Position:
+def rebase(stage: Stage, position: Position, at: Callable[[Any], Position], *, inputs: int = 0) -> Position:
     """A position `inputs` inputs later, with `at(position of the base)` in place of the base's position."""
     chain = _chain(stage)
     numbers = []
@@ -476,7 +478,7 @@ class Plan:
 
     @property
     def maps_may_move(self) -> bool:
-        """Whether maps may run before what only reorders: not if they leave elements out."""
+        """Whether maps may run before what only reorders: not if they drop elements."""
         return self.options.on_error.raises
 
     # ---- for workers
@@ -512,7 +514,7 @@ class Plan:
         """All operations in display order; those before an `mp_prefetch` as its workers compute them."""
         placed: dict[Op, _Placed] = {}
         root = _as_computed(self.op, placed, as_written=not self.maps_may_move)
-        return _numbered(root, placed)
+        return _number_steps(root, placed)
 
     @cached_property
     def stages(self) -> list[PlannedStage]:
@@ -551,7 +553,7 @@ class _Placed:
 
 
 def _as_computed(op: Op, placed: dict[Op, _Placed], *, as_written: bool) -> Op:
-    """The pipeline, rewritten before each `mp_prefetch` as its workers get it; notes who computes each operation."""
+    """The pipeline as workers receive it, rewritten before each `mp_prefetch`; notes who computes each operation."""
     chain: list[Any] = []
     while isinstance(op, Unary) and not (isinstance(op, MpPrefetch) and has_workers(op)):
         chain.append(op)
@@ -585,10 +587,10 @@ def _place(root: Op, placed: dict[Op, _Placed]) -> None:
                 placed.update(dict.fromkeys(all_operations(part), _Placed(WORKER, part, StreamStage.why)))
 
 
-NOBODY_ELSE = _Placed(CONSUMER, None, "no worker computes what is not before an `mp_prefetch`")
+NOBODY_ELSE = _Placed(CONSUMER, None, "workers compute only what comes before an `mp_prefetch`")
 
 
-def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[PlanStep]:
+def _number_steps(root: Op, placed: dict[Op, _Placed]) -> list[PlanStep]:
     """The steps of a pipeline, each with the number of its stage."""
     steps: list[PlanStep] = []
     last: dict[Line, Line] = {}  # by line, the last line of its stage
@@ -606,14 +608,14 @@ def _numbered(root: Op, placed: dict[Op, _Placed]) -> list[PlanStep]:
 
 def _last_of_stage(line: Line, placed: dict[Op, _Placed], known: dict[Line, Line]) -> Line:
     passed = [line]
-    while line not in known and line.reader is not None and _together(line.op, line.reader.op, placed):
+    while line not in known and line.reader is not None and _share_a_stage(line.op, line.reader.op, placed):
         line = line.reader
         passed.append(line)
     known.update(dict.fromkeys(passed, known.get(line, line)))
     return known[line]
 
 
-def _together(op: Op, reader: Op, placed: dict[Op, _Placed]) -> bool:
+def _share_a_stage(op: Op, reader: Op, placed: dict[Op, _Placed]) -> bool:
     """Whether an operation and the one that reads it are in one stage."""
     mine = placed.get(op, NOBODY_ELSE)
     theirs = placed.get(reader, NOBODY_ELSE)

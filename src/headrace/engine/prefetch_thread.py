@@ -95,7 +95,7 @@ class _TunedBuffer(_Buffer):
 
     def room(self) -> int:
         with self._lock:
-            self._limit.look()
+            self._limit.update()
             self.max_elements = self._limit.number
             if not self._has_room():
                 self._limit.full()
@@ -152,12 +152,12 @@ def _work(stream: Stream, buffer: _Buffer, record: StageRecord) -> None:
         buffer.finish(e)
 
 
-class Aheads:
+class PrefetchThreads:
     """The streams of one pipeline that threads compute ahead."""
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
-        self._streams: weakref.WeakSet[AheadStream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[ThreadedStream] = weakref.WeakSet()
 
     def open(self, parent: Stream, op: Prefetch) -> Stream:
         """A stream that a thread computes ahead."""
@@ -165,23 +165,23 @@ class Aheads:
         if op.buffer_size == 0:
             return parent
         if op.buffer_size is AUTOTUNE:
-            return self._added(AheadStream(parent, _TunedBuffer(BufferLimit(AUTOTUNED_SIZE)), record))
-        return self._added(AheadStream(parent, _Buffer(op.buffer_size), record))
+            return self._add(ThreadedStream(parent, _TunedBuffer(BufferLimit(AUTOTUNED_SIZE)), record))
+        return self._add(ThreadedStream(parent, _Buffer(op.buffer_size), record))
 
     def warm_start(self, stream: Stream, op: Op) -> Stream:
         """The same stream, with a thread that computes its first elements from now on, if the pipeline allows it."""
-        size = _head_start(op)
-        if isinstance(stream, HeadStart):
+        size = _warm_start_size(op)
+        if isinstance(stream, WarmStart):
             if not stream.is_used_up:
                 return stream
             stream = stream.parent
         if not size:
             return stream
-        ahead = self._added(HeadStart(stream, _FilledOnce(size), StageRecord()))
+        ahead = self._add(WarmStart(stream, _FilledOnce(size), StageRecord()))
         ahead.start()
         return ahead
 
-    def _added(self, stream: "AheadStream") -> "AheadStream":
+    def _add(self, stream: "ThreadedStream") -> "ThreadedStream":
         self._streams.add(stream)
         return stream
 
@@ -193,7 +193,7 @@ class Aheads:
         return [stream.thread for stream in streams if stream.thread is not None]
 
 
-class AheadStream(UnaryStream):
+class ThreadedStream(UnaryStream):
     """The parent's runs, made in a thread."""
 
     _pid = -1
@@ -249,7 +249,7 @@ class AheadStream(UnaryStream):
             self.buffer.close()
 
 
-class HeadStart(AheadStream):
+class WarmStart(ThreadedStream):
     """A stream whose first elements a thread makes, and the consumer the rest."""
 
     is_used_up = False
@@ -266,7 +266,7 @@ class HeadStart(AheadStream):
         return self.parent.ready() if self.is_used_up else super().ready()
 
 
-def _head_start(op: Op) -> int:
+def _warm_start_size(op: Op) -> int:
     """How many outputs `start_prefetch` computes ahead; 0 if something computes ahead anyway, or no thread may."""
     size = AUTOTUNED_SIZE
     batched = 1

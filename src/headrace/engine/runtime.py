@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from headrace.engine.filling import fill_caches
 from headrace.engine.plan import Plan
-from headrace.engine.prefetch_thread import Aheads
+from headrace.engine.prefetch_thread import PrefetchThreads
 from headrace.engine.sizing import BufferLimit
 from headrace.engine.threads import Shared, ThreadExecutor, Threads
 from headrace.engine.tuning import AutotunedExecutor
@@ -28,14 +28,14 @@ def context(
     """What a pipeline's streams run on; with `single_step`, nothing runs ahead of the consumer."""
     options = plan.options
     threads = Threads()
-    aheads = Aheads(recorder)
+    prefetch_threads = PrefetchThreads(recorder)
     return Context(
         executor=(lambda _: InlineExecutor()) if single_step else partial(_executor, threads),
-        ahead=(lambda stream, _: stream) if single_step else aheads.open,
-        warm_start=(lambda stream, _: stream) if single_step else aheads.warm_start,
+        prefetch=(lambda stream, _: stream) if single_step else prefetch_threads.open,
+        warm_start=(lambda stream, _: stream) if single_step else prefetch_threads.warm_start,
         processes=partial(workers.open, single_step=single_step),
         watch=lambda op: FilterWatch(op, options),
-        interrupt=partial(_interrupt, aheads, threads),
+        interrupt=partial(_interrupt, prefetch_threads, threads),
         close=threads.close,
         record=recorder.of,
         fill=fill_caches,
@@ -43,9 +43,9 @@ def context(
     )
 
 
-def _interrupt(aheads: Aheads, threads: Threads, *, wait: bool) -> None:
-    # Threads that compute ahead may wait for threads that read: tell all of them first, then wait for all.
-    stopped = aheads.interrupt() + threads.interrupt()
+def _interrupt(prefetch_threads: PrefetchThreads, threads: Threads, *, wait: bool) -> None:
+    # Threads that compute ahead may wait for threads that read: signal all of them first, then wait for all.
+    stopped = prefetch_threads.interrupt() + threads.interrupt()
     if wait:
         join_threads(stopped)
 
@@ -80,8 +80,8 @@ def _advise(op: ToStream, found: str) -> None:
     import logging  # slow to import, and hardly ever needed
 
     logging.getLogger("headrace").warning(
-        "%s (pipeline at %s): %s. Worker processes use all cores: add `.mp_prefetch()` at the end of the pipeline. "
-        "With `to_iter_dataset(ReadOptions(num_threads=...))` nothing is tried.",
+        "%s (pipeline at %s): %s. Worker processes use all cores: add `.mp_prefetch()` at the end of the pipeline. To "
+        "skip this trial, set `to_iter_dataset(ReadOptions(num_threads=...))`.",
         *line,
         found,
     )

@@ -1,4 +1,4 @@
-"""When runs and chunks may become longer.
+"""When runs, chunks and buffers may grow.
 
 A run is complete before its first output is handed over, so a slow record delays those before it in its run. Runs
 double only after several of one length: then an output never waits for one further ahead than a fixed fraction of the
@@ -38,8 +38,8 @@ class Growth:
 # How many elements a buffer may hold, for sizes that are `AUTOTUNE`.
 #
 # A buffer that was full and then empty was too small: first what fills it had to stop, then its reader had to wait.
-# Then it may hold twice as many. It gives the room up again if its reader has not waited for a while, and if memory
-# gets short. Nothing but speed depends on it; limits on bytes hold as well.
+# Then it may hold twice as many. It shrinks again if its reader has not waited for a while, or if memory runs short.
+# Only speed depends on it; limits on bytes hold as well.
 
 
 MOST = 1 << 16
@@ -51,8 +51,8 @@ class BufferLimit:
 
     Args:
         first: How many elements it may hold at first, and when nobody waits.
-        clock: Tells the time.
-        free_bytes: Tells how much memory is free; `None` if that is not known.
+        clock: Returns the time in seconds.
+        free_bytes: Returns how much memory is free; `None` if that is not known.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class BufferLimit:
             if self._has_memory():
                 self.number = min(2 * self.number, MOST)
 
-    def look(self) -> None:
-        """Gives room up now and then, if it is not needed or memory is short."""
+    def update(self) -> None:
+        """Halves the limit now and then, if the room is not needed or memory is short."""
         now = self._clock()
         if now < self._next_look_s:
             return

@@ -60,7 +60,7 @@ class Threads:
         return self._pools[key]
 
     def interrupt(self) -> "list[Thread]":
-        """Tells the threads to end, and returns them."""
+        """Asks the threads to end, and returns them."""
         pools = list(self._pools.values())
         for pool in pools:
             pool.close(wait=False)
@@ -127,7 +127,7 @@ class ThreadExecutor:
         return max(1, self._buffer_size // (2 * self._num_threads))
 
     def submit(self, task: Callable[[], Any], size: int) -> None:
-        self._pending.append((self._threads.pool(self._num_threads, self._owner).submit(_timed, task), size))
+        self._pending.append((self._threads.pool(self._num_threads, self._owner).submit(_run_timed, task), size))
         self._elements += size
 
     def ready(self) -> bool:
@@ -166,7 +166,7 @@ class ThreadExecutor:
     def _tune(self, limit: BufferLimit, *, waits: bool) -> None:
         if waits:
             limit.empty()
-        limit.look()
+        limit.update()
         self._buffer_size = limit.number
 
     def _adapt(self, took_s: float, size: int) -> None:
@@ -190,7 +190,7 @@ class ThreadExecutor:
             self._shared.num_users -= 1
 
 
-def _timed(task: Callable[[], Any]) -> _Done:
+def _run_timed(task: Callable[[], Any]) -> _Done:
     begin = time.perf_counter()
     block = task()
     return _Done(block, block.num_bytes(), time.perf_counter() - begin)

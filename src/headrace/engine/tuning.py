@@ -1,17 +1,18 @@
-"""Decides by a trial whether threads pay, and then uses the faster way.
+"""Decides by trials whether threads or worker processes help, and how many of them to run.
 
-Cheap chains stay inline and pay nothing. If elements cost enough, the trial computes some inline, some in threads, and,
-if those were faster, some inline again, since the first elements often cost more. The first results of threads do not
-count: they were computed while nobody waited for them. The choice changes only how long things take.
+A trial of threads ends with the faster way. Cheap chains stay inline and cost nothing extra. If elements cost enough,
+the trial computes some inline, some in threads, and, if those were faster, some inline again, since the first elements
+often cost more. The first results of threads do not count: they were computed while nobody waited for them. The choice
+changes only how long things take.
 
 Elements that wait, such as for storage, take long, so nothing is computed for the trial alone: all threads read from
 then on, unless they turn out to be no faster. Such threads cost little if they do not help.
 
-Speed alone does not tell whether threads scale: on a busy machine, several of them get more of the cores. So the trial
-also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads pay only
-while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` gets a text that
-says so, unless many of them wait for a core: then nobody knows. On a free-threaded Python, without a GIL, speed alone
-counts. Threads that did not pay are tried again later: perhaps others had the cores.
+Speed alone does not show whether threads scale: on a busy machine, several of them get more of the cores. So the trial
+also measures how many cores they keep busy, which is not more than one if functions hold the GIL. Such threads help
+only while the consumer does something else. Where elements are costly and threads do not scale, `on_stuck` receives a
+text that says so, unless many of them wait for a core: then nobody knows. On a free-threaded Python, without a GIL,
+speed alone counts. Threads that did not help are tried again later: perhaps others had the cores.
 """
 
 import math
@@ -40,7 +41,7 @@ from headrace.threads import has_gil, num_cores, on_cores_s, thread_wanted_s
 # Changes the number of workers while they run, for `num_workers=AUTOTUNE`, and of threads that wait for data.
 #
 # While the consumer waits, and there are cores and memory for more, workers are added; those that bring no more outputs
-# leave again. So do workers that have nothing to do, and some of them if memory gets short. Tasks give the same results
+# leave again. So do workers that have nothing to do, and some of them if memory runs short. Tasks give the same results
 # wherever they are computed, so nothing but speed depends on the number.
 
 
@@ -50,8 +51,8 @@ FEW_CORES = 4
 WINDOW_S = 0.4  # what one look covers; longer if there are few outputs
 LONG_WINDOW_S = 4.0
 ENOUGH_WAIT_SHARE = 0.1  # a consumer that waits for less of the time has enough
-WORTH = 0.3  # of what more workers would give if all of them had a core
-BUSY = 0.9  # of all cores: if so many are busy, more workers would only take them from each other
+WORTH = 0.3  # more workers stay if they bring this share of what they would with a core for each
+BUSY = 0.9  # with this share of all cores busy, more workers would only take cores from each other
 PAUSE = 4  # windows until the next try, after one that did not help
 LONGEST_PAUSE = 128
 IDLE_WINDOWS = 8  # a worker leaves if so many windows in a row had no work for it
@@ -137,10 +138,10 @@ class WorkerCountController:
             self._before = None
             self._pause_left = PAUSE
             self.number = max(1, self.number - 1)
-        elif self._is_new:  # the first outputs of new workers tell little
+        elif self._is_new:  # the first outputs of new workers mean little
             self._is_new = False
         elif self._before is not None:
-            self._judge(seen, *self._before)
+            self._compare(seen, *self._before)
         elif self._pause_left:
             self._pause_left -= 1
         elif seen.waits:
@@ -167,7 +168,7 @@ class WorkerCountController:
             self._is_new = True
             self.number += more
 
-    def _judge(self, seen: TuningWindow, number: int, rate: float) -> None:
+    def _compare(self, seen: TuningWindow, number: int, rate: float) -> None:
         self._before = None
         wanted = rate * (1 + WORTH * (self.number - number) / number)
         if seen.waits and seen.rate < wanted:
@@ -203,7 +204,7 @@ class Tuner:
         self._pids = self._pool.pids
         self._cpu_s = self._on_cores_s()
 
-    def saw(self, outputs: int, waited_s: float) -> None:
+    def add_outputs(self, outputs: int, waited_s: float) -> None:
         """Counts outputs, and how long the consumer waited for them."""
         self._outputs += outputs
         self._waited_s += waited_s
@@ -234,7 +235,7 @@ class Tuner:
 
 
 def _cpu_s(pid: int) -> float:
-    """How long a process has been on a core; 0 if the system does not tell."""
+    """How long a process has been on a core; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/stat") as f:
             fields = f.read().rpartition(")")[2].split()
@@ -245,7 +246,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _own_bytes(pid: int) -> int:
-    """The memory that only this process has; 0 if the system does not tell."""
+    """The memory that only this process has; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/statm") as f:
             _, resident, shared, *_ = map(int, f.read().split())
@@ -267,25 +268,25 @@ class TunedStream(UnaryStream):
         run = self.parent.pull(n)
         if run is None:
             return None
-        self._tuner.saw(len(run.block), here.waited_s - before_s)
+        self._tuner.add_outputs(len(run.block), here.waited_s - before_s)
         return self._run(*run)
 
 
 TRIED_S = 50e-6  # an element that costs less is not worth handing over between threads
-ELEMENT_S = 200e-6  # one that costs more is costly
+ELEMENT_S = 200e-6  # an element that takes longer is costly
 TRIAL_S = 0.03  # how long to try each side
 LOOK_S = 0.004  # how often to ask the system what a thread did, which takes some 40 µs
 LONG_ELEMENT_S = 1e-3  # elements that compute for less are tried later: starting threads costs some 40 ms
 LATER_S = 0.3
-FEWEST_THREADS = 4  # on trial; as many as there are cores, if that is in between
+FEWEST_THREADS = 4  # a trial takes a thread for each core, but at least this many, and at most `MOST_THREADS`
 MOST_THREADS = 16
-MOST_WAITING_THREADS = 128  # of those that wait for data
+MOST_WAITING_THREADS = 128  # the most threads that wait for data
 THREADS_GAIN = 1.2  # threads must be this much faster
-WAITING_SHARE = 0.5  # a consumer that wants a core for less of the time waits for something else
+WAITING_SHARE = 0.5  # a consumer that wants a core for less than this share of its time waits for something else
 SCALES = 1.15  # threads that keep fewer cores busy do not scale
-CROWDED = 0.55  # the share of threads that run or wait for a core: if it is more, it is not known whether they scale
-RETRY_THREADS_S = 20.0  # how long to do without threads that did not pay; each time twice as long
-ELSEWHERE = 0.2  # a consumer that spends more of its time on something else gains by threads that do not scale
+CROWDED = 0.55  # if a larger share of the threads runs or waits for a core, nobody knows whether they scale
+RETRY_THREADS_S = 20.0  # the first pause after threads did not help; each further pause is twice as long
+BUSY_CONSUMER = 0.2  # with more of its time spent on something else, a consumer gains from threads that do not scale
 
 
 class _Phase:
@@ -305,7 +306,7 @@ class _Phase:
 
     @property
     def waits(self) -> bool:
-        """Whether the consumer's own thread waited for something else than a core."""
+        """Whether the consumer's own thread waited for something other than a core."""
         return self._wanted_s < WAITING_SHARE * self._measured_s
 
     def timed(self, result: Callable[[], Any], elements: int) -> Any:
@@ -365,7 +366,7 @@ class AutotunedExecutor:
 
     Args:
         threads: The threads of the iterator.
-        make_threads: Makes the executor to use if threads pay, given their number; `None` for the default.
+        make_threads: Makes the executor to use if threads help, from their number; `None` for the default.
         on_stuck: Called with what was measured, if elements are costly and threads do not scale.
     """
 
@@ -386,7 +387,7 @@ class AutotunedExecutor:
         self._unmeasured = 0  # results to come that do not count
         self._waits = False  # whether elements wait for something else than a core
         self._tuner: Tuner | None = None  # of threads that wait for data
-        self._pays: bool | None = None
+        self._helps: bool | None = None
         self._pause_s = RETRY_THREADS_S
         self._begin_trial()
 
@@ -396,10 +397,10 @@ class AutotunedExecutor:
         self._again_s = math.inf
         self._phases = [_Phase()]  # inline, in threads, inline again
 
-    def _end_trial(self, *, pays: bool, costly: bool = True) -> None:
+    def _end_trial(self, *, helps: bool, costly: bool = True) -> None:
         self._on_trial = False
-        self._pays = pays
-        if costly and not pays:
+        self._helps = helps
+        if costly and not helps:
             self._again_s = time.perf_counter() + self._pause_s
             self._pause_s *= 2
 
@@ -408,13 +409,13 @@ class AutotunedExecutor:
         return self._is_inline and (self._again_s == math.inf or time.perf_counter() < self._again_s)
 
     @property
-    def threads_pay(self) -> bool | None:
+    def threads_help(self) -> bool | None:
         """What the last trial found; `None` until the first has ended."""
-        return self._pays
+        return self._helps
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether threads are tried, or pay, because they wait for something else than cores."""
+        """Whether threads are tried, or help, because they wait for something other than cores."""
         return self._waits and self._current is not self._inline
 
     @property
@@ -455,7 +456,7 @@ class AutotunedExecutor:
         return block
 
     def _decide(self) -> None:
-        """Goes on to the next part of the trial, or ends it."""
+        """Starts the next part of the trial, or ends it."""
         first = self._phases[0]
         phase = self._phases[-1]
         if phase.waited_s < TRIAL_S and (phase is first or phase.elements < 8 * first.elements):
@@ -466,34 +467,34 @@ class AutotunedExecutor:
         if phase is first:
             is_short = first.waited_s < LATER_S and first.waited_s < LONG_ELEMENT_S * first.elements
             if first.waited_s < TRIED_S * first.elements:
-                self._end_trial(pays=False, costly=False)
+                self._end_trial(helps=False, costly=False)
             elif first.waits:
                 self._waits = True
-                self._go_on_with(self._make_threads(None))
+                self._start_phase(self._make_threads(None))
             elif not is_short:
                 self._waits = False
                 self._unmeasured = 2 * self._num_threads
-                self._go_on_with(self._trial_threads())
+                self._start_phase(self._trial_threads())
             return
         waits = self._waits
-        elsewhere = first.waited_s < (1 - ELSEWHERE) * first.took_s
+        consumer_is_busy = first.waited_s < (1 - BUSY_CONSUMER) * first.took_s
         # A consumer that does nothing else may be kept from asking for the next result, so all of its time counts.
         inline, threads, *again = (
-            each.elements / (each.waited_s if elsewhere else each.took_s) for each in self._phases
+            each.elements / (each.waited_s if consumer_is_busy else each.took_s) for each in self._phases
         )
         inline = max([inline, *again])
         gain = threads / inline
-        pays = gain >= THREADS_GAIN and (waits or self._phases[1].ran >= SCALES or elsewhere or not has_gil())
-        if pays and not waits and len(self._phases) == 2:
-            self._go_on_with(self._inline)
+        helps = gain >= THREADS_GAIN and (waits or self._phases[1].ran >= SCALES or consumer_is_busy or not has_gil())
+        if helps and not waits and len(self._phases) == 2:
+            self._start_phase(self._inline)
             return
-        self._end_trial(pays=pays)
-        if pays and waits:
+        self._end_trial(helps=helps)
+        if helps and waits:
             self._tuner = Tuner(ThreadsAsWorkers(self._current), most=MOST_WAITING_THREADS)  # type: ignore[arg-type]
         else:
-            self._change(self._make_threads(self._num_threads) if pays else self._inline)
+            self._change(self._make_threads(self._num_threads) if helps else self._inline)
         if not waits:
-            self._judge(inline, gain)
+            self._report_stuck(inline, gain)
 
     def _tuned(self, executor: Executor, size: int) -> Any:
         """A result of threads that wait for data: more of them start while the consumer waits."""
@@ -501,11 +502,11 @@ class AutotunedExecutor:
         block = executor.next()
         assert self._tuner is not None
         if executor is self._current:
-            self._tuner.saw(size, time.perf_counter() - begin_s)
+            self._tuner.add_outputs(size, time.perf_counter() - begin_s)
         return block
 
-    def _judge(self, inline: float, gain: float) -> None:
-        """Tells if threads wait for each other, unless the consumer hardly waited for them."""
+    def _report_stuck(self, inline: float, gain: float) -> None:
+        """Reports threads that wait for each other, unless the consumer hardly waited for them."""
         cores = num_cores()
         threads = self._phases[1]
         enough = max(SCALES, min(self._num_threads, cores) / 2)
@@ -513,14 +514,14 @@ class AutotunedExecutor:
         is_costly = inline <= 1 / ELEMENT_S
         if cores > 1 and is_costly and threads.ran < enough and gain < enough and is_known:
             self.on_stuck(
-                f"an element takes {1e3 / inline:.2g} ms to compute, and {self._num_threads} threads computed "
-                f"{gain:.1f} times as many as one, on {cores} cores: {_why()}"
+                f"an element takes {1e3 / inline:.2g} ms to compute, and {self._num_threads} threads were only "
+                f"{gain:.1f} times as fast as one, on {cores} cores: {_why()}"
             )
 
     def _trial_threads(self) -> ThreadExecutor:
         return ThreadExecutor(self._threads, self._num_threads, 2 * self._num_threads, buffer_bytes=64 << 20)
 
-    def _go_on_with(self, executor: Executor) -> None:
+    def _start_phase(self, executor: Executor) -> None:
         """Begins the next part of the trial."""
         self._phases.append(_Phase())
         self._change(executor)
@@ -546,37 +547,37 @@ class AutotunedExecutor:
 def _why() -> str:
     """Why threads do not scale."""
     if not has_gil():
-        return "their functions wait for each other, such as for a lock"
+        return "their functions wait for each other, for example for a lock"
     import sysconfig  # slow to import, and hardly ever needed
 
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "their functions hold the GIL, which a module that you import has turned on; PYTHON_GIL=0 keeps it off"
+        return "their functions hold the GIL, which an imported module has turned on; set PYTHON_GIL=0 to keep it off"
     return "their functions hold the GIL"
 
 
 # --------------------------------------------------------------------------------------------------- process trial
-# Decides by a trial whether worker processes pay, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
+# Decides by a trial whether worker processes help, for an `mp_prefetch` with `num_workers=AUTOTUNE`.
 #
-# Outputs are computed in this process first, in threads if those pay. If the consumer waits for them, workers are
+# Outputs are computed in this process first, in threads if those help. If the consumer waits for them, workers are
 # started: soon if outputs are costly and threads do not help, otherwise only after a while. A short run is over before
-# they are ready, so it gets none; one of unknown length counts as long once it has taken long. Then they go on from the
-# position after the last output, and stay if they are faster. If not, they are tried again after a while, since other
-# programs may have had the cores. Positions say nothing of who computes, so nothing but speed depends on the choice. It
-# is kept with the operation, for the next iterator.
+# they are ready, so it starts none; one of unknown length counts as long once it has taken long. Then they continue
+# from the position after the last output, and stay if they are faster. If not, they are tried again after a while,
+# since other programs may have had the cores. Positions do not depend on who computes, so the choice affects only
+# speed. The operation keeps it for the next iterator.
 
 
-HERE_S = 0.25  # how long to wait for outputs that are computed here: longer than most trials of threads
-THREADS_S = 1.0  # where threads come first: longer than all of them
-WORKERS_S = 0.2  # and for those of workers,
-RAMP_S = 0.3  # once their chunks have grown
-LATE_SHARE = 0.1  # the share of time that a consumer waits for costly outputs, and for others, to want workers
-MOSTLY_LATE_SHARE = 0.5
-LOOKS = 4  # how many times in a row, for others
-WORTH_WORKERS_S = 3.0  # how long the rest of a run takes here, at least, if workers are to pay for their start
-RETRY_WORKERS_S = 20.0  # how long to do without workers that were not faster; each time twice as long
-AT_ONCE_S = 0.1  # how long outputs may take that are computed here at once, after workers were not faster
-STILL_FASTER = 1.05  # workers that become so much faster from look to look may win yet: at first their memory is new
-WORKERS_GAIN = 1.1  # workers must be this much faster: then what is chosen has nine tenths of the best speed
+HERE_S = 0.25  # the wait for outputs computed here before workers are considered: longer than most trials of threads
+THREADS_S = 1.0  # the same where threads are tried first: longer than all of their trials
+WORKERS_S = 0.2  # the wait for outputs of workers before they are judged
+RAMP_S = 0.3  # outputs of workers do not count before their chunks have grown for this long
+LATE_SHARE = 0.1  # a consumer that waits for costly outputs for more of its time wants workers
+MOSTLY_LATE_SHARE = 0.5  # the same for outputs that are not costly
+LOOKS = 4  # outputs that are not costly must be late this many times in a row
+WORTH_WORKERS_S = 3.0  # workers are worth their start only if the rest of the run takes at least this long here
+RETRY_WORKERS_S = 20.0  # the first pause after workers were not faster; each further pause is twice as long
+AT_ONCE_S = 0.1  # after workers were not faster, one pull computes outputs here for at most this long
+STILL_FASTER = 1.05  # workers that speed up this much between two looks may still win: at first their memory is new
+WORKERS_GAIN = 1.1  # workers must be this much faster, so that the choice has at least nine tenths of the best speed
 
 
 class TrialResult:
@@ -598,7 +599,7 @@ class TrialStream(UnaryStream):
         op: The `mp_prefetch`.
         position: Where to begin.
         context: What streams run on.
-        choice: Gets what the trial finds.
+        choice: Where the trial writes what it finds.
         start_workers: Starts workers; returns a function that says whether they are ready.
         open_workers: Opens the stream that workers compute, at a position.
         end_workers: Ends the workers.
@@ -669,7 +670,7 @@ class TrialStream(UnaryStream):
 
     def _count(self, outputs: int, waited_s: float) -> None:
         if self._are_ready is not None:
-            self._try(self._go_on_when_ready)
+            self._try(self._continue_in_workers)
             return
         if self._unmeasured > 0:
             self._unmeasured -= outputs
@@ -681,23 +682,23 @@ class TrialStream(UnaryStream):
         self._outputs += outputs
         self._waited_s += waited_s
         if self._with_workers:
-            self._judge_workers()
+            self._decide_workers()
         elif self._outputs and (self._waited_s >= self._here_s or (self._is_stuck and self._waited_s > 0)):
-            self._judge_here()
+            self._decide_here()
 
-    def _judge_here(self) -> None:
+    def _decide_here(self) -> None:
         """Starts workers if the consumer waits too long for what is computed here."""
         elapsed_s = time.perf_counter() - self._since_s
         self._rate_here = self._outputs / self._waited_s
-        if any(executor.waits_for_data and executor.threads_pay is None for executor in self._executors):
+        if any(executor.waits_for_data and executor.threads_help is None for executor in self._executors):
             return  # threads are on trial
-        threads_pay = any(executor.threads_pay for executor in self._executors) and not self._is_stuck
+        threads_help = any(executor.threads_help for executor in self._executors) and not self._is_stuck
         waits_for_data = any(executor.waits_for_data for executor in self._executors)
-        if threads_pay and (waits_for_data or not has_gil()):  # workers would do no better
+        if threads_help and (waits_for_data or not has_gil()):  # workers would do no better
             self._ends = True
             self._choice.workers = False
             return
-        is_costly = self._waited_s >= ELEMENT_S * self._outputs and not threads_pay
+        is_costly = self._waited_s >= ELEMENT_S * self._outputs and not threads_help
         is_late = self._waited_s > (LATE_SHARE if is_costly else MOSTLY_LATE_SHARE) * elapsed_s
         self._late_looks = self._late_looks + 1 if is_late else 0
         if self._late_looks >= (1 if is_costly else LOOKS) and self._rest_s() >= WORTH_WORKERS_S:
@@ -706,12 +707,12 @@ class TrialStream(UnaryStream):
         self._waited_s = 0.0
 
     def _rest_s(self) -> float:
-        """How long the rest takes, if it goes on like this: as long again, if nobody knows, and all epochs so far."""
+        """How long the rest takes at this rate: as long again, if nobody knows, and all epochs so far."""
         took_s = time.perf_counter() - self._begin_s
         count = num_outputs(self._op.parent) if self._is_whole else None
         return self._choice.epochs_s + (took_s if count is None else took_s * (count / self._made - 1))
 
-    def _judge_workers(self) -> None:
+    def _decide_workers(self) -> None:
         """Keeps the workers if they are faster."""
         if time.perf_counter() < self._ramp_end_s:
             self._outputs = 0
@@ -721,7 +722,7 @@ class TrialStream(UnaryStream):
             if rate >= WORKERS_GAIN * self._rate_here:
                 self._ends = True
             elif rate < STILL_FASTER * self._rate_before:
-                self._go_on_here()
+                self._continue_here()
             self._outputs = 0
             self._waited_s = 0.0
             self._rate_before = rate
@@ -729,7 +730,7 @@ class TrialStream(UnaryStream):
     @property
     def _here_s(self) -> float:
         """How long to wait for outputs that are computed here: without a GIL, until threads have been tried."""
-        tries_threads = any(executor.threads_pay is None for executor in self._executors)
+        tries_threads = any(executor.threads_help is None for executor in self._executors)
         return THREADS_S if tries_threads and not has_gil() else HERE_S
 
     def _try(self, what: Callable[[], None]) -> None:
@@ -740,7 +741,7 @@ class TrialStream(UnaryStream):
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
-                "%s (pipeline at %s): no worker processes, since they cannot be started: %s",
+                "%s (pipeline at %s) runs without worker processes, because they could not be started: %s",
                 self._op.label(),
                 self._op.site,
                 e,
@@ -752,7 +753,7 @@ class TrialStream(UnaryStream):
     def _start(self) -> None:
         self._are_ready = self._start_workers()
 
-    def _go_on_when_ready(self) -> None:
+    def _continue_in_workers(self) -> None:
         assert self._are_ready is not None
         if not self._are_ready():
             return
@@ -764,9 +765,9 @@ class TrialStream(UnaryStream):
         self._rate_before = 0.0
         self.parent.close(wait=False)
         self.parent = workers
-        self._choice.workers = True  # also after an error: what ends its process must not run here
+        self._choice.workers = True  # even after an error: a function that ends its process must not run here
 
-    def _go_on_here(self) -> None:
+    def _continue_here(self) -> None:
         self._with_workers = self._choice.workers = False
         self.parent.close()
         self._end_workers()

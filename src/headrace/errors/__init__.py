@@ -82,7 +82,7 @@ class StateError(HeadraceError, ValueError):
     ...     iter(MapDataset.range(4).shuffle(seed=2)).set_state(state)
     ... except StateError as error:
     ...     print(str(error).partition(" (saved")[0])
-    The state was saved with another pipeline, so going on would lose or repeat elements: shuffle seed 1 → 2
+    The state was saved with another pipeline, so resuming would lose or repeat elements: shuffle seed 1 → 2
     """
 
 
@@ -443,7 +443,7 @@ def without_memory_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
-def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+def rebuild_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     """An error from its parts, without calling its `__init__`."""
     error = kind.__new__(kind, *args)
     error.args = args
@@ -463,7 +463,7 @@ def users_frames(error: BaseException) -> TracebackType | None:
     return traceback if traceback is not None or isinstance(error, HeadraceError) else error.__traceback__
 
 
-def interrupted_frames(error: BaseException) -> TracebackType | None:
+def frames_of_interrupt(error: BaseException) -> TracebackType | None:
     """The traceback of an exception from outside, such as Ctrl-C: of this package, the frame that it came to at most.
 
     That frame tells a pipeline around this one that the exception came from outside.
@@ -472,7 +472,7 @@ def interrupted_frames(error: BaseException) -> TracebackType | None:
     return traceback if isinstance(error, KeyboardInterrupt) and traceback is not None else last or traceback
 
 
-def show_users_frames(error: BaseException) -> None:
+def hide_internal_frames(error: BaseException) -> None:
     """Leaves out the frames of this package in the traceback of an error that goes to the user, and of its causes."""
     seen: set[int] = set()
     each: BaseException | None = error

@@ -317,7 +317,7 @@ class Figure:
         line: The line of code that it belongs to.
         svg: The plot.
         legend: Names and values of the colours in it.
-        text: What it says, in words.
+        text: What it shows, in words.
     """
 
     title: str
@@ -328,7 +328,7 @@ class Figure:
 
 
 def rate_figure(rates: Sequence[float], span_s: float) -> Figure:
-    """Elements a second over the last seconds."""
+    """Elements per second over the last seconds."""
     title = "Elements per second"
     svg = line_plot(rates, title=title, first=f"{span_s:.0f} s ago", last="now")
     return Figure(title, svg, text=f"{short(rates[-1])} now" if rates else "")
@@ -603,7 +603,7 @@ def report_html(
         plan: The plan of the pipeline, for the graph.
         position: The position that the iterator has come to, for the shares of mixes.
         title: The name of the pipeline.
-        rates: Elements a second over the last `span_s` seconds.
+        rates: Elements per second over the last `span_s` seconds.
         span_s: See `rates`.
         lengths: Lengths of sequences, and padding.
     """

@@ -1,4 +1,4 @@
-"""What a verification found."""
+"""Verifies data: reads all of it in another process, and reports which files and records are damaged."""
 
 import contextlib
 import dataclasses
@@ -87,7 +87,7 @@ class Part:
     Attributes:
         path: The file or folder.
         num_records: How many of its records were read without error.
-        unread_from: The first record that was not tried, since reading could not go on; None if all were tried.
+        unread_from: The first record that was not tried, since reading could not continue; None if all were tried.
     """
 
     path: str
@@ -109,7 +109,7 @@ class Verification:
         checksums: What the checksums of the format cover; None if this is not known.
         parts: The files that were read, or the folder if it is read as a whole.
         damaged: What cannot be read.
-        is_stopped: Whether verification stopped before its end, after `max_damaged` damages.
+        is_stopped: Whether verification stopped before its end, after `max_damaged` damaged places.
     """
 
     path: str
@@ -154,14 +154,14 @@ class Verification:
         unread = [part for part in self.parts if part.unread_from is not None]
         lines += [f"  {part.path}: not read from record {part.unread_from} on." for part in unread[:SHOWN]]
         if self.is_stopped:
-            lines.append("  Stopped here: `max_damaged` damages were found. What follows was not read.")
+            lines.append("  Stopped here: `max_damaged` damaged places were found. The rest was not read.")
         if self.checksums is not None:
             lines.append(f"Checksums: {self.checksums}.")
         return "\n".join(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------- check
-# Verifies a data set: reads all of it in other processes, and goes on after those that die.
+# Verifies a data set: reads all of it in other processes, and continues after those that die.
 
 
 TIMEOUT_S = 60.0
@@ -187,11 +187,11 @@ def verify(
     progress: Progress | None = None,
     **options: Any,
 ) -> Verification:
-    """Reads a data set once, in a process of its own, and says which files and records are damaged.
+    """Reads a data set once, in a separate process, and reports which files and records are damaged.
 
     Every record is read as a pipeline reads it. A record that ends the process, hangs or takes too much memory is
-    reported, and another process goes on after it. Each file is opened on its own; if all are good, all together. In a
-    stream, such as a compressed file, what follows a damaged record is not read.
+    reported, and another process continues after it. Each file is opened on its own; if all are good, all together. In
+    a stream, such as a compressed file, what follows a damaged record is not read.
 
     >>> _ = (folder / "a.jsonl").write_text('{"x": 1}\\n{"x":\\n')
     >>> found = verify(folder / "a.jsonl")
@@ -204,7 +204,7 @@ def verify(
         storage_options: As for `open`.
         timeout_s: How long one record may take. Opening a large file may take longer, by its size.
         max_memory_bytes: How much memory reading may take, without that of mapped files.
-        max_damaged: After how many damages to stop.
+        max_damaged: After how many damaged places to stop.
         progress: Called with the number of records read so far, and None; by default it shows a bar, if it takes long.
         options: As for `open`. By default, all splits are read.
     """
@@ -231,7 +231,7 @@ def _checked(
     options |= {"format": form.name}
     if "split" in options and form.name not in opening.HAVE_SPLITS:
         raise PipelineError(
-            f"{form.name} files are verified as a whole: leave out `split`, or verify what `headrace.open(path, "
+            f"{form.name} files are verified as a whole: omit `split`, or verify what `headrace.open(path, "
             f"split={options['split']!r})` returns."
         )
     if form.name == "TFDS":
@@ -327,14 +327,14 @@ class _Run:
                         break
             self._now.num_good += process.place.num_good if self._now.is_open else 0
             if process.death is not None and not process.is_started:
-                raise WorkerError(f"The process that reads could not be started: {process.death}.")
+                raise WorkerError(f"Could not start the process that reads: {process.death}.")
             if process.death is not None and not self._is_stopped:
                 self._after_death(process.death, process.place, hangs=process.hangs)
         while self._is_stopped and self._now.number < len(units):
             self._end_unit(unread_from=self._now.unread_from or 0)
 
     def check_files_in(self, folders: list[str]) -> None:
-        """For folders that cannot be opened, checks the files in them one by one, which may tell more."""
+        """For folders that cannot be opened, checks the files in them one by one, which may show more."""
         for folder in filter(self._unopened.__contains__, folders):
             paths = [] if files.is_remote(folder) else list(_data_files(folder))
             before = len(self._damaged)
@@ -379,7 +379,7 @@ class _Run:
     _done = _waiting
 
     def _after_death(self, death: str, place: ReadingPlace, *, hangs: bool) -> None:
-        """Says what a process died of, and where to go on."""
+        """Records what a process died of, and where to continue."""
         now = self._now
         if not now.is_open:
             self._failed(death)
@@ -447,7 +447,7 @@ SPARE_S = 60.0
 
 
 class ParentLink:
-    """What the process says to the one that started it."""
+    """The messages of the process to the one that started it."""
 
     def __init__(self, numbers_fd: int, messages_fd: int, timeout_s: float):
         self._numbers = memoryview(mmap.mmap(numbers_fd, NUMBERS_BYTES)).cast("q")
@@ -463,7 +463,7 @@ class ParentLink:
             left = left[os.write(self._messages_fd, left) :]
 
     def begin(self, number: int, opening_s: float) -> None:
-        """Says that a unit is opened."""
+        """Reports that a unit is opened."""
         self.num_good = 0
         numbers = self._numbers
         numbers[0], numbers[1], numbers[2], numbers[3] = number, 0, 0, 0
@@ -471,7 +471,7 @@ class ParentLink:
         self.say("opening", number)
 
     def reading(self, first: int, stop: int) -> None:
-        """Says which records are read next."""
+        """Reports which records are read next."""
         numbers = self._numbers
         numbers[1], numbers[2], numbers[3] = first, stop, self.num_good
         if time.monotonic() > self._next_beat:
@@ -572,7 +572,7 @@ def in_few_words(error: Exception, max_memory_bytes: int) -> str:
 
 
 class Check:
-    """Reads a source to its end, and says which records cannot be read."""
+    """Reads a source to its end, and reports which records cannot be read."""
 
     def __init__(self, source: Any, link: ParentLink, max_memory_bytes: int):
         self._source = source
@@ -638,14 +638,14 @@ class Check:
                 source[i]
 
     def _after_failure(self, start: int, stop: int, length: int, error: Exception) -> int:
-        """Finds the records of a block that cannot be read; returns where to go on."""
+        """Finds the records of a block that cannot be read; returns where to continue."""
         before = self._link.num_good
         at = self._one_by_one(start, stop, length)
         is_each_good = self._link.num_good - before == stop - start == at - start
         # A block may be too large for the memory, and `__getitems__` may not be implemented.
         if is_each_good and not isinstance(error, MemoryError | TypeError | NotImplementedError | PipelineError):
             self._link.num_good = before
-            self._say_damaged(start, stop, f"only one by one can these be read. Together: {self._text(error)}")
+            self._say_damaged(start, stop, f"these can be read only one by one. Read together: {self._text(error)}")
         return at
 
     def _one_by_one(self, start: int, stop: int, length: int) -> int:

@@ -1,4 +1,4 @@
-"""The process that reads, as the one that started it sees it: starting it, what it says, and how it ends."""
+"""The process that reads, as the one that started it sees it: its start, its messages and its end."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ class ReadingProcess:
         self._first = map(str, (unit, start, careful))
 
     def messages(self) -> Generator[list[Any], None, None]:
-        """Starts the process; yields what it says, until its end."""
+        """Starts the process; yields its messages until it ends."""
         with contextlib.ExitStack() as stack:
             given, numbers, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             given.write(cloudpickle.dumps(self._task))

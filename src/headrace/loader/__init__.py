@@ -15,10 +15,10 @@ from headrace.errors.one_line import short_repr
 from headrace.errors.suggestions import closest, explains_keywords, no_attribute, written_here
 from headrace.iterator import PipelineIterator
 from headrace.loader import state as states
-from headrace.loader.chain import as_transforms, chain, identity, shown
+from headrace.loader.chain import as_transforms, chain, display_name, identity
 from headrace.loader.in_order import InOrder, reads_in_order
 from headrace.loader.order import Order
-from headrace.ops.adapters import opened
+from headrace.ops.adapters import open_given_source
 from headrace.ops.source import SeededSource
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.samplers import IndexSampler
@@ -75,7 +75,7 @@ class DataLoader(Viewable):
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise PipelineError(f"read_options must be ReadOptions; got {type(read_options).__name__}.")
         given = data_source
-        data_source = opened(data_source)
+        data_source = open_given_source(data_source)
         self.source = data_source
         self.order = Order(sampler, shard_options)
         self.operations = as_transforms(operations)
@@ -136,7 +136,7 @@ class DataLoader(Viewable):
 
         >>> print(load(range(4), num_epochs=1, batch_size=2).explain())
         MapDataset.source(range(0, 4))        | rows, one call per element
-          .to_iter_dataset(allow_nones=True)  | in index order; threads where a trial shows that they pay
+          .to_iter_dataset(allow_nones=True)  | in index order; threads if a trial shows that they help
           .batch(2)                           | ordering point: stacks elements as they come
 
         Differs from Grain: only Headrace has it.
@@ -181,22 +181,22 @@ class DataLoader(Viewable):
         length = self._num_records if isinstance(self.source, Mapping) else len(self.source)
         if length < self._num_records:
             raise PipelineError(
-                f"The data source had {self._num_records} records when the loader was made, and has {length} "
-                "now. Make a new sampler and loader for it."
+                f"The data source had {self._num_records} records when the loader was created, and has {length} now. "
+                "Create a new sampler and loader for it."
             )
 
     def __repr__(self) -> str:
         named = {"worker_count": self._multiprocessing_options.num_workers, **vars(self.identity)}
         if hasattr(self.source, "name_in_states"):  # the repr has the paths
             named["data_source"] = short_repr(self.source, 300)
-        named["operations"] = f"[{', '.join(map(shown, self.operations))}]"
+        named["operations"] = f"[{', '.join(map(display_name, self.operations))}]"
         return f"DataLoader({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 
 class DataLoaderIterator(PipelineIterator[T]):
     """The outputs of a loader from a state on; `validate_state=False` accepts a state of any loader.
 
-    It is not a `DatasetIterator`: programs tell from this whether a state is a dict or bytes.
+    It is not a `DatasetIterator`: programs use this to tell whether a state is a dict or bytes.
 
     >>> loader = load(range(6), num_epochs=1, batch_size=2)
     >>> batches = iter(loader)
@@ -225,7 +225,7 @@ class DataLoaderIterator(PipelineIterator[T]):
         ['position', 'pipeline', 'functions', 'checksum']
         """
         position = self._position_state()
-        return states.encode(self._loader.identity, position, self._identity.added_to({}))
+        return states.encode(self._loader.identity, position, self._identity.add_to({}))
 
     def set_state(self, state: bytes | np.ndarray, *, strict: bool = True) -> None:  # type: ignore[override]
         """Goes to where `get_state` or `state_as_array` was called, with `strict=False` on any loader.
@@ -239,7 +239,7 @@ class DataLoaderIterator(PipelineIterator[T]):
 
         Differs from Grain: a state of another loader is an error that says what differs.
         """
-        given: Any = positions.unpacked(state) if positions.is_array(state) else state
+        given: Any = positions.unpack(state) if positions.is_array(state) else state
         self._go_to(given, validate=strict)
 
     def _go_to(self, state: bytes, *, validate: bool) -> None:
@@ -275,7 +275,7 @@ def load(
 
     Args:
         source: Anything that `MapDataset.source` takes.
-        num_epochs: How often all records come; endless by default.
+        num_epochs: How many times to read all records; endless by default.
         shuffle: Whether each epoch has a new random order.
         seed: The seed to shuffle and for random operations, which both need one.
         shard_options: The shard that this process reads.
@@ -285,7 +285,7 @@ def load(
         worker_count: Worker processes; 0 computes in this process.
         read_options: Threads that read ahead, in each process.
     """
-    source = opened(source)
+    source = open_given_source(source)
     records = source if isinstance(source, MapDataset) else MapDataset.source(source)
     sampler = IndexSampler(len(records), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     operations = [*transformations]

@@ -36,8 +36,8 @@ def as_transforms(operations: Any) -> list[Any]:
 def _as_transform(operation: Any) -> Any:
     if isinstance(operation, type):
         raise PipelineError(
-            f"operations has the class {operation.__name__}. Give an object of it, or, where the class itself is the "
-            f"function to call, MapTransform({operation.__name__})."
+            f"operations contains the class {operation.__name__}. Pass an instance of it or, if the class itself is "
+            f"the function to call, MapTransform({operation.__name__})."
         )
     if isinstance(operation, Operation):
         return operation.as_transform() or operation
@@ -55,7 +55,7 @@ def _as_transform(operation: Any) -> Any:
     if callable(operation):
         return transforms.Map(operation)
     raise PipelineError(
-        f"operations has a {type(operation).__name__}, {operation!r}, which is not a transform. A loader takes "
+        f"operations contains a {type(operation).__name__}, {operation!r}, which is not a transform. A loader takes "
         "MapTransform, RandomMapTransform, MapWithIndexTransform, FilterTransform, FlatMapTransform, Batch, "
         "subclasses of Operation, generator functions of an iterator of records, and functions of one element."
     )
@@ -104,10 +104,10 @@ def _is_iterator(annotation: Any) -> bool:
 
 def identity(operations: Sequence[Any]) -> str:
     """The operations by kind, for a state: without functions, or anything that changes from run to run."""
-    return ", ".join(map(named, operations)) or "none"
+    return ", ".join(map(kind_name, operations)) or "none"
 
 
-def named(transform: Any) -> str:
+def kind_name(transform: Any) -> str:
     """An operation by its kind, or the name of a user's own."""
     if isinstance(transform, transforms.Batch):
         return f"batch({transform.batch_size}{', drop_remainder' if transform.drop_remainder else ''})"
@@ -117,9 +117,9 @@ def named(transform: Any) -> str:
     return (method_of(transform) or type(transform).__name__).removeprefix("np_")
 
 
-def shown(transform: Any) -> str:
+def display_name(transform: Any) -> str:
     """An operation for display, with its function and arguments."""
-    return named(transform) if isinstance(transform, transforms.Batch) else describe(transform)
+    return kind_name(transform) if isinstance(transform, transforms.Batch) else describe(transform)
 
 
 def function_of(transform: Any) -> Callable[..., Any]:
@@ -175,7 +175,7 @@ class _OnRecord:
 
 
 class _Batched:
-    """Stacks records; the batch gets the metadata of the last."""
+    """Stacks records; the batch has the metadata of the last."""
 
     def __init__(self, op: transforms.Batch):
         self._batch_fn = op.batch_fn
@@ -261,8 +261,8 @@ class _OperatedIterator(DatasetIterator):
         records: Any = self._operation(self._feed())
         if not hasattr(records, "__iter__"):
             raise PipelineError(
-                f"{named(self._operation)} returned a {type(records).__name__}: an Operation returns an iterator of "
-                "Records."
+                f"{kind_name(self._operation)} returned a {type(records).__name__}: an Operation returns an iterator "
+                "of Records."
             )
         self._records = iter(records)
 
@@ -275,7 +275,7 @@ class _OperatedIterator(DatasetIterator):
         record = next(self._records)
         if not isinstance(record, Record):
             raise PipelineError(
-                f"{named(self._operation)} yielded a {type(record).__name__}: an Operation yields Records."
+                f"{kind_name(self._operation)} yielded a {type(record).__name__}: an Operation yields Records."
             )
         while self._read and self._read[0][0] <= record.metadata.index:
             _, self._state = self._read.pop(0)
@@ -317,7 +317,7 @@ def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_opt
 
 
 def _need_records(operations: Sequence[Any]) -> bool:
-    """Whether places do not determine all metadata: see the top of this file."""
+    """Whether places do not determine all metadata: see the comment above `chain`."""
     group_before = random_before = filter_after_random = False
     for op in operations:
         if (isinstance(op, PLACED) and group_before) or (isinstance(op, RANDOM) and filter_after_random):

@@ -1,7 +1,7 @@
 """Sources that are streams: they return their next element, whatever the index.
 
 Some programs put an iterator behind `__getitem__` to use it in a loader. The loader reads such a source once, in order
-and in its own process, and keeps the last elements, to give them again after an error.
+and in its own process, and keeps the last elements, to return them again after an error.
 """
 
 import threading
@@ -71,8 +71,8 @@ class InOrder:
                     self._forget(self._handed_over())
             if nth not in self._kept:
                 raise PipelineError(
-                    f"{type(self._source).__name__} gives its elements one after the other: it has given {self._count} "
-                    f"and cannot go back to number {nth}. Make a new source and loader."
+                    f"{type(self._source).__name__} can only be read in order: it has returned {self._count} elements "
+                    f"and cannot go back to number {nth}. Create a new source and loader."
                 )
             return self._kept[nth]
 
@@ -93,7 +93,7 @@ class InOrder:
         return self._read(nth)
 
     def begin(self, iterator: Any) -> None:
-        """Starts to count for a new iterator, which goes on where the last one stopped."""
+        """Starts to count for a new iterator, which continues where the last one stopped."""
         last = None if self._reader is None else self._reader()
         first = self._handed_over()
         if last is not None:
@@ -120,8 +120,8 @@ class InOrder:
         """Raises if elements were read: the source cannot go to the place in a state any more."""
         if not self._is_new:
             raise StateError(
-                f"{type(self._source).__name__} gives its elements one after the other and was read already, so it "
-                "cannot go to the place in a state. Set states before anything is read, with a new source and loader."
+                f"{type(self._source).__name__} can only be read in order and was read already, so it cannot jump to "
+                "the position in a state. Set states before anything is read, with a new source and loader."
             )
 
 

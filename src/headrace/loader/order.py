@@ -36,8 +36,8 @@ class Order:
             return MapDataset.select_from_datasets([records], _Selection(self, count))  # type: ignore[arg-type]
         if sampler.num_records > count:
             warnings.warn(
-                f"The sampler has num_records={sampler.num_records}, and the data source has {count} records: the "
-                "first ones come again. Give the sampler len(data_source), or less to read only the first records.",
+                f"The sampler has num_records={sampler.num_records}, but the data source has only {count} records, so "
+                "the first ones repeat. Set num_records to len(data_source), or less to read only the first records.",
                 UserWarning,
                 stacklevel=4,
             )

@@ -1,6 +1,6 @@
 """States of a `DataLoader`: bytes that say which loader they belong to and where it was.
 
-It also reads states that Grain wrote, if Grain's stream and this one go on with the same records.
+It also reads states that Grain wrote, if Grain's stream and this one continue with the same records.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _IN_MEMORY = (list, tuple, dict, set, frozenset, str, bytes, Dataset, SharedMemo
 
 @dataclass(frozen=True)
 class LoaderIdentity:
-    """What must be the same in a state and in the loader that it is given to."""
+    """What must be the same in a state and in the loader that restores it."""
 
     sampler: str
     data_source: str
@@ -152,7 +152,7 @@ def _check(fields: dict[str, Any], identity: LoaderIdentity) -> None:
         raise StateError(
             f"The state is of another loader; {' and '.join(differ)} differ{'s' * (len(differ) == 1)}:\n"
             + "\n".join(lines)
-            + "\nMake the loader as it was when the state was saved."
+            + "\nCreate the loader as it was when the state was saved."
         )
 
 

@@ -15,7 +15,7 @@ openers: list[Callable[[Any], Any]] = []
 
 def as_source(given: Any) -> Any:
     """The source that something stands for; raises if it is none."""
-    source = opened(given)
+    source = open_given_source(given)
     if isinstance(source, type):
         raise PipelineError(
             f"A source must be an object; got the class {source.__name__}. Make one: `{source.__name__}(...)`."
@@ -48,7 +48,7 @@ def as_source(given: Any) -> Any:
     return source
 
 
-def opened(given: Any) -> Any:
+def open_given_source(given: Any) -> Any:
     """The source of a path or a frame, arrays for a dict of tensors; anything else as it is."""
     for open_given in openers:
         if (source := open_given(given)) is not None:

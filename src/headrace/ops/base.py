@@ -3,11 +3,11 @@
 An operation is a frozen dataclass that points at its parents. It belongs to a random-access chain (it has a
 length, and an output index says which parent indices it needs) until a `ToStream`, and to a stream after it.
 
-A stream operation's *position* is all that it needs to go on from an output: its own numbers, named in
+A stream operation's *position* is all that it needs to resume after an output: its own numbers, named in
 `state_fields`, and its parents' positions. Where `state_fields` is `None`, its position is its parent's.
 `state_params` names the arguments that a position's numbers depend on.
 
-The class attributes of an operation tell the planner what it needs to know: see `Op`.
+The planner reads what it needs to know from the class attributes of an operation: see `Op`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ COMMAND = "the command `headrace`"
 
 
 class ProcessLocal:
-    """What the iterators in this process keep with an operation for the next iterator; pickling leaves it out.
+    """What the iterators in this process keep with an operation for the next iterator; pickling drops it.
 
     It is an attribute of the operation rather than an entry in a weak dictionary, so that Python's garbage collector
     sees cycles: a function in an idle pool kept here may refer to the dataset that the pool belongs to.
@@ -99,24 +99,24 @@ def cached_from_parents(
     key = _KNOWN + method.__name__
 
     @functools.wraps(method)
-    def fact(self: "Op") -> Any:
+    def cached(self: "Op") -> Any:
         if key in self.__dict__:
             return self.__dict__[key]
-        for op in parents_first(self, lambda op: key not in op.__dict__ and _work_out(op, name) is not None):
-            op.__dict__[key] = _work_out(op, name)(op)
+        for op in parents_first(self, lambda op: key not in op.__dict__ and _compute_of(op, name) is not None):
+            op.__dict__[key] = _compute_of(op, name)(op)
         return self.__dict__[key] if key in self.__dict__ else method(self)
 
-    fact.work_out = method  # type: ignore[attr-defined]
-    fact.when = when  # type: ignore[attr-defined]
-    return fact
+    cached.compute = method  # type: ignore[attr-defined]
+    cached.when = when  # type: ignore[attr-defined]
+    return cached
 
 
-def _work_out(op: "Op", name: str) -> Any:
-    """The uncached method that computes a fact from the parents' facts; `None` where it does not depend on them."""
+def _compute_of(op: "Op", name: str) -> Any:
+    """The uncached method that computes a value from the parents' values; `None` where it does not depend on them."""
     found = getattr(type(op), name)
     found = found.fget if isinstance(found, property) else found
     when = getattr(found, "when", None)
-    return getattr(found, "work_out", None) if when is None or when(op) else None
+    return getattr(found, "compute", None) if when is None or when(op) else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,7 +144,7 @@ class Op:
         maps_move_into_parts: Whether mapping its outputs is the same as mapping each part.
         hides_seeds: Whether operations after it ignore the seeds before it.
         is_seed_step: Whether it counts in the distance to a seed.
-        is_guarded: Whether an error of its function concerns one record, which `on_error` may leave out.
+        is_guarded: Whether an error of its function concerns one record, which `on_error` may skip.
         runs_in_consumer: Whether only the consumer's own process can compute it.
         ends_together: Whether it ends at the same step in all processes.
         draws_from_globals: Whether it calls code that draws from the random number generators of the whole process.
@@ -185,7 +185,7 @@ class Op:
         return ()
 
     @property
-    def before(self) -> "Op | None":
+    def upstream(self) -> "Op | None":
         """The operation before it on the same stream; `None` where a stream begins or several are combined."""
         return None
 
@@ -330,7 +330,7 @@ class Unary(Op):
         return (self.parent,)
 
     @property
-    def before(self) -> Op | None:
+    def upstream(self) -> Op | None:
         return self.parent if self.parent.is_stream else None
 
     def in_lane(self, lane: "Lane", parents: tuple[Op, ...]) -> Op:
@@ -410,9 +410,7 @@ def method_or_function(transform: Any, method: str, *, op: str) -> Callable[...,
     if callable(getattr(transform, method, None)) and not isinstance(transform, type):
         return getattr(transform, method)
     if isinstance(transform, type) and hasattr(transform, "_method"):  # of `transforms`
-        raise PipelineError(
-            f"`{op}` got the class {transform.__name__}. Give an object of it: `{transform.__name__}()`."
-        )
+        raise PipelineError(f"`{op}` got the class {transform.__name__}. Pass an instance: `{transform.__name__}()`.")
     if callable(transform):
         return transform
     raise PipelineError(

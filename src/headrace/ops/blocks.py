@@ -143,7 +143,7 @@ class Columns(Block):
     def stack(self, empty: trees.Empty | None = None) -> Any:
         return trees.stack_columns(self.tree)
 
-    def whole(self) -> Any:
+    def as_batch(self) -> Any:
         """The columns with the dtypes that stacking gives them; objects and strings stay as they are."""
         return self._map(trees.with_stacked_dtype)
 

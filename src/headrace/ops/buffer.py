@@ -68,7 +68,7 @@ class ToStream(Unary):
     def how(self) -> str:
         threads = self.num_threads
         if threads is AUTOTUNE:
-            return "in index order; threads where a trial shows that they pay"
+            return "in index order; threads if a trial shows that they help"
         return f"in index order, {threads} threads" if threads else "in index order, no threads"
 
     @property
@@ -163,7 +163,7 @@ class MpPrefetch(Unary):
         on_ray = isinstance(self.options, RayOptions)
         if number is AUTOTUNE:
             found = "as many Ray actors as fit work ahead"
-            return found if on_ray else "worker processes where a trial shows that they pay"
+            return found if on_ray else "worker processes if a trial shows that they help"
         kind = "Ray actors" if on_ray else "worker processes"
         return f"{number} {kind} work ahead" if self.options.has_workers else "nothing at run time"
 

@@ -26,7 +26,7 @@ class BatchBySize(Grouped):
     Each window of the stream is sorted by size and cut into batches, the smallest elements first, so that its last
     batch, which may not be full, has the largest. Then the batches are shuffled.
 
-    `oversized` is no parameter of states: a run that ended at an element that is too large goes on without it.
+    `oversized` is no parameter of states: a run that ended at an element that is too large can resume without it.
     """
 
     name = "batch_by_size"

@@ -97,7 +97,7 @@ class Mixing(Nary):
         return fields
 
     def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
-        """The positions of the parts: new ones start at their beginning, those that are gone are left out."""
+        """The positions of the parts: new ones start at their beginning, those that are gone are dropped."""
         parents: Any = fields["parents"]
         known = list(parents) if isinstance(parents, dict) else len(parents)
         same_parts = known == (list(self.names) if self.names else len(self.parts))
@@ -113,15 +113,15 @@ class Mixing(Nary):
         )
 
     def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
-        """Raises unless the mix can go on from a state whose parts are `known`."""
+        """Raises unless the mix can resume from a state whose parts are `known`."""
         raise NotImplementedError
 
-    def changed_too_early(self) -> StateError:
+    def changed_too_early_error(self) -> StateError:
         """The error where parts or weights have changed in the middle of a group of a later operation."""
         return StateError(
-            f"The parts or weights of {self.label()} (pipeline at {self.site}) are not those of the state, and an "
-            "operation after it is in the middle of a window or batch of them. Change them at a state where none "
-            "is open, or put that operation before the mix."
+            f"The parts or weights of {self.label()} (pipeline at {self.site}) differ from those in the state, and a "
+            "later operation is in the middle of a window or batch. Change them at a state where no window or batch "
+            "is open, or move that operation before the mix."
         )
 
 
@@ -149,7 +149,7 @@ class Mix(RouteOp, Mixing):
         if not any(self.weights):
             given = list(self.weights) if self.names is None else dict(zip(self.names, self.weights, strict=True))
             raise PipelineError(
-                f"All weights of a `mix` are 0, so no dataset would give an element: {given}. Give at least one a "
+                f"All weights of a `mix` are 0, so it would have no elements: {given}. Give at least one dataset a "
                 "positive weight."
             )
         self._check_parts()
@@ -165,7 +165,7 @@ class Mix(RouteOp, Mixing):
             part = self.parts[empty[0]]
             raise PipelineError(
                 f"`mix` needs datasets that have elements; dataset {empty[0]}, {part.label()} (pipeline at "
-                f"{part.site}), is empty. Leave it out."
+                f"{part.site}), is empty. Remove it."
             )
 
     def _in_order(self, weights: Sequence[float] | Mapping[str, float] | None) -> tuple[float, ...]:
@@ -176,7 +176,7 @@ class Mix(RouteOp, Mixing):
             return tuple(weights)
         if self.names is None:
             raise PipelineError(
-                f"`mix` has a list of datasets, so its weights are a list in the same order; got {dict(weights)}."
+                f"`mix` has a list of datasets, so its weights must be a list in the same order; got {dict(weights)}."
             )
         if set(weights) != set(self.names):
             raise PipelineError(f"`mix` has datasets {list(self.names)} but weights for {sorted(weights)}.")
@@ -191,7 +191,7 @@ class Mix(RouteOp, Mixing):
     def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
         saved = fields.get("weights")  # proportions, or in older states what users gave
         if reread and not (same_parts and saved in (ints(self.proportions), plain(self.weights))):
-            raise self.changed_too_early()
+            raise self.changed_too_early_error()
 
     @cached_property
     def proportions(self) -> tuple[int, ...]:
@@ -362,12 +362,12 @@ class Interleave(Op):
         inner = max((part.lanes for part in self.parents), default=1)
         if inner > 1:
             raise PipelineError(
-                f"`interleave` has num_lanes={self.num_lanes}, and its datasets have {inner} lanes each. Cut either "
-                "the list of datasets or the datasets."
+                f"`interleave` has num_lanes={self.num_lanes}, and its datasets have {inner} lanes each. Split either "
+                "the list of datasets or each dataset into lanes, not both."
             )
         if self.num_datasets < self.num_lanes:
             raise PipelineError(
-                f"`interleave` deals out {self.num_datasets} datasets to num_lanes={self.num_lanes}, and a lane needs "
+                f"`interleave` has {self.num_datasets} datasets for num_lanes={self.num_lanes}, and each lane needs "
                 "at least one. Use fewer lanes."
             )
 
@@ -420,7 +420,7 @@ class Interleave(Op):
         slots = tuple(self._read_slot(slot, states) for slot in fields["open"])
         if fields["next_dataset"] > self.num_datasets:
             raise StateError(
-                f"The state goes on with dataset {fields['next_dataset']}; {self.label()} has {self.num_datasets}."
+                f"The state continues with dataset {fields['next_dataset']}; {self.label()} has {self.num_datasets}."
             )
         return slots
 
@@ -455,7 +455,7 @@ class Interleave(Op):
     @property
     @cached_from_parents
     def endless(self) -> bool:
-        """In lanes, each needs an endless dataset of its own."""
+        """In lanes, each needs its own endless dataset."""
         if isinstance(self.datasets, Op):
             return False
         dealt = (self.datasets[lane :: self.num_lanes] for lane in range(self.num_lanes))

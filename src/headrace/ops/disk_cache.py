@@ -40,7 +40,7 @@ class DiskCache(Cache):
 
         return Folder(self.path, self.key)
 
-    def opened(self) -> "KeptElements | None":
+    def open_elements(self) -> "KeptElements | None":
         """Its elements; `None` until the folder is complete."""
         kept = self.kept.of(OpenedCache)
         if kept.elements is None:
@@ -50,7 +50,7 @@ class DiskCache(Cache):
     @property
     def source(self) -> "KeptElements | None":
         """Its elements as a source."""
-        return self.opened()
+        return self.open_elements()
 
     @property
     def gathers_columns(self) -> bool:
@@ -62,21 +62,21 @@ class DiskCache(Cache):
 
     @property
     def length_is_known(self) -> bool:
-        return not self.parent.is_stream or self.opened() is not None
+        return not self.parent.is_stream or self.open_elements() is not None
 
     def length(self) -> int:
         if not self.parent.is_stream:
             return self.parent.length()
-        elements = self.opened()
+        elements = self.open_elements()
         if elements is None:
             raise PipelineError(
-                f"The length of {self.label()} (pipeline at {self.site}) is not known before an iterator has filled it."
+                f"The length of {self.label()} (pipeline at {self.site}) is not known until an iterator has filled it."
             )
         return len(elements)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether a filter or `on_error` has left elements out; those of a stream are all there."""
+        """Whether a filter or `on_error` has dropped elements; those of a stream are all there."""
         if self.parent.is_stream:
             return False
         return self.parent.is_sparse or not gather_options(self.parent).on_error.raises

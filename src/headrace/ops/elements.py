@@ -1,6 +1,6 @@
 """How element operations are computed: `element_kernel(op)` is a function from a block and its indices to a block.
 
-User functions get Python ints and elements that they may change. An error names the element that caused it.
+User functions receive Python ints and elements that they may change. An error names the element that caused it.
 """
 
 import operator
@@ -74,12 +74,12 @@ class Nones:
         else:
             return
         file, _, line = op.site.rpartition(":")
-        text = f"{op.label()} returned None for each of the first {MANY_NONES} elements: does it lack a `return`?"
+        text = f"{op.label()} returned None for each of the first {MANY_NONES} elements: is a `return` missing?"
         warnings.warn_explicit(text, UserWarning, file or "?", int(line or 0), registry=_warned)
 
 
 _nones: "weakref.WeakKeyDictionary[Op, Nones]" = weakref.WeakKeyDictionary()
-_warned: dict[Any, Any] = {}  # of the module `warnings`: each line of the user's code is told once
+_warned: dict[Any, Any] = {}  # of the module `warnings`: each line of the user's code is warned about once
 
 
 def _map_kernel(op: MapOp) -> Kernel:
@@ -134,7 +134,7 @@ def _map_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any, *,
 
 def _call_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any) -> Block:
     try:
-        columns = block.whole() if isinstance(block, Columns) else block.stack()
+        columns = block.as_batch() if isinstance(block, Columns) else block.stack()
         tree = trees.tree_map(np.asarray, fn(columns))
     except Exception as e:
         blame_block(e, op, idx)
@@ -143,9 +143,9 @@ def _call_columns(op: MapOp, fn: Callable[[Any], Any], block: Block, idx: Any) -
     if not lengths and not trees.leaves(columns):  # elements such as (None, None) have no columns
         return Rows([trees.copy_tree(tree) for _ in range(len(block))], owned=True)
     if not lengths or any(length != (len(block),) for length in lengths.values()):
-        raise _of_many(
-            f"{op.label()} (pipeline at {op.site}) got columns of {len(block)} rows and returned leaves of lengths "
-            f"{lengths}: it must return one row for each row that it gets."
+        raise _error_of_many(
+            f"{op.label()} (pipeline at {op.site}) received columns of {len(block)} rows and returned leaves of "
+            f"lengths {lengths}: it must return one row for each input row."
         )
     return Columns(tree, len(block))
 
@@ -164,9 +164,9 @@ def _map_rows(op: MapOp, fn: Callable[[list[Any]], list[Any]], block: Block, idx
         raise
     if not isinstance(made, list) or len(made) != count:
         found = f"{len(made)} elements" if isinstance(made, list) else f"a {type(made).__name__}"
-        raise _of_many(
-            f"{op.label()} (pipeline at {op.site}) got a list of {count} elements and its `map_rows` returned {found}: "
-            "it must return a list with one element for each element that it gets."
+        raise _error_of_many(
+            f"{op.label()} (pipeline at {op.site}) received a list of {count} elements, and its `map_rows` returned "
+            f"{found}: it must return a list with one element for each input element."
         )
     if count == len(rows):
         return Rows(made, owned=True)
@@ -219,7 +219,7 @@ def _random_map_kernel(op: RandomMapOp) -> Kernel:
 def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
     """Adds a note to a user's error that names the operation and the element that it came from.
 
-    `feed` is the iterator over the elements: the number left in it tells which one failed.
+    `feed` is the iterator over the elements: the number left in it shows which one failed.
     `indices` has the index of each element; only that of the failed one is looked up. Without `indices`, the note
     names no element.
     """
@@ -227,7 +227,7 @@ def blame(error: Exception, op: Op, feed: Iterator[Any], indices: Any) -> None:
 
 
 def blame_block(error: Exception, op: Op, indices: Any) -> None:
-    """Adds a note to the error of a call with many elements, of which only a call with one can tell which failed."""
+    """Adds a note to the error of a call with many elements: only calls with one element show which one failed."""
     if indices is None or len(indices) == 1:
         _blame(error, op, "" if indices is None else f", element {indices[0]}")
         return
@@ -257,7 +257,7 @@ def concerns_one(error: Exception) -> bool:
 
 
 def may_be_found(error: Exception) -> bool:
-    """Whether the element that an error comes from is not named yet, and computing fewer elements may tell."""
+    """Whether the element that an error comes from is not named yet, and computing fewer elements may name it."""
     return concerns_one(error) and (hasattr(error, _OF_MANY) or not hasattr(error, _NOTED))
 
 
@@ -275,8 +275,8 @@ def ints(indices: Any) -> Sequence[int]:
     return indices.tolist() if isinstance(indices, np.ndarray) else indices
 
 
-def _of_many(text: str) -> PipelineError:
-    """An error about several elements, which may not come again if they are computed one by one."""
+def _error_of_many(text: str) -> PipelineError:
+    """An error about several elements, which may not recur if they are computed one by one."""
     error = PipelineError(text)
     error.of_many = True  # type: ignore[attr-defined]
     return error

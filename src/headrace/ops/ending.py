@@ -31,9 +31,9 @@ def ends_together(op: Op) -> bool:
 
 
 def num_outputs(op: Op, *, surely: bool = False) -> float | None:
-    """How many outputs a stream has, infinity if it is endless; `None` if only reading it tells.
+    """How many outputs a stream has, infinity if it is endless; `None` if only reading it shows that.
 
-    An endless stream has none if a filter leaves out everything. With `surely`, that counts as well.
+    An endless stream has none if a filter drops everything. With `surely`, that counts as well.
     """
     if not op.endless and not gather_options(op).on_error.raises:
         return None
@@ -123,7 +123,7 @@ def _keeps_ends(op: Op) -> bool:
 
 def must_come_before_rows(op: Op) -> Op | None:
     """An operation after a `global_batch` that cannot be there: from this process's rows it makes something else, or
-    leaves out batches that other processes do not.
+    drops batches that other processes do not.
     """
     ahead = [op] if has_rows(op) else []
     while ahead:
@@ -138,8 +138,8 @@ def must_come_before_rows(op: Op) -> Op | None:
     return None
 
 
-def may_leave_out_rows(op: Op) -> bool:
-    """Whether an error may leave out a row, or a batch, of this process alone."""
+def may_drop_rows(op: Op) -> bool:
+    """Whether an error may drop a row, or a batch, of this process alone."""
     ahead = [op]
     while ahead:
         op = ahead.pop()
@@ -155,12 +155,12 @@ def may_leave_out_rows(op: Op) -> bool:
 
 # ------------------------------------------------------------------------------------------------- warnings
 
-_told: set[tuple[str, str]] = set()  # what, and where in the user's code: each once
+_warned: set[tuple[str, str]] = set()  # what, and where in the user's code: each once
 
 
 def _warn(op: Op, text: str) -> None:
-    if (text, op.site) not in _told:
-        _told.add((text, op.site))
+    if (text, op.site) not in _warned:
+        _warned.add((text, op.site))
         import logging  # slow to import, and hardly ever needed
 
         logging.getLogger("headrace").warning("%s (pipeline at %s) %s", op.label(), op.site, text)
@@ -170,11 +170,11 @@ _SHARDED = "_known_sharded"
 
 
 def mark_shard(op: Op, total: int) -> None:
-    """Says that a slice is one of several shards of `total` elements."""
+    """Marks a slice as one of several shards of `total` elements."""
     op.__dict__[_SHARDED] = total
 
 
-def tell_uneven_shards(batch: BatchOp) -> None:
+def warn_of_uneven_shards(batch: BatchOp) -> None:
     """Warns if the shards of a dataset have different numbers of batches: hosts that take steps together would hang."""
     op = batch.parent
     epochs = 1
@@ -191,14 +191,14 @@ def tell_uneven_shards(batch: BatchOp) -> None:
     if len(set(counts)) > 1:
         _warn(
             batch,
-            f"has {counts[0]:.0f} batches in some of the {op.step} shards and {counts[1]:.0f} in others, so hosts that "
-            "take steps together would wait for ever for others that have ended. Use `global_batch`, "
+            f"has {counts[0]:.0f} batches in some of the {op.step} shards and {counts[1]:.0f} in others, so hosts "
+            "that take steps together would wait indefinitely for others that have ended. Use `global_batch`, "
             "`shard(..., drop_remainder=True)`, or `headrace.stop_together(batches)`.",
         )
 
 
-def tell_dropped_rows(op: Op) -> None:
-    """Warns if a global batch leaves out the last rows of its dataset."""
+def warn_of_dropped_rows(op: Op) -> None:
+    """Warns if a global batch drops the last rows of its dataset."""
     if isinstance(op, BatchOfRows):
         parent = op.parent.parent if isinstance(op.parent, OwnRows) else op.parent
         size = op.rows.batch_size
@@ -212,6 +212,6 @@ def tell_dropped_rows(op: Op) -> None:
     if count is not None and count < math.inf and count % size:
         _warn(
             op,
-            f"leaves out the last {count % size:.0f} of {count:.0f} elements, which do not fill a batch of {size}. To "
-            "use them all, take a batch size that divides their number, or read them again: `repeat()` before it.",
+            f"drops the last {count % size:.0f} of {count:.0f} elements, which do not fill a batch of {size}. To use "
+            "them all, choose a batch size that divides their number, or call `repeat()` before it.",
         )

@@ -1,4 +1,4 @@
-"""A pipeline in one of its later epochs, as a pipeline of its own."""
+"""A pipeline in one of its later epochs, as a separate pipeline."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from headrace.rng import derive_seed
 
 
 def in_epoch(op: Op, epoch: int) -> Op:
-    """A stream in an epoch: random access goes on where the epoch before ended, and streams have seeds of their own."""
+    """A stream in an epoch: random access continues where the epoch before ended, and streams have their own seeds."""
     if not epoch:
         return op
     made: dict[Op, Op] = {}
@@ -26,8 +26,8 @@ def in_epoch(op: Op, epoch: int) -> Op:
 def _in_epoch(op: Op, epoch: int, parents: tuple[Op, ...]) -> Op:
     if isinstance(op, UserDataset):
         raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) cannot go to epoch {epoch}: it is a stream of its own, which only "
-            "its own code can order anew. Read a `MapDataset`, or make a dataset for each epoch."
+            f"{op.label()} (pipeline at {op.site}) cannot start at epoch {epoch}: it is a user-defined stream, which "
+            "only its own code can reorder. Read a `MapDataset`, or create a dataset for each epoch."
         )
     if isinstance(op, ToStream):
         return replace(op, parent=_later(op.parent, epoch))
@@ -49,7 +49,7 @@ def _later(op: Op, epoch: int) -> Op:
     length = op.length()
     if op.endless or length >= ENDLESS:
         raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) has no epoch {epoch}, since it never ends: leave out `repeat()`."
+            f"{op.label()} (pipeline at {op.site}) has no epoch {epoch}, because it never ends. Remove `repeat()`."
         )
     if length * (epoch + 1) > ENDLESS:
         raise PipelineError(f"Epoch {epoch} of {length} elements each is beyond 2**63 elements.")

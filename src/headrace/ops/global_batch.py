@@ -27,7 +27,7 @@ class OwnRows(IndexOp):
     """The elements of a random-access chain that are this process's rows of each global batch."""
 
     name = "rows"
-    is_seed_step = False  # on one process it is left out
+    is_seed_step = False  # on one process there is none
     own: GlobalRows
 
     def identity(self) -> None:
@@ -90,7 +90,7 @@ class GlobalBatch(Unary):
             )
 
     @property
-    def before(self) -> None:
+    def upstream(self) -> None:
         return None  # as with an interleave, a position begins here, with those of lanes in it
 
     @property
@@ -207,16 +207,16 @@ def check_lanes(op: Op) -> None:
         if isinstance(op, GlobalBatch) and not op.ends_with_others:
             raise PipelineError(
                 f"{op.label()} (pipeline at {op.site}) reads lanes that end after different numbers of batches, so "
-                "some processes would wait for ever for others that have ended. Say how they end together: give "
-                "num_batches=, or let them agree with `headrace.stop_together(batches)`. Or read for ever: "
-                "`repeat()` before `to_iter_dataset()`."
+                "some processes would wait indefinitely for others that have ended. Choose how they end together: "
+                "set num_batches=, or let them agree with `headrace.stop_together(batches)`. Or read indefinitely: "
+                "call `repeat()` before `to_iter_dataset()`."
             )
         if not op.ends_together:
             ahead += op.parents
 
 
 def has_global_state(op: Op) -> bool:
-    """Whether states of a pipeline go on with any number of processes: all its elements are of global batches."""
+    """Whether any number of processes can resume states of a pipeline: all its elements are of global batches."""
     ahead = [op]
     while ahead:
         op = ahead.pop()

@@ -87,7 +87,7 @@ class BatchOp(Unary):
 
 
 class Grouped(Unary):
-    """An operation that reads a group of elements before it gives an output."""
+    """An operation that reads a group of elements before it returns an output."""
 
     def how(self) -> str:
         return "ordering point: one group at a time"

@@ -2,7 +2,7 @@
 
 Under a policy that skips or replaces, each call of a user's function and each read of a source is guarded: an element
 that fails becomes `BAD` in its block, and the others are computed as before. Random-access chains keep `BAD` in its
-place, so that indices keep their meaning; a batch leaves it out, and a stream drops it.
+place, so that indices keep their meaning; a batch and a stream drop it.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from headrace.storage.memory import ArrayDataSource, RangeDataSource
 
 
 class _Bad:
-    """Stands for an element that was left out because of an error."""
+    """Stands for an element that was skipped because of an error."""
 
     def __repr__(self) -> str:
         return "BAD"
@@ -57,7 +57,7 @@ class GuardedCall(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells the call from others of the same task."""
+        """What distinguishes the call from others of the same task."""
         kind = "all from" if self.j is None else "element"
         return f"{self.op.label()} at {self.op.site}, {kind} {self.where(self.j or 0)['element']}"
 
@@ -73,12 +73,12 @@ class Guard:
         self,
         policy: ErrorPolicy,
         report: Callable[[list[BadRecord]], None],
-        saw: Callable[[int], None] = lambda count: None,
+        count_read: Callable[[int], None] = lambda count: None,
         is_lost: Callable[[Exception], bool] = lambda error: False,
         timeout_s: float | None = None,
     ):
         self.report = report
-        self.saw = saw
+        self.count_read = count_read
         self.timeout_s = timeout_s
         self.skips = not policy.raises
         self.now: dict[int, GuardedCall] = {}  # by thread, the call that it is in, if calls are timed
@@ -101,7 +101,7 @@ class Guard:
         if self._policy.raises or not concerns_one(error) or self._is_lost(error):
             raise error
 
-    def judge(self, error: Exception, op: Op, where: dict[str, Any]) -> Any:
+    def resolve_error(self, error: Exception, op: Op, where: dict[str, Any]) -> Any:
         """What takes the place of an operation's output after an error: `BAD`, or what the handler returns."""
         self.check(error)
         text = without_memory_addresses(redacted(format_error(error)[:LONGEST_ERROR]))
@@ -147,14 +147,14 @@ class Guard:
 
 
 def check_nothing_is_paired(op: Op) -> None:
-    """Raises if leaving an element out of one stream would shift pairs with another."""
+    """Raises if skipping an element of one stream would shift pairs with another."""
     zipped = next(
         (each for each in parents_first(op, lambda _: True) if isinstance(each, Zip) and each.is_stream), None
     )
     if zipped is not None:
         raise PipelineError(
             f"{zipped.label()} (pipeline at {zipped.site}) pairs the elements of streams in order, so a record that "
-            "`on_error` leaves out of one of them would shift all pairs after it. Zip MapDatasets, before "
+            "`on_error` skips in one of them would shift all later pairs. Zip MapDatasets, before "
             '`to_iter_dataset()`, or use on_error("raise").'
         )
 
@@ -194,7 +194,7 @@ def guarded_read(read: Callable[..., Block], op: Op, blamed: Op, guard: Guard | 
             return read(idx)
         except Exception as e:
             if len(idx) == 1:
-                return Rows([guard.judge(e, blamed, where(0))], owned=True)
+                return Rows([guard.resolve_error(e, blamed, where(0))], owned=True)
             guard.check(e)
         finally:
             guard.end()
@@ -204,7 +204,7 @@ def guarded_read(read: Callable[..., Block], op: Op, blamed: Op, guard: Guard | 
                 guard.begin(blamed, where, j)
                 rows += read(idx[j : j + 1]).rows()
             except Exception as e:
-                rows.append(guard.judge(e, blamed, where(j)))
+                rows.append(guard.resolve_error(e, blamed, where(j)))
             finally:
                 guard.end()
         return Rows(rows, owned=False)
@@ -216,7 +216,7 @@ def guarded_read(read: Callable[..., Block], op: Op, blamed: Op, guard: Guard | 
 
 
 def guarded_kernel(op: Op, guard: Guard) -> "GuardedKernel":
-    """The kernel of an element operation that also gets to know where elements are, for those that fail."""
+    """The kernel of an element operation that also receives where elements are, to report those that fail."""
     kernel = element_kernel(op)
     if not op.is_guarded:
         return lambda block, idx, where: guard.timed(op, where, kernel, block, idx)
@@ -265,24 +265,24 @@ def call_each(
             guard.begin(op, where, j)
             out.append(call(row, None if numbers is None else numbers[j]))
         except Exception as e:
-            out.append(_judged(e, op, numbers, j, guard, where))
+            out.append(_resolve(e, op, numbers, j, guard, where))
         finally:
             guard.end()
     return out
 
 
-def _judged(error: Exception, op: Op, numbers: Any, j: int, guard: Guard, where: Where) -> Any:
+def _resolve(error: Exception, op: Op, numbers: Any, j: int, guard: Guard, where: Where) -> Any:
     try:
         blame(error, op, iter(()), None if numbers is None else [numbers[j]])
     except RuntimeError as e:  # in place of a StopIteration
         error = e
-    return guard.judge(error, op, where(j))
+    return guard.resolve_error(error, op, where(j))
 
 
 def _many(op: Op, kernel: Kernel, guard: Guard, block: Block, idx: Any, where: Where) -> Block:
-    """The output of a kernel that takes many elements at once; if it fails, it gets them one by one.
+    """The output of a kernel that takes many elements at once; if it fails, it is called with them one by one.
 
-    Each call gets copies, since a function that fails may have changed its elements.
+    Each call receives copies, since a function that fails may have changed its elements.
     """
     numbers = None if idx is None else ints(idx)
     kept = list(range(len(block)))
@@ -291,7 +291,7 @@ def _many(op: Op, kernel: Kernel, guard: Guard, block: Block, idx: Any, where: W
     given = block if len(kept) == len(block) else block.take(np.array(kept, np.intp))
     try:
         guard.begin(op, where, None)
-        made = kernel(_copied(given), numbers if len(kept) == len(block) else _at(numbers, kept))
+        made = kernel(_copy(given), numbers if len(kept) == len(block) else _at(numbers, kept))
         if len(kept) == len(block):
             return made
         rows = iter(made.rows())
@@ -304,15 +304,15 @@ def _many(op: Op, kernel: Kernel, guard: Guard, block: Block, idx: Any, where: W
     for j in kept:
         try:
             guard.begin(op, where, j)
-            (out[j],) = kernel(_copied(block.cut(j, j + 1)), _at(numbers, [j])).rows()
+            (out[j],) = kernel(_copy(block.cut(j, j + 1)), _at(numbers, [j])).rows()
         except Exception as e:
-            out[j] = guard.judge(e, op, where(j))
+            out[j] = guard.resolve_error(e, op, where(j))
         finally:
             guard.end()
     return Rows(out, owned=False)
 
 
-def _copied(block: Block) -> Block:
+def _copy(block: Block) -> Block:
     if isinstance(block, Columns):
         return Columns(trees.tree_map(np.copy, block.tree), len(block))
     return Rows(list(block.rows()), owned=False)  # whoever changes them copies them first

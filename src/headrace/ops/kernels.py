@@ -1,7 +1,7 @@
 """How random-access chains are computed: `fetcher(op)` is a function from indices to a block.
 
 The law of every kernel: `fetcher(op)(indices).rows()[j]` is the element at `indices[j]`, whatever the other
-indices are. User functions get Python ints and elements that they may change.
+indices are. User functions receive Python ints and elements that they may change.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,10 @@ def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
 
 
 class Gather:
-    """A source, or a cache on disk, behind an index program; `read` gets indices of its first epoch; if seeded, all."""
+    """A source, or a cache on disk, behind an index program.
+
+    `read` takes indices of the first epoch; of a seeded source, indices of any epoch.
+    """
 
     def __init__(self, program: Program, source: Source | DiskCache, guard: Guard | None):
         finds = guard is None or not guard.skips  # a guard that skips reads one by one itself
@@ -113,7 +116,7 @@ def _(op: DiskCache, guard: Guard | None = None) -> Fetch:
         return guarded_read(Gather(Program([], modulo=op.length()), op, guard), op, op, guard)
 
     def fetch(idx: Indices) -> Block:
-        elements = op.opened()
+        elements = op.open_elements()
         wanted = as_array(idx) % max(op.length(), 1)
         return compute()(wanted) if elements is None else Rows(elements.__getitems__(wanted), owned=True)
 
@@ -234,7 +237,7 @@ def _(op: Any, guard: Guard | None = None) -> Fetch:
     for layer in layers:
         layer.kernels.reverse()
     used = [layer for layer in layers if layer.kernels or layer.below is not _same]
-    fetch = _chained(base or fetcher(op, guard), used, together and guard is None)
+    fetch = _chain(base or fetcher(op, guard), used, together and guard is None)
     first = next((layer.below for layer in used if layer.below is not _same), program if base else None)
     return Planned(fetch, first) if isinstance(first, Program) and not isinstance(fetch, Gather) else fetch
 
@@ -243,7 +246,7 @@ def _same(idx: Indices) -> Indices:
     return idx
 
 
-def _chained(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
+def _chain(base: Fetch, layers: list[Layer], together: bool) -> Fetch:
     if not layers:
         return base
     fetch: Fetch = KernelChain(base, layers)
@@ -393,12 +396,12 @@ def _check_all_there(op: BatchOp | GlobalBatch, block: Block) -> None:
     """Raises if elements are missing, which is all that a stream's batch of `None` can mean."""
     if isinstance(block, Rows) and op.is_stream and len(block) and all(row is None for row in block.items):
         raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) got {len(block)} elements that are all None: does the function of a "
-            "`map` before it lack a `return`?"
+            f"{op.label()} (pipeline at {op.site}) received {len(block)} elements that are all None: is a `return` "
+            "missing in the function of an earlier `map`?"
         ) from None
     if isinstance(block, Rows) and not op.is_stream and any(row is None for row in block.items):
         raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) found an index without an element: a source or `map` before it "
+            f"{op.label()} (pipeline at {op.site}) found an index without an element: an earlier source or `map` "
             "returned None. Call `to_iter_dataset()`, which skips such indices, before `batch`."
         ) from None
 

@@ -28,7 +28,7 @@ class Lane:
         return len(range(self.index, number, self.count))
 
     def seed(self, seed: int | None) -> int | None:
-        """A seed of its own for each lane."""
+        """A separate seed for each lane."""
         return seed if seed is None or self.count == 1 else derive_seed([(seed, self.index)])
 
 

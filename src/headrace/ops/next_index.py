@@ -70,17 +70,17 @@ def _chain(op: Op) -> tuple[list[Op], ToStream]:
         if not (
             is_one or op.is_transparent or (op.is_elementwise and op.keeps_count) or isinstance(op, BatchOp | Limit)
         ):
-            raise _refusal(last, op)
+            raise _no_next_index_error(last, op)
         chain.append(op)
         op = interleaved_part(op, 0) if isinstance(op, Interleave) else op.parents[0]
     skips_missing = op.parent.is_sparse and not op.allow_nones
     if skips_missing and any(each.state_fields is not None or each.group_size is not None for each in chain):
-        raise _refusal(last, op)
+        raise _no_next_index_error(last, op)
     return chain, op
 
 
-def _refusal(last: Op, op: Any) -> NoNextIndexError:
+def _no_next_index_error(last: Op, op: Any) -> NoNextIndexError:
     return NoNextIndexError(
         f"The iterator of {last.label()} has no next index: after {op.label()} (pipeline at {op.site}), the number of "
-        "outputs does not tell which elements they come from. Use `get_state()` and `set_state()`."
+        "outputs does not determine which elements they come from. Use `get_state()` and `set_state()`."
     )

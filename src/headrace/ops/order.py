@@ -44,7 +44,7 @@ class IndexOp(Unary):
 
 
 def by_epoch(idx: np.ndarray, n: int, rewrite: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
-    """Rewrites indices within their epochs: `rewrite` gets the indices of one epoch, counted from its start."""
+    """Rewrites indices within their epochs: `rewrite` receives the indices of one epoch, counted from its start."""
     first = int(idx.min()) // n
     last = int(idx.max()) // n
     if first == last:
@@ -149,7 +149,7 @@ class WindowShuffle(IndexOp):
 class GroupShuffle(IndexOp):
     """Groups of elements in an order that depends on the seed and the epoch, then shuffled in windows of whole groups.
 
-    A group longer than a window is cut into windows of its own.
+    A group longer than a window is cut into several windows.
     """
 
     name = "group_shuffle"

@@ -54,7 +54,7 @@ def source_indices(op: Op, idx: np.ndarray) -> list[int]:
 
 
 def source_items(op: Op, idx: np.ndarray) -> list[tuple[Op, np.ndarray]]:
-    """The sources of some elements of a random-access chain, and the indices there; those of later epochs go on."""
+    """The sources of some elements of a random-access chain, and the indices there; those of later epochs continue."""
     while not isinstance(op, Source | UserDataset) and not op.parents[0].is_stream:  # which a cache on disk may have
         if isinstance(op, RouteOp):
             which, inner = op.route(idx)

@@ -33,7 +33,7 @@ def pad(elements: Sequence[Any], pad_value: Any = 0, length: int | None = None) 
 
 
 def _by_feature(values: Any, element: Any) -> Any:
-    """The padding as a prefix of the element's tree; features without a value get 0."""
+    """The padding as a prefix of the element's tree; features without a value have 0."""
     if not isinstance(values, Mapping):
         return values
     is_mapping = isinstance(element, Mapping)

@@ -100,7 +100,7 @@ class _Here(threading.local):
 
     Attributes:
         profile: What measures it.
-        waited_s: How long it has ever waited for other threads and processes of its pipelines.
+        waited_s: How long it has waited so far for other threads and processes of its pipelines.
     """
 
     profile: Profile | None = None
@@ -115,11 +115,11 @@ def timed(op: Op, function: Callable[..., T], *args: Any, **named: Any) -> T:
     """Calls a function of an operation; counts its time if this thread is measured."""
     if measuring.annotate is not None:
         with measuring.annotate(op):
-            return _timed(op, function, args, named)
-    return _timed(op, function, args, named)
+            return _time_call(op, function, args, named)
+    return _time_call(op, function, args, named)
 
 
-def _timed(op: Op, function: Callable[..., T], args: Any, named: Any) -> T:
+def _time_call(op: Op, function: Callable[..., T], args: Any, named: Any) -> T:
     profile = here.profile
     return function(*args, **named) if profile is None else profile.call(op, function, args, named)
 
@@ -139,7 +139,7 @@ def labelled(named: Callable[[str], Any]) -> Callable[[Op], AbstractContextManag
 
 @contextmanager
 def annotated(annotate: Callable[[Op], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Within it, every operation of this process is computed in a context of its own."""
+    """Within it, every operation of this process is computed in its own context."""
     before = measuring.annotate
     measuring.annotate = annotate
     measuring.threads.add(ALL_THREADS)

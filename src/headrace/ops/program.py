@@ -19,11 +19,13 @@ from headrace.ops.source import SeededSource, Source
 
 FIRST_BLOCK = 1 << 6
 LARGEST_BLOCK = 1 << 16
-LARGEST_BLOCK_RUNS = 512  # the most runs in a block, so that the blocks of many parts stay small,
-SMALL_BLOCK = 1 << 10  # though blocks may always have this size
-LARGEST_TOGETHER = 1 << 14  # the most outputs for which the parts of a mix are planned together,
-PLAN_TOGETHER_S = 0.02  # though no more once that takes this long,
-KEPT_TOGETHER = 4  # and of how many such blocks threads may be reading
+LARGEST_BLOCK_RUNS = (
+    512  # the most runs in a block larger than `SMALL_BLOCK`, so that the blocks of many parts stay small
+)
+SMALL_BLOCK = 1 << 10  # a block may always have this size, however few the runs
+LARGEST_TOGETHER = 1 << 14  # the most outputs for which the parts of a mix are planned together
+PLAN_TOGETHER_S = 0.02  # planning together does not grow once it takes this long
+KEPT_TOGETHER = 4  # how many blocks planned together are kept, since threads may be reading them
 PLAN_S = 0.004  # the longest that a block should take to compute, judging by the last one
 
 PlannedBlock = tuple[int, int, np.ndarray]
@@ -65,7 +67,7 @@ class Program:
         if not (first <= idx.start and idx.stop <= last):
             if len(idx) <= 2:
                 return self._run(as_array(idx))
-            if first <= idx.start < last:  # a run that goes on into the next block
+            if first <= idx.start < last:  # a run that continues into the next block
                 return np.concatenate([values[idx.start - first :], as_array(self(range(last, idx.stop)))])
             first, last, values = self._plan(idx)
         return values[idx.start - first : idx.stop - first]

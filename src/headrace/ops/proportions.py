@@ -13,11 +13,11 @@ import numpy as np
 from headrace.ops.base import ENDLESS
 
 BLOCK = 1 << 12  # outputs computed at once
-KEPT_TOTAL = 1 << 16  # a period up to this length is cached whole,
-KEPT_BLOCKS = 4  # a longer one in at most this many blocks
-FEW = 8  # up to this many outputs are cheaper one by one than as a block,
-MANY_PARTS = 64  # if there are at least this many parts,
-MOST_ALONE = 16  # but only this many times for one block
+KEPT_TOTAL = 1 << 16  # a period up to this length is cached whole
+KEPT_BLOCKS = 4  # a longer period is cached in at most this many blocks
+FEW = 8  # with many parts, up to this many outputs are cheaper one by one than as a block
+MANY_PARTS = 64  # at least this many parts are many
+MOST_ALONE = 16  # after this many times, a block is computed even for a few outputs
 
 
 class Shares:
@@ -88,7 +88,7 @@ class Shares:
             return which[k - first * BLOCK], inner[k - first * BLOCK]
         numbers, place = np.unique(k // BLOCK, return_inverse=True)
         if self._period > KEPT_TOTAL and FEW * len(numbers) > len(k):  # scattered over a long period
-            return self._walk(k)
+            return self._route_scattered(k)
         blocks = [self._block(number) for number in numbers.tolist()]
         # All blocks but the last have the same size.
         places = place * BLOCK + k % BLOCK
@@ -136,7 +136,7 @@ class Shares:
             rest = rest - p
         return which, inner
 
-    def _walk(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _route_scattered(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Outputs in any order: those that a part takes are dropped before the next part."""
         which = np.empty(len(k), np.intp)
         inner = np.empty(len(k), np.int64)

@@ -139,11 +139,11 @@ def _find_first(fetch: Fetch, idx: Indices) -> Exception | None:
 
 
 class NoItemsError(PipelineError):
-    """What `__getitems__` gave is no list of items at all."""
+    """What `__getitems__` returned is not a list of items."""
 
 
 class GetItems:
-    """Whether a source's `__getitems__` works, which its first call tells."""
+    """Whether a source's `__getitems__` works, which its first call shows."""
 
     works: bool | None = None
 
@@ -186,11 +186,11 @@ def _items_together(source: Any, indices: Sequence[int]) -> list[Any]:
     is_list = not isinstance(made, Mapping | str | bytes)
     if is_list and len(items) == len(indices):
         return items
-    gave = f"`__getitems__` of {type(source).__name__} gave a {type(made).__name__} of {len(items)} items for "
+    gave = f"`__getitems__` of {type(source).__name__} returned a {type(made).__name__} of {len(items)} items for "
     if not items or not is_list:
         raise NoItemsError(f"{gave}{len(indices)} indices.")
     raise PipelineError(
-        f"{gave}{len(indices)} indices. It must give one for each, in the order of the indices, which may repeat."
+        f"{gave}{len(indices)} indices. It must return one item for each index, in order; indices may repeat."
     )
 
 

@@ -13,9 +13,9 @@ from headrace.ops.profile import Profile
 
 MEASURED_RUN_S = 50e-6  # what measuring costs: for a run, and for each call of an operation in it
 CALL_S = 2e-6
-MOST_COST = 0.005  # of all time, for measuring
+MOST_COST = 0.005  # the largest share of all time to spend on measuring
 FIRST_PHASE_S = 1e-3  # how long measuring may take at first, and before it pauses
-MOST_DEBT_S = 5e-3  # how much longer, for runs unlike all that were measured
+MOST_DEBT_S = 5e-3  # how much longer measuring may take for runs unlike all that were measured
 SNAPSHOT_S = 1.0
 MOST_SNAPSHOTS = 6
 
@@ -46,7 +46,7 @@ class StageRecord:
         computed_by: How many threads or workers compute it.
         buffered: How full its buffer was lately, from 0 to 1; `None` if it has none.
         elements: The number of outputs.
-        left_out: The number of inputs that it left out by itself, such as empty sequences or oversized elements.
+        left_out: The number of inputs that it dropped itself, such as empty sequences or oversized elements.
         busy_s: How long they took to make, in all threads and processes together.
         waited_s: How long the reader waited for them.
         starved_s: How much of `busy_s` was spent waiting for earlier stages.
@@ -156,7 +156,7 @@ class StageRecord:
         self.buffered = share if self.buffered is None else 0.9 * self.buffered + 0.1 * share
 
     def leave_out(self, count: int, warning: Callable[[], str]) -> None:
-        """Counts inputs that are left out; the first time, logs a warning."""
+        """Counts inputs that are dropped; the first time, logs a warning."""
         if not self.left_out:
             import logging  # slow to import, and hardly ever needed
 
@@ -345,7 +345,7 @@ class Recorder:
         return max((record.elements for record in list(self.records.values())), default=0)
 
     def handed_over(self, block: Block, profile: Profile | None, begin_s: float, end_s: float, waited_s: float) -> None:
-        """Counts a run that the consumer gets."""
+        """Counts a run that the consumer receives."""
         if self._last_end_s is not None:
             self.consumer_s += begin_s - self._last_end_s
         self._last_end_s = end_s
@@ -358,7 +358,7 @@ class Recorder:
                 call()
 
     def pause(self) -> None:
-        """The time until the next run is not the consumer's: the stream has ended, or goes on elsewhere."""
+        """The time until the next run is not the consumer's: the stream has ended, or continues in another place."""
         self._last_end_s = None
 
     def totals(self, at_s: float) -> Totals:

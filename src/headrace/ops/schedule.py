@@ -50,7 +50,7 @@ class WeightSchedule:
         size_per_step: What makes a step instead, in a mix by size: the tokens of a batch, such as 8 * 2048.
     """
 
-    _most_shown: ClassVar[int] = 4000  # characters; weights that are cut off tell nothing
+    _most_shown: ClassVar[int] = 4000  # characters; weights that are cut off mean nothing
 
     weights: Callable[[int], Weights] | Mapping[int, Weights]
     elements_per_step: int = field(default=1, kw_only=True)
@@ -278,14 +278,14 @@ class ScheduledMix(Mixing):
             raise StateError(f"The state mixes the parts {known}, and {self.label()} has {self._parts}.")
         elements, lags, digest = self.read_numbers(fields)
         first = elements // BLOCK * BLOCK
-        if digest and self.planned(first // BLOCK, lags, digest).digest != digest:
+        if digest and self.plan_block(first // BLOCK, lags, digest).digest != digest:
             raise StateError(
-                f"The schedule of {self.label()} (pipeline at {self.site}) is not that of the state, which has planned "
-                f"from element {first} on. Give it the same weights there; they may differ after element "
-                f"{first + 2 * BLOCK}."
+                f"The schedule of {self.label()} (pipeline at {self.site}) differs from the one in the state, which "
+                f"has already planned the elements from {first} on. Keep its weights there; they may differ after "
+                f"element {first + 2 * BLOCK}."
             )
 
-    def planned(self, block: int, lags: Lags, digest: int = 0) -> Timetable:
+    def plan_block(self, block: int, lags: Lags, digest: int = 0) -> Timetable:
         """A block of elements, as if parts that never have a weight were not there; with many parts, it looks further
         ahead. The digest is that of a state within the block: older ones have planned with all parts.
         """

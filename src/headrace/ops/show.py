@@ -25,7 +25,7 @@ def show(op: Op) -> str:
 
 
 def lines(op: Op, indent: str = "", reader: Line | None = None) -> list[Line]:
-    """The operations of a pipeline, each on a line of its own."""
+    """The operations of a pipeline, one on each line."""
     chain: list[Line] = []  # the last operation first
     while len(op.parents) == 1 and not isinstance(op, Nary | Interleave):
         reader = Line(f"{indent}  .{op.label()}", op, reader)

@@ -40,7 +40,7 @@ class SizeOf:
 
     def __call__(self, element: Any) -> int:
         if isinstance(self.size, str):
-            return len(self._named(element, self.size))
+            return len(self._feature_of(element, self.size))
         if self.size is len and isinstance(element, Mapping | tuple):
             raise PipelineError(
                 f"`len` of an element that is a {type(element).__name__} counts its features: name the one whose "
@@ -53,10 +53,12 @@ class SizeOf:
             let_through(e)
             size = -1
         if size < 0:
-            raise PipelineError(f"The function of {self.argument} must return an int of 0 or more; it gave {found!r}.")
+            raise PipelineError(
+                f"The function of {self.argument} must return an int of 0 or more; it returned {found!r}."
+            )
         return size
 
-    def _named(self, element: Any, feature: str) -> Any:
+    def _feature_of(self, element: Any, feature: str) -> Any:
         try:
             return element[feature]
         except (KeyError, TypeError, IndexError):

@@ -75,7 +75,7 @@ class SeededSource(Source):
         return True
 
     def how(self) -> str:
-        return "rows, one call per element, with random numbers of its own"
+        return "rows, one seeded call per element"
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "seed": self.seed}
@@ -118,8 +118,8 @@ class UserDataset(Op):
         shard = getattr(self.dataset, "shard", None)
         if shard is None:
             raise PipelineError(
-                f"{self.label()} (pipeline at {self.site}) has num_lanes={self.lanes}, and no method "
-                "`shard(index, count)` that returns the dataset of one of them. Define it, or read in one lane."
+                f"{self.label()} (pipeline at {self.site}) has num_lanes={self.lanes}, but no method `shard(index, "
+                "count)` that returns the dataset of one of them. Define it, or read in one lane."
             )
         return shard(lane.index, lane.count)._op
 

@@ -39,11 +39,11 @@ class SplitOp(IndexOp):
 
 
 def split_of(op: Op, text: str) -> Op:
-    """The part of a dataset that a slice or a sum of slices means; errors say what is wrong with it."""
+    """The part of a dataset that a slice or a sum of slices means; errors explain what is wrong with it."""
     parts = parse(text)
     for part in parts:
         if part.name:
-            raise _named(part, text)
+            raise _named_split_error(part, text)
     _check_epochs(op, text)
     found = [part.bounds(op.length()) for part in parts]
     if len(found) == 1:
@@ -53,7 +53,7 @@ def split_of(op: Op, text: str) -> Op:
     return SplitOp(op, starts, stops)
 
 
-def _named(part: SplitTerm, text: str) -> PipelineError:
+def _named_split_error(part: SplitTerm, text: str) -> PipelineError:
     sliced = part.text.removeprefix(part.name) or "[:80%]"
     return PipelineError(
         f"A dataset has no splits with names, but {part.text!r} has the name {part.name!r}. Write "

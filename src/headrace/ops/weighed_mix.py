@@ -90,8 +90,8 @@ class WeighedMix(Mixing):
         if len(lost):
             name = self.names[lost[0]] if self.names else int(lost[0])
             raise PipelineError(
-                f"The weight of part {name!r} at step {step} is less than {1 / UNIT:.0e} of all: leave it out, or give "
-                "it more."
+                f"The weight of part {name!r} at step {step} is less than {1 / UNIT:.0e} of the total. Remove the "
+                "part, or raise its weight."
             )
         return units
 
@@ -140,14 +140,14 @@ class WeighedMix(Mixing):
         elements, size, _ = self.read_numbers(fields)
         digest = count(self, "weights", fields.get("weights", 0))
         if not same_parts or (digest and digest != self._digest(elements, size)):
-            raise self.changed_too_early()
+            raise self.changed_too_early_error()
 
 
 def _halves(number: int) -> list[int]:
     return [number >> _HALF, number & ((1 << _HALF) - 1)]
 
 
-def mixed(
+def mix_op(
     parts: tuple[Op, ...],
     weights: Weights | WeightSchedule | None,
     names: tuple[str, ...] | None,
@@ -156,7 +156,9 @@ def mixed(
     """The mix of some streams: by fixed weights or a schedule, of elements or of sizes."""
     if not isinstance(weights, WeightSchedule):
         if weights is not None and (names is not None) != isinstance(weights, Mapping):
-            raise PipelineError("`mix` has only datasets or only weights by name: give both as mappings, or neither.")
+            raise PipelineError(
+                "`mix` has names for only its datasets or only its weights: give both as mappings, or neither."
+            )
         fixed = Mix(parts, weights, names)
         if weigh_by is None:
             return fixed

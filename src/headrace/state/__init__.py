@@ -1,1 +1,1 @@
-"""States of iterators: positions as JSON and back, and what tells a state of another pipeline."""
+"""States of iterators: positions as JSON and back, and what identifies the state of another pipeline."""

@@ -48,7 +48,7 @@ def named_key(version: str) -> str:
 
 
 class _Unknown(Exception):
-    """A value of which nobody can tell whether it changes."""
+    """A value whose changes nobody can detect."""
 
 
 class _Digests:
@@ -56,7 +56,7 @@ class _Digests:
 
     def __init__(self):
         self._known: dict[int, bytes] = {}
-        self._alive: list[Any] = []  # so that no other value gets the id of one of these
+        self._alive: list[Any] = []  # so that no other value can have the id of one of these
         self._open: dict[int, int] = {}  # what is being digested, by depth
 
     # ---- pipelines
@@ -69,8 +69,8 @@ class _Digests:
                 made[each] = _hash("op", *self._operation(each), *before) if before else self._source(each)
             except _Unknown as e:
                 raise PipelineError(
-                    f"`cache(path)` cannot tell whether {e} of {each.label()} (pipeline at {each.site}) changes. Give "
-                    "it `version`, a text that you change when the pipeline before it does."
+                    f"`cache(path)` cannot detect whether {e} of {each.label()} (pipeline at {each.site}) changes. "
+                    "Give it a `version`: a text that you change whenever the pipeline before it changes."
                 ) from e
         return made[op]
 
@@ -89,14 +89,14 @@ class _Digests:
             return [self._dataset(op.dataset)]
         left_out = (*_NOT_CONTENT, "read_options") if isinstance(op, ToStream) else _NOT_CONTENT
         names = [f.name for f in dataclasses.fields(op) if f.name not in left_out]
-        return [_name_of(type(op)), *(self._named(name, getattr(op, name)) for name in names)]
+        return [_name_of(type(op)), *(self._digest_named(name, getattr(op, name)) for name in names)]
 
     def _dataset(self, dataset: Any) -> bytes:
         """A dataset of a user's class, or one of the package that reads files; its parents are digested apart."""
         own = {name: value for name, value in _lasting(dataset, vars(dataset)).items() if name != "_parents"}
         return _hash("dataset", self.of(type(dataset)), self.of(own), _files_of(dataset))
 
-    def _named(self, name: str, value: Any) -> bytes:
+    def _digest_named(self, name: str, value: Any) -> bytes:
         try:
             return _hash(name, self.of(value))
         except _Unknown as e:
@@ -162,7 +162,9 @@ class _Digests:
         if is_installed(function.__module__):
             return _name_of(function)
         cells = [_content(cell) for cell in function.__closure__ or ()]
-        parts = [self._named(name, cell) for name, cell in zip(function.__code__.co_freevars, cells, strict=True)]
+        parts = [
+            self._digest_named(name, cell) for name, cell in zip(function.__code__.co_freevars, cells, strict=True)
+        ]
         parts += [self.of(function.__defaults__), self.of(function.__kwdefaults__)]
         names = sorted(_names_in(function.__code__) & function.__globals__.keys())
         parts += [_hash(name, self._global(function.__globals__[name])) for name in names]
@@ -224,7 +226,7 @@ def _lasting(value: Any, state: Any) -> Any:
 
 
 def _files_of(value: Any) -> bytes:
-    """The versions of the files that an object reads, if its attributes say which."""
+    """The versions of the files that an object reads, if its attributes name them."""
     found = []
     for name in _PATHS:
         paths = getattr(value, name, None)

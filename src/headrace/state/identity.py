@@ -1,4 +1,4 @@
-"""What functions and sources depend on besides their code, as small numbers: arguments, attributes, files, elements.
+"""What identifies a pipeline: what its functions and sources depend on, as small numbers, and comparisons of them.
 
 A number is the same in every process and on every machine, and takes a bounded time: of long sequences and large arrays
 some elements count. Paths count by their last name, so that data may be moved. What has no fixed form (open files,
@@ -65,12 +65,12 @@ def _innermost(function: Any) -> Any:
     for _ in range(MOST_DEPTH):
         if isinstance(function, functools.partial):
             function = function.func
-        elif (wrapped := _wrapped(function)) is not None:
+        elif (wrapped := _unwrap(function)) is not None:
             function = wrapped
     return function
 
 
-def _wrapped(function: Any) -> Any:
+def _unwrap(function: Any) -> Any:
     """The function that an object wraps which is no function of Python itself."""
     if isinstance(function, np.vectorize):
         return function.pyfunc
@@ -125,7 +125,7 @@ def values_of(function: Any) -> dict[str, Any]:
     if isinstance(function, functools.partial):
         given = {f"argument {i}": value for i, value in enumerate(function.args)}
         return values_of(function.func) | given | function.keywords
-    if (wrapped := _wrapped(function)) is not None:
+    if (wrapped := _unwrap(function)) is not None:
         return values_of(wrapped)
     if isinstance(function, types.MethodType):
         owner = function.__self__
@@ -345,7 +345,7 @@ class _Form:
         if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | np.ufunc):
             return value.__name__
         is_function = (
-            isinstance(value, types.FunctionType | types.MethodType | functools.partial) or _wrapped(value) is not None
+            isinstance(value, types.FunctionType | types.MethodType | functools.partial) or _unwrap(value) is not None
         )
         if isinstance(value, Op) or isinstance(getattr(value, "_op", None), Op):
             return "None"
@@ -402,7 +402,7 @@ def identity_of_source(op: Source | UserDataset) -> dict[str, int]:
 
 
 def paths_of(source: Any) -> list[str]:
-    """The files that a source reads, in order, if its attributes say which; also those of a source inside it."""
+    """The files that a source reads, in order, if its attributes name them, including those of a source inside it."""
     for _ in range(MOST_DEPTH):
         for name in _PATHS:
             found = getattr(source, name, None)
@@ -482,7 +482,7 @@ MOST_PARTS = 1000  # if there are more, they have one number together
 MOST_SHOWN = 8  # numbers of an argument
 MOST_FUNCTIONS = 16
 MOST_VALUES = 32  # of all functions; if there are more, each function has one number
-MOST_NAMES = 256  # of files that processes tell each other
+MOST_NAMES = 256  # of files that processes compare
 FORM = 2
 IN_ORDER = "order"
 IN_ANY_ORDER = "any order"
@@ -507,7 +507,7 @@ def _fingerprint(op: Op, form: int) -> Entries:
             entry |= _further_numbers(each)
         parts = each.named_parts()
         if parts is not None:
-            entry |= _described(parts, form)
+            entry |= _describe(parts, form)
         entries.append((each.name, entry))
     if not op.is_stream:
         _drop_last_repeat(entries)
@@ -573,7 +573,7 @@ def remember(op: Op) -> None:
         _given(each)
 
 
-def _described(parts: dict[str, Op], form: int) -> dict[str, Any]:
+def _describe(parts: dict[str, Op], form: int) -> dict[str, Any]:
     found = {name: _fingerprint(part, form) for name, part in parts.items()}
     entry: dict[str, Any] = {}
     has_names = any(not name.isdecimal() for name in parts)
@@ -662,12 +662,12 @@ def _place_of(name: str, entries: Ordered) -> int:
 def _open(op: Op, position: Any) -> tuple[int, Op, Any]:
     """The number of entries up to the last operation with an open group, and the first operation with its position."""
     num_open = 0
-    while op.before is not None:
+    while op.upstream is not None:
         if op.state_fields is not None:
             if not num_open and op.has_open_group(position[:-1]):
                 num_open = len(_fingerprint(op, 1))
             position = position[-1]
-        op = op.before
+        op = op.upstream
     return num_open, op, position
 
 
@@ -817,14 +817,14 @@ def of_all_hosts(op: Op) -> Any:
     entries = [(name, _same_entry(entry)) for name, entry in _entries(_fingerprint(op, FORM))]
     paths = [paths_of(getattr(each, "source", None)) for each in parents_first(op, lambda _: True)]
     names = [os.path.basename(path) for some in paths for path in some]
-    told: dict[str, Any] = {"files": names if len(names) <= MOST_NAMES else []}
+    description: dict[str, Any] = {"files": names if len(names) <= MOST_NAMES else []}
     if has_rows(op):
-        return told | {"entries": entries}
+        return description | {"entries": entries}
     shard = next((i for i, (name, entry) in enumerate(entries) if name == "slice" and entry["step"] > 1), None)
     if shard is None:
         return None
     slice_ = entries[shard][1]
-    return told | {"entries": entries[:shard], "shard": slice_["start"], "num_shards": slice_["step"]}
+    return description | {"entries": entries[:shard], "shard": slice_["start"], "num_shards": slice_["step"]}
 
 
 def _same_entry(entry: dict[str, Any]) -> dict[str, Any]:

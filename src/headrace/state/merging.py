@@ -28,7 +28,7 @@ def merge(states: Iterable[Any]) -> Json:
     given = [states] if isinstance(states, dict) else list(states)
     if not given or given[0] is states:
         raise StateError(f"`merge` takes the states of all processes as a list; got {type(states).__name__}.")
-    found = [json.loads(positions.unpacked(state)) if positions.is_array(state) else state for state in given]
+    found = [json.loads(positions.unpack(state)) if positions.is_array(state) else state for state in given]
     for i, state in enumerate(found):
         if not isinstance(state, dict):
             raise StateError(f"A state is a dict, as `get_state()` returns it; state {i} is {type(state).__name__}.")
@@ -36,30 +36,32 @@ def merge(states: Iterable[Any]) -> Json:
     merged = {name: value for name, value in found[0].items() if name != "checksum"}
     for i, state in enumerate(found[1:], 1):
         bare = {name: value for name, value in state.items() if name != "checksum"}
-        merged = _merged(merged, bare | {"functions": merged.get("functions")}, f"state 0 and state {i}", "")
+        merged = _merge_values(merged, bare | {"functions": merged.get("functions")}, f"state 0 and state {i}", "")
     return with_checksum(merged) if "checksum" in found[0] else merged
 
 
-def _merged(one: Any, other: Any, which: str, where: str) -> Any:
+def _merge_values(one: Any, other: Any, which: str, where: str) -> Any:
     """Two states of the same step as one: of their lanes they have all, and everything else must be the same."""
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [_merged(*pair, which, f"{where} {i}") for i, pair in enumerate(zip(one, other, strict=True))]
+        return [_merge_values(*pair, which, f"{where} {i}") for i, pair in enumerate(zip(one, other, strict=True))]
     if not isinstance(one, dict) or not isinstance(other, dict):
         if one != other:
-            raise StateError(f"The states are not of the same step: {where.strip()} is {one} and {other} ({which}).")
+            raise StateError(f"The states are from different steps: {where.strip()} is {one} and {other} ({which}).")
         return one
     if one.keys() != other.keys():
         name = sorted(map(str, one.keys() ^ other.keys()))[0]
-        raise StateError(f"The states are not of the same pipeline: only one has {name!r} ({which}).")
+        raise StateError(f"The states are from different pipelines: only one has {name!r} ({which}).")
     has_lanes = "num_lanes" in one and isinstance(one.get(LANES), dict)
     return {
-        name: (_lanes if has_lanes and name == LANES else _merged)(one[name], other[name], which, f"{where} {name}")
+        name: (_lanes if has_lanes and name == LANES else _merge_values)(
+            one[name], other[name], which, f"{where} {name}"
+        )
         for name in one
     }
 
 
 def _lanes(one: Json, other: Json, which: str, where: str) -> Json:
-    both = {lane: _merged(one[lane], other[lane], which, f"{where} {lane}") for lane in one.keys() & other.keys()}
+    both = {lane: _merge_values(one[lane], other[lane], which, f"{where} {lane}") for lane in one.keys() & other.keys()}
     return {lane: both.get(lane, one.get(lane, other.get(lane))) for lane in sorted({*one, *other}, key=int)}
 
 
@@ -97,7 +99,7 @@ def write(directory: Any, text: str) -> None:
 def restore(iterator: Any, directory: Any) -> None:
     """Restores an iterator from the states in a folder.
 
-    That is this process's own, unless the iterator's elements are rows of global batches: these may go on with another
+    That is this process's own, unless the iterator's elements are rows of global batches: these may resume with another
     number of processes, or with other rows in each, and then need the states of all.
     """
     own = directory / file_name()

@@ -1,6 +1,6 @@
-"""States as arrays of one size, which hosts can gather even if their states differ in structure.
+"""States: positions as JSON, and as arrays of one size that hosts can gather even if states differ in structure.
 
-An array has a length in its first 8 bytes, then the state's compressed JSON of that length, and then zeros.
+An array holds a length in its first 8 bytes, then the state's compressed JSON of that length, and then zeros.
 """
 
 import json
@@ -27,7 +27,7 @@ HEADER = np.dtype("<u8")
 MOST_BYTES = 1 << 28  # of an unpacked state
 
 
-def packed(text: bytes, size: int) -> np.ndarray:
+def pack(text: bytes, size: int) -> np.ndarray:
     """A state as `size` bytes."""
     data = zlib.compress(text)
     if len(data) + HEADER.itemsize > size:
@@ -46,7 +46,7 @@ def is_array(state: Any) -> bool:
     return hasattr(state, "dtype") and hasattr(state, "shape")
 
 
-def unpacked(array: Any) -> bytes:
+def unpack(array: Any) -> bytes:
     """The state in an array."""
     if array.dtype != np.uint8 or len(array.shape) != 1 or array.shape[0] < HEADER.itemsize:
         raise StateError(
@@ -71,12 +71,12 @@ def unpacked(array: Any) -> bytes:
 # ------------------------------------------------------------------------------------------------------- positions
 # States: positions as small JSON, and back.
 #
-# The state of a random-access chain is `{"next_index": n}`. Each later operation with numbers of its own adds a
+# The state of a random-access chain is `{"next_index": n}`. Each later operation with its own numbers adds a
 # numbered entry, such as `"1 random_map": {"seed": 3, "count": 7}`: the arguments that the numbers depend on, and the
 # numbers. If a stream begins with another operation, this has entry 0, with the states of its parts in it. Operations
-# whose position is their parent's add nothing. `pipeline` says what the order depends on (`fingerprint.py`),
-# `functions` identifies the functions, whose changes only give a warning, and `checksum` tells whether anybody has
-# changed the state.
+# whose position is their parent's add nothing. `pipeline` has what the order depends on (`identity.py`), `functions`
+# identifies the functions, whose changes cause only a warning, and `checksum` shows whether anybody has changed the
+# state.
 #
 # All leaves are ints, so hosts can gather states; names are keys. In older states, the same entries are nested, with
 # `op` and `parent`, and have other leaves.
@@ -97,7 +97,7 @@ class PipelineIdentity:
         self._known: Json | None = None
         remember(op)
 
-    def added_to(self, state: Json) -> Json:
+    def add_to(self, state: Json) -> Json:
         """A state with the identity of its pipeline."""
         if self._known is None:
             self._known = {"pipeline": fingerprint(self._op), "functions": functions(self._op)}
@@ -120,15 +120,15 @@ def check_checksum(state: Json, *, strict: bool = True) -> None:
 def _checksum(state: Json) -> int:
     """A checksum of a state's position; floats count with 5 digits, since hosts may round them."""
     plain = {name: value for name, value in state.items() if name not in BESIDE}
-    text = json.dumps(_rounded(plain), sort_keys=True, default=lambda value: type(value).__name__)
+    text = json.dumps(_round(plain), sort_keys=True, default=lambda value: type(value).__name__)
     return zlib.crc32(text.encode()) % (1 << 31)
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _rounded(item) for key, item in value.items()}
+        return {str(key): _round(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
+        return [_round(item) for item in value]
     if getattr(value, "shape", None) == ():
         value = value.item()
     return f"{value:.5g}" if isinstance(value, float) else value
@@ -137,12 +137,12 @@ def _rounded(value: Any) -> Any:
 def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
     """The position in a state of this pipeline; without `strict`, differences only give warnings."""
     if is_array(state):
-        state = json.loads(unpacked(state))
+        state = json.loads(unpack(state))
     _check_dict(state)
     bare = {name: value for name, value in state.items() if name not in BESIDE}
     try:
         if _is_foreign(bare):
-            bare = _translated(op, bare)
+            bare = _translate(op, bare)
         check_checksum(state, strict=strict)
         position = decode(op, bare)
         found = differences(op, state["pipeline"], position) if "pipeline" in state else []
@@ -150,9 +150,11 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
         if isinstance(e, StateError):
             raise
         what = f"{type(e).__name__}: {e!s:.100}"
-        raise StateError(f"The state is damaged, or not of this pipeline ({what}): {sorted(map(str, bare))}.") from e
+        raise StateError(
+            f"The state is damaged, or belongs to another pipeline ({what}): {sorted(map(str, bare))}."
+        ) from e
     if found:
-        text = "The state was saved with another pipeline, so going on would lose or repeat elements: "
+        text = "The state was saved with another pipeline, so resuming would lose or repeat elements: "
         more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
         _refuse(f"{text}{'; '.join(found[:MOST_SHOWN])}{more} (saved → here)", strict=strict)
         return position
@@ -166,7 +168,7 @@ def restore(op: Op, state: Any, *, strict: bool = True) -> Any:
 
 def _refuse(text: str, *, strict: bool) -> None:
     if strict:
-        raise StateError(f"{text}. Make the pipeline as it was, or give strict=False to go on anyway.")
+        raise StateError(f"{text}. Restore the pipeline as it was, or pass strict=False to resume anyway.")
     _warn(f"{text}.")
 
 
@@ -189,9 +191,9 @@ def _after(op: Op, count: int) -> Json:
 
 
 class _SilentWatch:
-    """Warns of nothing: the filter's elements come again."""
+    """Ignores filters: their elements come again."""
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         pass
 
 
@@ -203,11 +205,11 @@ def encode(op: Op, position: Any) -> Json:
     if position is None:
         position = start_of(op)
     entries: list[tuple[str, Json]] = []  # the last operation first
-    while op.before is not None:
+    while op.upstream is not None:
         if op.state_fields is not None:
             entries.append((op.name, _encode_own(op, position)))
             position = position[-1]
-        op = op.before
+        op = op.upstream
     state = {"next_index": position} if isinstance(op, ToStream) else {f"0 {op.name}": _encode_base(op, position)}
     return state | {f"{i} {name}": fields for i, (name, fields) in enumerate(reversed(entries), 1)}
 
@@ -229,18 +231,18 @@ def _parts(*, reread: bool = False) -> PartStates:
 def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
     """The position in a state of this pipeline.
 
-    With `reread`, operations after it compute some outputs from this position again that were handed over before.
+    With `reread`, operations after it compute some outputs from this position again that were already returned.
     """
     _check_dict(state)
     entries = _entries(state)
     levels: list[tuple[Any, ...]] = []
-    while op.before is not None:
+    while op.upstream is not None:
         if op.state_fields is not None:
             name, fields = entries.pop() if len(entries) > 1 else entries[0]
             _check(op, name, fields)
             levels.append(op.read_numbers(fields))
             reread = reread or op.has_open_group(levels[-1])
-        op = op.before
+        op = op.upstream
     name, fields = entries.pop()
     if entries and name == op.name:
         raise StateError(f"The state has `{name}` after {op.label()}, which the stream begins with.")
@@ -255,7 +257,7 @@ def _is_foreign(state: Json) -> bool:
     return "op" not in state and "next_index" not in state and not any(map(_is_entry, state))
 
 
-def _translated(op: Op, state: Json) -> Json:
+def _translate(op: Op, state: Json) -> Json:
     """A state of another library as one of ours."""
     for translate in translators:
         state = translate(op, state, _after)

@@ -30,10 +30,10 @@ class StageStats:
     Attributes:
         stage: The stage's last operation.
         where: Who computes it: "consumer", "threads", "thread" (of a `prefetch`) or "workers".
-        computed_by: How many threads or workers do.
+        computed_by: How many threads or workers compute it.
         elements: The number of outputs.
         bytes: About how many bytes they have.
-        left_out: The number of inputs that it left out by itself, such as empty sequences.
+        left_out: The number of inputs that it dropped itself, such as empty sequences.
         busy_s: How long it took to make them, in all threads and processes together.
         cpu_s: How much of that was spent on a core.
         starved_s: How much of that was spent waiting for earlier stages.
@@ -80,7 +80,7 @@ class OperationStats:
 class Stats:
     """What an iterator has done so far, or in its last seconds.
 
-    `print(stats)` is a table. All numbers are measured; those of operations from a part of the runs.
+    `print(stats)` prints tables. All numbers are measured; those of operations on a sample of the runs.
 
     >>> from headrace import MapDataset
     >>> iterator = iter(MapDataset.range(100).map(str).to_iter_dataset())
@@ -92,16 +92,16 @@ class Stats:
     Differs from Grain: only Headrace has it.
 
     Attributes:
-        elements: The number of outputs that the consumer got.
+        elements: The number of outputs that the consumer received.
         bytes: About how many bytes they have.
         next_s: How long the consumer was in `next()`.
         waited_s: How much of that it waited for threads and workers; the rest it computed itself.
-        consumer_s: How long it did something else between its calls of `next()`.
+        consumer_s: How long it did something else between calls of `next()`.
         cpu_s: How long all threads and workers were on a core.
         stages: What each stage has done.
         operations: What each operation has done, the longest first.
-        bad_records: How many records were left out, and the last of them.
-        recent: The same over the last few seconds; `None` in itself.
+        bad_records: How many records were skipped or replaced, and the last of them.
+        recent: The same over the last few seconds; its own `recent` is `None`.
     """
 
     insight: ClassVar[Any]
@@ -126,8 +126,8 @@ class Stats:
         recorder = iteration.recorder
         totals = recorder.totals(now_s)
         before = next((each for each in recorder.snapshots if now_s - each.at_s <= RECENT_S), None)
-        recent = _between(recorder.records, before, totals) if before is not None else None
-        whole = _between(recorder.records, None, totals)
+        recent = _stats_between(recorder.records, before, totals) if before is not None else None
+        whole = _stats_between(recorder.records, None, totals)
         return dataclasses.replace(
             whole,
             elements=whole.elements - iteration.num_ahead(),
@@ -140,7 +140,7 @@ class Stats:
     @classmethod
     def between(cls, iteration: "Iteration", before: Totals | None, now_s: float) -> "Stats":
         """The statistics of an iterator since a moment; `None` is the beginning."""
-        return _between(iteration.recorder.records, before, iteration.recorder.totals(now_s))
+        return _stats_between(iteration.recorder.records, before, iteration.recorder.totals(now_s))
 
     @property
     def wall_s(self) -> float:
@@ -154,7 +154,7 @@ class Stats:
 
     @property
     def rate(self) -> float:
-        """How many outputs the consumer got in a second.
+        """How many outputs the consumer received per second.
 
         >>> iter(MapDataset.range(4)).stats().rate
         0.0
@@ -163,10 +163,10 @@ class Stats:
 
     @property
     def verdict(self) -> str:
-        """What bounds the run, in two sentences, by what was measured in the last seconds.
+        """What limits the run, in two sentences, as measured in the last seconds.
 
         >>> print(iter(MapDataset.range(4)).stats().verdict)
-        Not known yet: 0 elements are too few to tell.
+        No verdict yet: 0 elements are too few.
         """
         recent = self.recent
         is_long = recent is not None and recent.elements >= verdicts.FEWEST and recent.wall_s >= SHORTEST_S
@@ -189,7 +189,7 @@ class Stats:
         return made
 
     def save(self, path: str | os.PathLike[str], *, title: str = "Pipeline") -> None:
-        """Writes a report, with the pipeline as a graph: one HTML file that needs nothing else.
+        """Writes a report with the pipeline as a graph: one self-contained HTML file.
 
         It needs Jinja: `pip install 'headrace[view]'`.
 
@@ -209,7 +209,7 @@ class Stats:
         return tables.as_html(self)
 
 
-def _between(records: dict[Any, StageRecord], before: Totals | None, after: Totals) -> Stats:
+def _stats_between(records: dict[Any, StageRecord], before: Totals | None, after: Totals) -> Stats:
     """What was done between two moments; `None` is the beginning."""
     nothing = StageNumbers()
     none = (0.0, 0.0)
@@ -222,14 +222,14 @@ def _between(records: dict[Any, StageRecord], before: Totals | None, after: Tota
     for (where, label), (seconds, elements) in after.operations.items():
         earlier = none if before is None else before.operations.get((where, label), none)
         operations.append(OperationStats(label, where, round(elements - earlier[1]), seconds - earlier[0]))
-    elsewhere_s = sum(stage.cpu_s for stage in stages if stage.where != "consumer")
+    remote_cpu_s = sum(stage.cpu_s for stage in stages if stage.where != "consumer")
     return Stats(
         elements=outputs.elements,
         bytes=outputs.num_bytes,
         next_s=outputs.busy_s,
         waited_s=min(outputs.starved_s, outputs.busy_s),
         consumer_s=after.consumer_s - (0.0 if before is None else before.consumer_s),
-        cpu_s=outputs.cpu_s + elsewhere_s,
+        cpu_s=outputs.cpu_s + remote_cpu_s,
         stages=tuple(stages),
         operations=tuple(sorted(operations, key=lambda each: -each.seconds)),
     )

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 MOST_WORKERS = 64
-ALWAYS_TRIED = 8  # workers that sleep or wait for data may be more than cores
-ENOUGH = 0.95  # of the best rate: more workers for the rest are not worth it
+ALWAYS_TRIED = 8  # up to this many workers may exceed the cores, since they may sleep or wait for data
+ENOUGH = 0.95  # with this share of the best rate, more workers are not worth it
 HANDOVER_S = 4e-6  # what an element from a worker costs the consumer, where that was not measured
 MOST_THREADS = 128
-WAITING = 0.5  # of the work is spent on a core: with less, it waits, such as for storage
-COPIED_BYTES = 4e9  # a second, into a worker's memory, where that was not measured
+WAITING = 0.5  # work that spends a smaller share of its time on a core waits, for example for storage
+COPIED_BYTES = 4e9  # bytes per second copied into a worker's memory, where that was not measured
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PartCost:
 
     @property
     def rate(self) -> float:
-        """How many outputs of the pipeline it could give in a second."""
+        """How many outputs of the pipeline it could give per second."""
         return self.number / self.work_s if self.work_s else float("inf")
 
 
@@ -83,11 +83,11 @@ class Bounds:
             number = max(before.number, stage.computed_by)
             parts[key] = PartCost(stage.where, number, work_s, before.cpu_s + stage.cpu_s / outputs)
         made = tuple(parts.values())
-        elsewhere_s = sum(part.cpu_s for part in made)
+        remote_cpu_s = sum(part.cpu_s for part in made)
         return cls(
             loop_s=stats.consumer_s / outputs,
             own_s=max(stats.next_s - stats.waited_s, 0.0) / outputs,
-            own_cpu_s=max(stats.cpu_s / outputs - elsewhere_s, 0.0),
+            own_cpu_s=max(stats.cpu_s / outputs - remote_cpu_s, 0.0),
             parts=made,
             output_bytes=stats.bytes / outputs,
             cores=num_cores(),
@@ -110,7 +110,7 @@ class Bounds:
         return self.reads_s > WAITING * self.work_s and self.cpu_s < WAITING * self.work_s
 
     def with_threads(self, number: int) -> float:
-        """How many outputs in a second that many threads would give, if the consumer did nothing else."""
+        """How many outputs per second that many threads would give, if the consumer did nothing else."""
         return min(number / max(self.reads_s, 1e-9), 1 / max(self.cpu_s, 1e-9))
 
     def best_threads(self) -> int:
@@ -126,14 +126,14 @@ class Bounds:
 
     @property
     def alone(self) -> float:
-        """How many outputs in a second the loader could give if the consumer did nothing else."""
+        """How many outputs per second the loader could give if the consumer did nothing else."""
         cpu_s = self.own_cpu_s + sum(part.cpu_s for part in self.parts)
         rates = [part.rate for part in self.parts]
         rates += [1 / seconds for seconds in (self.own_s, cpu_s / self.cores) if seconds > 0]
         return min(rates, default=float("inf"))
 
     def with_workers(self, number: int) -> float:
-        """How many outputs in a second that many workers would give, if the consumer did nothing else."""
+        """How many outputs per second that many workers would give, if the consumer did nothing else."""
         workers = next((part for part in self.parts if part.where == "workers"), None)
         if workers is not None:
             work_s = workers.work_s
@@ -169,7 +169,7 @@ def best_number(rate: Callable[[int], float], cores: int, enough: float = float(
 
 
 class Scaling:
-    """Outputs in a second, by number of workers.
+    """Outputs per second, by number of workers.
 
     >>> from headrace.stats.bounds import PartCost
     >>> workers = PartCost("workers", 1, work_s=0.01, cpu_s=0.01)
@@ -188,7 +188,7 @@ class Scaling:
         self._factors = {1: 1.0}  # of the predictions, by number of workers
 
     def rate(self, number: int) -> float:
-        """How many outputs in a second that many workers give."""
+        """How many outputs per second that many workers give."""
         predicted = self._bounds.with_workers(number)
         known = sorted(self._factors)
         if number > known[-1] > 1:

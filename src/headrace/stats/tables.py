@@ -30,7 +30,8 @@ def as_html(stats: "Stats") -> str:
 def _summary(stats: "Stats") -> str:
     lines = [
         f"{stats.elements:,} elements, {stats.bytes / 1e6:,.1f} MB, {stats.wall_s:.2f} s: {stats.rate:,.1f} elements/s",
-        f"in next(): {stats.next_s:.2f} s, {stats.waited_s:.2f} s of it waiting; elsewhere: {stats.consumer_s:.2f} s",
+        f"in next(): {stats.next_s:.2f} s, {stats.waited_s:.2f} s of it waiting; between calls: "
+        f"{stats.consumer_s:.2f} s",
     ]
     if stats.recent is not None and stats.recent.elements:
         lines.append(f"in the last {stats.recent.wall_s:.1f} s: {stats.recent.rate:,.1f} elements/s")
@@ -43,7 +44,7 @@ def operations(given: "Iterable[OperationStats]") -> list[Row]:
     """The rows of a table of operations."""
     return [
         (
-            shortened(each.operation),
+            shorten(each.operation),
             each.where,
             f"{each.elements:,}",
             f"{each.seconds:.3f}",
@@ -56,7 +57,7 @@ def operations(given: "Iterable[OperationStats]") -> list[Row]:
 def _stages(stats: "Stats") -> list[Row]:
     return [
         (
-            shortened(each.stage),
+            shorten(each.stage),
             each.where if each.where == "consumer" else f"{each.computed_by} {each.where}",
             f"{each.elements:,}",
             f"{each.bytes / 1e6:,.1f}",
@@ -69,7 +70,7 @@ def _stages(stats: "Stats") -> list[Row]:
     ]
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """A name that leaves room for numbers."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 

@@ -1,4 +1,4 @@
-"""What bounds a run, in two sentences."""
+"""What limits a run, in two sentences."""
 
 from typing import TYPE_CHECKING
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
 
 FEWEST = 8  # with fewer outputs, nothing is known
 SMALL = 0.1  # a smaller share of the time does not matter
-PLENTY = 2.0  # times what the loop takes is more than enough
-IN_USE = 0.5  # of the cores: with less, they are not what is short
+PLENTY = 2.0  # a loader this many times as fast as the loop is more than fast enough
+IN_USE = 0.5  # with a smaller share of the cores in use, cores are not the limit
 WORTH = 1.2  # a smaller gain is not worth a change
 OF = {"workers": "the workers' time", "threads": "the threads' time", "thread": "the prefetch thread's time"}
 
 
 def verdict(stats: "Stats") -> str:
-    """What bounds a run."""
+    """What limits a run."""
     if stats.elements < FEWEST or not stats.wall_s:
-        return f"Not known yet: {stats.elements} elements are too few to tell."
+        return f"No verdict yet: {stats.elements} elements are too few."
     bounds = Bounds.of(stats)
     if stats.next_s < SMALL * stats.wall_s or _waits_by_chance(stats, bounds):
-        return _of_loop(stats, bounds)
+        return _loop_verdict(stats, bounds)
     slowest = bounds.slowest
     own_s = stats.next_s - stats.waited_s
     # The consumer's own time includes waiting for the GIL, so a part that is slower than it is the bottleneck anyway.
@@ -43,7 +43,7 @@ def _waits_by_chance(stats: "Stats", bounds: Bounds) -> bool:
     return bool(bounds.parts) and stats.consumer_s > stats.next_s and bounds.alone * bounds.loop_s > PLENTY
 
 
-def _of_loop(stats: "Stats", bounds: Bounds) -> str:
+def _loop_verdict(stats: "Stats", bounds: Bounds) -> str:
     share = stats.consumer_s / stats.wall_s
     factor = bounds.alone / stats.rate
     return (
@@ -61,11 +61,11 @@ def culprit(stats: "Stats", where: str, more: str = "") -> str:
     """The operation that takes most of the time there."""
     there = [each for each in stats.operations if each.where == where and each.seconds > 0]
     if not there:
-        return "It is not known which operation takes the time."
+        return "The slowest operation is not known."
     total_s = sum(each.seconds for each in there)
     longest = there[0]
     share = f"{longest.seconds / total_s:.0%} of {OF.get(where, 'what the consumer computes')}"
-    return f"{longest.operation} takes the time: {share}{f'; {more}' if more else ''}."
+    return f"{longest.operation} is the bottleneck: {share}{f'; {more}' if more else ''}."
 
 
 def _advice(stats: "Stats", bounds: Bounds) -> str:
@@ -108,13 +108,14 @@ def _limit(stats: "Stats", bounds: Bounds, number: int) -> str:
     cpu_s = bounds.cpu_s
     rate = bounds.with_workers(max(number, 1))
     if bounds.loop_s and rate >= 1 / bounds.loop_s:
-        return "the loop itself could not take more"
+        return "the loop itself could not consume more"
     if cpu_s < WAITING * bounds.work_s:
         return (
-            "they wait, which threads do as well: put what waits before `to_iter_dataset(ReadOptions(num_threads=64))`"
+            "they mostly wait, and threads can do that as well: move what waits before "
+            "`to_iter_dataset(ReadOptions(num_threads=64))`"
         )
     if cpu_s / bounds.cores < bounds.own_s:
-        return "taking their results costs the consumer as much"
+        return "receiving their results costs the consumer as much"
     if stats.cpu_s < IN_USE * bounds.cores * stats.wall_s:
         return f"{number} could give {significant(rate)} elements/s, but may still be starting or wait for each other"
     return f"all {bounds.cores} cores are needed already" if bounds.cores > 1 else "the one core is in use"

@@ -53,7 +53,7 @@ def test_functions_are_named_by_file_and_line():
         (MapDataset.range(12345).to_iter_dataset(), "12,345 elements"),
         (MapDataset.range(3).repeat(), "endless"),
         (MapDataset.range(3).to_iter_dataset().repeat(), "endless"),
-        (MapDataset.range(3).to_iter_dataset().filter(bool), "of a length that is not known without reading data"),
+        (MapDataset.range(3).to_iter_dataset().filter(bool), "of unknown length without reading data"),
     ],
 )
 def test_a_dataset_shows_its_length(ds, length):
@@ -151,18 +151,19 @@ def test_reading_that_may_use_up_elements_is_left_to_show(capsys):
             return next(self._elements)
 
     read = iter(range(5))
-    assert "reading Own, a stream of your own, may use up its elements. `show()` computes it." in words(
+    assert "reading Own, a user-defined stream, may use up its elements. `show()` computes it." in words(
         Own().map(double)
     )
     assert next(read) == 0
     loader = DataLoader(data_source=Stream(), sampler=SequentialSampler(4))
-    assert "the source gives each element once" in words(loader)
+    assert "the source yields each element only once" in words(loader)
     assert list(loader) == [0, 1, 2, 3]
     Own().show(2)
     assert capsys.readouterr().out == "int  1\nint  2\n"
     loader = DataLoader(data_source=Stream(), sampler=SequentialSampler(4))
     loader.show(1)
-    assert capsys.readouterr().out == "int  0\nThe source gives each element once: those shown do not come again.\n"
+    shown = capsys.readouterr().out
+    assert shown == "int  0\nThe source yields each element only once: those shown will not come again.\n"
     assert list(loader) == [1, 2, 3]
 
 

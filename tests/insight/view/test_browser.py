@@ -111,7 +111,7 @@ def test_the_graph_shows_all_operations_and_live_numbers(open_page, ds):
     assert page.text_content("#state") == "running"
     page.click("#run")
     page.wait_for_selector("#state:has-text('paused')")
-    assert page.text_content("#run") == "Go on"
+    assert page.text_content("#run") == "Resume"
 
 
 def test_elements_are_side_by_side_and_found_by_number(open_page, ds):

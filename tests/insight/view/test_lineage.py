@@ -98,7 +98,7 @@ def test_a_filter_shows_what_it_leaves_out():
     ds = numbers().to_iter_dataset().filter(lambda x: x % 4 == 3)
     before = Tracer(ds._op).trace(2).steps[1]
     assert [item.element for item in before.items] == [8, 9, 10, 11]
-    assert before.note == "3 left out before the last"
+    assert before.note == "3 dropped before the last"
 
 
 def test_an_origin_has_file_record_index_and_epoch(tmp_path):
@@ -159,9 +159,11 @@ def test_a_search_begins_at_the_nearest_place_that_is_known():
 def test_a_search_that_takes_too_long_says_how_far_it_came(monkeypatch):
     monkeypatch.setattr(outputs, "SEARCH_S", 0.0)
     tracer = Tracer(MapDataset.range(3000).to_iter_dataset().filter(lambda x: True)._op)
-    with pytest.raises(PipelineError, match=r"Element 2,500 is too far: 0 s led from element 0 to 1\. Ask again"):
+    with pytest.raises(
+        PipelineError, match=r"Element 2,500 is too far away: in 0 s, the search got from element 0 to 1\. Ask again"
+    ):
         tracer.trace(2500)
-    with pytest.raises(PipelineError, match=r"led from element 1 to 2\."):
+    with pytest.raises(PipelineError, match=r"got from element 1 to 2\."):
         tracer.trace(2500)
 
 

@@ -183,7 +183,7 @@ def test_errors_are_shown():
         page = Page(get(shown.url + "elements?number=5"))
         assert f"ValueError: bad {HOSTILE}" in page.text
         status, _, text = answer_to(shown.url, urlsplit(shown.url).path + "elements?number=20")
-        assert (status, text) == (404, f"Element 20 cannot be reached: ValueError: bad {HOSTILE}")
+        assert (status, text) == (404, f"Could not reach element 20: ValueError: bad {HOSTILE}")
 
 
 def test_a_dataset_of_a_class_of_ones_own():
@@ -268,7 +268,7 @@ def test_a_source_that_is_read_once_is_left_alone():
     loader = DataLoader(data_source=source, sampler=samplers.SequentialSampler(1000))
     with loader.view(open_browser=False) as shown:
         status, _, text = answer_to(shown.url, urlsplit(shown.url).path + "elements?number=1")
-        assert (status, "gives every element only once" in text) == (404, True)
+        assert (status, "yields each element only once" in text) == (404, True)
         get(shown.url + "figures")
         assert source.read == 0
 

@@ -220,6 +220,6 @@ class PackAndBatchOperation(Operation):
         columns = zip(*(records[i] for content in bins.contents for i in content), strict=True)
         written = [write(leaf, list(column), sizes) for leaf, column in zip(self._layout.leaves, columns, strict=True)]
         values, segment_ids, positions = (
-            self._layout.put_together(leaves, (), ())["record"] for leaves in zip(*written, strict=True)
+            self._layout.join_leaves(leaves, (), ())["record"] for leaves in zip(*written, strict=True)
         )
         return values, segment_ids, positions

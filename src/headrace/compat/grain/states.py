@@ -126,7 +126,7 @@ def translated(op: Op, state: Any, after: After, *, again: bool = False) -> Json
     """Grain's state of a pipeline like this one, as one of ours; with `again`, it is in a later epoch."""
     entries: list[tuple[str, Json]] = []
     ahead = False  # whether the state may be inside that of an `mp_prefetch`, which has the form of an interleave's
-    while op.before is not None:
+    while op.upstream is not None:
         form = _form(op)
         if form is not None or op.state_fields is not None:
             state = _of_one_worker(state)
@@ -144,7 +144,7 @@ def translated(op: Op, state: Any, after: After, *, again: bool = False) -> Json
                 state = state[form.parent]
                 ahead = False
         ahead = ahead or isinstance(op, MpPrefetch | Prefetch)
-        op = op.before
+        op = op.upstream
     return _joined(_begin(op, state, after, ahead=ahead, again=again), entries)
 
 

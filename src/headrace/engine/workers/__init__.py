@@ -54,19 +54,19 @@ class Workers:
         if _is_tuned(op):
             choice = op.kept.of(TrialResult)
             if choice.workers is None and not single_step:
-                workers = partial(self._opened, op, context=context, single_step=False)
+                workers = partial(self._open_stream, op, context=context, single_step=False)
                 end = lambda: self._end(self._key(self._plan.sharing_workers(op)))  # noqa: E731
-                return TrialStream(op, position, context, choice, partial(self._started, op), workers, end)
+                return TrialStream(op, position, context, choice, partial(self._start_pool, op), workers, end)
             if not choice.workers:
                 return open_stream(op.parent, position, context)
-        return self._opened(op, position, context=context, single_step=single_step)
+        return self._open_stream(op, position, context=context, single_step=single_step)
 
-    def _started(self, op: MpPrefetch) -> Callable[[], bool]:
+    def _start_pool(self, op: MpPrefetch) -> Callable[[], bool]:
         """Starts the workers of an `mp_prefetch`; returns a function that says whether they are ready."""
         pool = self._pool(self._plan.sharing_workers(op))
         return getattr(pool, "all_ready", lambda: True)
 
-    def _opened(self, op: MpPrefetch, position: Position, *, context: Context, single_step: bool) -> Stream:
+    def _open_stream(self, op: MpPrefetch, position: Position, *, context: Context, single_step: bool) -> Stream:
         """The stream of an `mp_prefetch`, computed by workers."""
         from headrace.engine.workers.streams import PrefetchedStream, Prefetching
 
@@ -155,7 +155,7 @@ class Workers:
             if not pool.closed:
                 pool.go_on()
 
-    def rest(self) -> None:
+    def park(self) -> None:
         """At the end of an epoch: leaves the pools to the next iterator."""
         for key, pool in self._pools.items():
             idle = self._caches[key].idle
@@ -178,7 +178,7 @@ class Workers:
 
 
 def _is_tuned(op: MpPrefetch) -> bool:
-    """Whether the number of workers is found while they run; a `worker_init_fn` is told the number at the start."""
+    """Whether the number of workers is found while they run; a `worker_init_fn` receives the number at the start."""
     options = op.options
     return options.num_workers is AUTOTUNE and not isinstance(options, RayOptions) and op.worker_init_fn is None
 
@@ -204,10 +204,10 @@ def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
 
 def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream:
     warnings.warn(
-        "Worker processes need a POSIX system: `mp_prefetch` computes ahead in a thread here.", RuntimeWarning, 2
+        "Worker processes need a POSIX system. Here, `mp_prefetch` works ahead in a thread.", RuntimeWarning, 2
     )
     size = resolve_num_workers(op.options.num_workers) * op.options.buffer_size_or(1)
-    return context.ahead(open_stream(op.parent, position, context), Prefetch(op.parent, size))
+    return context.prefetch(open_stream(op.parent, position, context), Prefetch(op.parent, size))
 
 
 # -------------------------------------------------------------------------------------------------------- profiled

@@ -45,7 +45,7 @@ def worker_set_ups() -> list[SetUp]:
     return [call for find in set_ups if (call := find()) is not None]
 
 
-def of_main_script() -> Imports:
+def main_script_imports() -> Imports:
     """What this process's main script has imported, in the order of its lines."""
     main = sys.modules.get("__main__")
     imports = Imports([], [])
@@ -167,8 +167,8 @@ class DeferredImports:
         """Adds notes to a `KeyError` about what a worker may lack, unless a value of the user's function lacks it."""
         if isinstance(error, KeyError) and keys_instead(error) is None:
             error.add_note(
-                "in a worker process, which does not run the main script: what the script itself puts into a registry "
-                "is not there. Do that in a module that the script imports, or in `worker_init_fn`."
+                "in a worker process, which does not run the main script, so anything that the script itself "
+                "registers is missing. Register it in a module that the script imports, or in `worker_init_fn`."
             )
             for name, reason in self._failed.items():
                 error.add_note(f"The worker could not import `{name}`: {type(reason).__name__}: {reason}")

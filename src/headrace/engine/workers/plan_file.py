@@ -72,17 +72,15 @@ class SharedPlan:
             raise
         except Exception as e:
             let_through(e)
-            raise _cannot_be_sent(self.pipelines, self.init, e) from e
+            raise _unpicklable_error(self.pipelines, self.init, e) from e
 
 
 def open_shared_plan(fd: int, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a shared plan in a worker."""
-    return opened_plan(Slot(fd, private=True).bytes(extent.total), extent)
+    return open_plan(Slot(fd, private=True).bytes(extent.total), extent)
 
 
-def opened_plan(
-    memory: np.ndarray, extent: Extent
-) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
+def open_plan(memory: np.ndarray, extent: Extent) -> tuple[list[Op], Callable[[int, int], None] | None, DatasetOptions]:
     """Reads a plan from memory; its arrays are views of that."""
     pipelines, init, options, nodes, cells = read(memory, extent)
     adopt_nodes(nodes)
@@ -169,12 +167,12 @@ def _open_file(plain: bool, path: str, dtype: np.dtype, mode: str, *place: Any) 
 # ---------------------------------------------------------------------------------- what cannot be pickled
 
 
-def _cannot_be_sent(pipelines: list[Op], init: Any, error: Exception) -> UnpicklableError:
+def _unpicklable_error(pipelines: list[Op], init: Any, error: Exception) -> UnpicklableError:
     where, what = find_culprit([("", pipeline) for pipeline in pipelines] + [("worker_init_fn", init)])
     return UnpicklableError(
-        f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type {type(what).__name__} "
-        f"cannot be pickled ({type(error).__name__}: {error}). Make it where it is first used or in `worker_init_fn`, "
-        "leave it out in `__getstate__`, or put the operation after `mp_prefetch`."
+        f"{where or 'The pipeline'} cannot be sent to worker processes: {describe(what)} of type "
+        f"{type(what).__name__} cannot be pickled ({type(error).__name__}: {error}). Create it on first use or in "
+        "`worker_init_fn`, drop it in `__getstate__`, or move the operation after `mp_prefetch`."
     )
 
 

@@ -1,9 +1,9 @@
 """The pool of worker processes: sends them tasks, waits for answers, and replaces workers that die.
 
 A pool belongs to one iterator at a time. It has no thread: it reads messages while a caller waits for a result.
-A task goes to the worker with the fewest tasks, and it always gets an answer or an error, even if that worker dies:
-the pool replaces a dead worker and sends its tasks again, since they are pure. A task that has killed two workers gets
-an error. The number of workers can be changed at any time: those that leave answer their tasks first.
+A task goes to the worker with the fewest tasks, and it always ends in an answer or an error, even if that worker dies:
+the pool replaces a dead worker and sends its tasks again, since they are pure. A task that has killed two workers ends
+in an error. The number of workers can be changed at any time: those that leave answer their tasks first.
 """
 
 import atexit
@@ -27,7 +27,7 @@ from headrace.engine.workers.process import HAS_PIDFD, Process, ctrl_c_later, en
 from headrace.engine.workers.slots import Extent, Slot, Slots, Writer, read
 from headrace.engine.workers.tasks import BlockTask, Task
 from headrace.engine.workers.template import templates
-from headrace.engine.workers.tracebacks import unpacked_error
+from headrace.engine.workers.tracebacks import unpack_error
 from headrace.errors import ClosedError, ElementTimeout, WorkerError
 from headrace.errors.signals import let_through
 from headrace.protocols import ChunkLimits, PoolLoad
@@ -62,7 +62,7 @@ class PoolBase:
         raise NotImplementedError
 
     def _end(self, *, wait: bool) -> None:
-        """Ends the workers and releases memory; after an exception it is called again, and goes on with the rest."""
+        """Ends the workers and releases memory; after an exception it is called again, and continues with the rest."""
         raise NotImplementedError
 
     def interrupt(self) -> None:
@@ -171,7 +171,7 @@ class ProcessPool(PoolBase):
         self._bad_starts = 0
         self._wake_fds: list[int] = []  # the two ends of a pipe: to read from, to write to
         self._processes: list[Process] = []  # those that leave are the last
-        self._left: list[Process] = []  # those that were told to end
+        self._left: list[Process] = []  # those that were asked to end
         super().__init__(shared_plan)
 
     def _start(self) -> None:
@@ -183,7 +183,7 @@ class ProcessPool(PoolBase):
             "argv": sys.argv,
             "pythonpath": os.environ.get("PYTHONPATH"),
             "set_ups": imports.worker_set_ups(),
-            "imports": imports.of_main_script(),
+            "imports": imports.main_script_imports(),
         }
         self.world = Writer(self._control, start=8).dump(world)
         self._add(self.num_workers)
@@ -221,7 +221,7 @@ class ProcessPool(PoolBase):
             except (WorkerError, OSError) as e:
                 let_through(e)
                 self.num_workers = len(self._processes)
-            self._let_go()
+            self._release_workers()
 
     def all_ready(self) -> bool:
         """Whether all workers have started."""
@@ -240,7 +240,7 @@ class ProcessPool(PoolBase):
     def _at_work(self) -> list[Process]:
         return self._processes[: self.num_workers]
 
-    def _let_go(self) -> None:
+    def _release_workers(self) -> None:
         """Ends workers that are too many and have answered their tasks."""
         while len(self._processes) > self.num_workers and not self._processes[-1].tasks:
             self._processes[-1].ask_to_end()
@@ -281,7 +281,7 @@ class ProcessPool(PoolBase):
             return process.index
 
     def forget_stream(self, worker: int, task: Task) -> None:
-        """Tells a worker to close a stream that it keeps open."""
+        """Asks a worker to close a stream that it keeps open."""
         if self.closed:
             return
         with self.locked():
@@ -385,7 +385,7 @@ class ProcessPool(PoolBase):
             if process in self._processes and ({process.socket.fileno(), process.end_fd} & found or not HAS_PIDFD):
                 self._take_in(process)  # may replace others
         if len(self._processes) > self.num_workers:
-            self._let_go()
+            self._release_workers()
 
     def _take_in(self, process: Process) -> None:
         messages = process.messages()
@@ -394,11 +394,11 @@ class ProcessPool(PoolBase):
             messages += process.messages()
         for message in messages:
             if message:
-                self._answered(process, message)
+                self._receive_answer(process, message)
         if dead and not self._closed and self._processes[process.index] is process:
             self._replace(process)
 
-    def _answered(self, process: Process, message: bytes) -> None:
+    def _receive_answer(self, process: Process, message: bytes) -> None:
         number, kind, total, start, took_s = ANSWER.unpack_from(message)
         if kind == READY:
             process.ready = True
@@ -406,7 +406,7 @@ class ProcessPool(PoolBase):
             return
         if kind == NO_START:
             self.close(wait=False)
-            raise unpacked_error(message[ANSWER.size :])
+            raise unpack_error(message[ANSWER.size :])
         pending = process.tasks.popleft()
         assert pending.number == number
         pending.took_s = took_s
@@ -417,7 +417,7 @@ class ProcessPool(PoolBase):
             assert pending.slot is not None
             slot = pending.slot
             pending.slot = None
-            pending.answer = unpacked_error(self.slots.read_copy(slot, Extent(total, start)))
+            pending.answer = unpack_error(self.slots.read_copy(slot, Extent(total, start)))
             process.is_late = isinstance(pending.answer, ElementTimeout)
         if pending.cancelled or kind == SKIPPED:
             self._drop(pending)
@@ -432,7 +432,7 @@ class ProcessPool(PoolBase):
             if process.is_dead() or process.process is None or (process.ready and not tasks):
                 continue
             pid = process.process.pid
-            doing = f"computes {tasks[0].describe()}" if process.ready else "is starting"
+            doing = f"is computing {tasks[0].describe()}" if process.ready else "is starting"
             stacks = process.stacks.of(pid) if process.ready else ""
             found.append(f"Worker {process.index} (process {pid}) {doing}:\n{stacks}".rstrip())
         return found
@@ -456,8 +456,8 @@ class ProcessPool(PoolBase):
             if self._bad_starts > 2:
                 self.close(wait=False)
                 raise WorkerError(
-                    f"Worker processes end while they start ({ending(status)}). What they wrote to standard error may "
-                    "say why; look at `worker_init_fn`, and at what the modules of the pipeline do when imported."
+                    f"Worker processes end during startup ({ending(status)}). Their standard error may show why; "
+                    "check `worker_init_fn`, and what the pipeline's modules do when imported."
                 )
         try:
             with ctrl_c_later():
@@ -488,9 +488,9 @@ class ProcessPool(PoolBase):
         pending.attempts += 1
         if pending.attempts > 1:
             pending.answer = WorkerError(
-                f"A worker process ended ({ending(status)}) while it computed {pending.describe()}, and so did the one "
-                "that tried again. If it was out of memory, give MultiprocessingOptions fewer num_workers; otherwise "
-                "look at what the functions of the pipeline do with these elements."
+                f"A worker process ended ({ending(status)}) while computing {pending.describe()}, and so did the one "
+                "that retried. If memory ran out, reduce num_workers in MultiprocessingOptions; otherwise check what "
+                "the pipeline's functions do with these elements."
             )
 
     # ---- the end

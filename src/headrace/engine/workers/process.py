@@ -106,9 +106,7 @@ class Process:
                 )
             except OSError as e:
                 let_through(e)
-                raise WorkerError(
-                    f"Worker process {self.index} of {pool.num_workers} could not be started: {e}."
-                ) from e
+                raise WorkerError(f"Could not start worker process {self.index} of {pool.num_workers}: {e}.") from e
 
     def set_up(self, pool: "ProcessPool") -> None:
         """Sends the process what it needs before its first task."""
@@ -187,7 +185,7 @@ class Process:
 
 
 class Stacks:
-    """A file to which a worker writes the Python stacks of its threads when it gets a signal.
+    """A file to which a worker writes the Python stacks of its threads when it receives a signal.
 
     The file's offset is the same in both processes.
     """
@@ -253,8 +251,8 @@ def python_command() -> str:
 
 
 _ADVICE = (
-    "Name an interpreter that has headrace installed with `multiprocessing.set_executable(path)`, or do without "
-    "workers: num_workers=0, with threads by ReadOptions."
+    "Choose an interpreter that has headrace installed with `multiprocessing.set_executable(path)`, or use threads "
+    "instead of workers: num_workers=0 and ReadOptions."
 )
 
 

@@ -1,9 +1,9 @@
 """Anonymous shared memory: slots that one process writes and another reads, and the layout of objects in them.
 
 All slots of a pool lie in one anonymous file, so far apart that a slot can grow in place without reaching the next. An
-object is pickled except for its arrays, which are copied once, to aligned places in front of the pickle; the
-reader gets views of them. A `_Lease` is the base of all views of a slot: when the last view dies, so does the
-lease, and the slot is free. Before a fork, leased memory is replaced by private copies at the same addresses.
+object is pickled except for its arrays, which are copied once, to aligned places in front of the pickle; the reader
+receives views of them. A `_Lease` is the base of all views of a slot: when the last view dies, so does the lease, and
+the slot is free. Before a fork, leased memory is replaced by private copies at the same addresses.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.engine import page_locks
-from headrace.engine.memory import check_memory, too_little
+from headrace.engine.memory import check_memory, shared_memory_error
 from headrace.engine.workers.pickling import ClassPickler
 from headrace.errors import WorkerError
 from headrace.errors.signals import let_through
@@ -48,8 +48,8 @@ def anonymous_file(num_slots: int) -> int:
         except OSError as e:
             let_through(e)
             raise WorkerError(
-                f"Shared memory for workers could not be set up: {e}. If the size of files is limited "
-                "(`ulimit -f`), lift the limit."
+                f"Could not set up shared memory for workers: {e}. If file sizes are limited (`ulimit -f`), lift the "
+                "limit."
             ) from e
         return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
 
@@ -105,7 +105,7 @@ class Slot:
                     os.posix_fallocate(self._fd, self.number * STRIDE, size)
                 except OSError as e:
                     let_through(e)
-                    raise too_little(size - self._reserved, str(e)) from e
+                    raise shared_memory_error(size - self._reserved, str(e)) from e
             self._reserved = size
             self._map(size, populate=True)
         elif size > len(self.whole):
@@ -134,7 +134,7 @@ def _whole_pages(size: int) -> int:
     return -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
@@ -173,7 +173,7 @@ class Writer:
         return laid_out.extent
 
     def pieces(self, value: Any) -> "Pieces":
-        """An object as pieces to be put together elsewhere."""
+        """An object as pieces, for another process to assemble."""
         extent, pieces = self._lay_out(value, None)
         return Pieces(extent, [*((offset, array) for array, offset in self._mine.values()), *pieces])
 
@@ -183,7 +183,7 @@ class Writer:
         (pickler or Pickler)(self, stream).dump(value)
         pickled = np.frombuffer(stream.getbuffer(), np.uint8)
         buffers = np.array([len(self._buffers) // 2, *self._buffers], np.int64).view(np.uint8)
-        start = _aligned(self._used)
+        start = _align(self._used)
         middle = start + len(buffers)
         end = start + len(buffers) + len(pickled)
         return Pieces(Extent(end, start), [*self._to_copy, (start, buffers), (middle, pickled)])
@@ -206,7 +206,7 @@ class Writer:
             self._to_copy.append((offset, np.frombuffer(data, np.uint8)))
 
     def _take(self, size: int) -> int:
-        offset = _aligned(self._used)
+        offset = _align(self._used)
         self._used = offset + size
         return offset
 
@@ -218,7 +218,7 @@ class Pieces(NamedTuple):
     pieces: list[tuple[int, np.ndarray]]
 
     def write_to(self, slot: Slot) -> None:
-        """Puts the object together in a slot."""
+        """Assembles the object in a slot."""
         slot.reserve(self.extent.total)
         self._put(slot.whole)
 
@@ -313,10 +313,10 @@ class _Lease:
             _libc().mmap(address, size, access, flags | MAP_FIXED, -1, 0)
             self._whole[:] = copied
             return
-        elsewhere = _libc().mmap(None, size, access, flags, -1, 0)
-        ctypes.memmove(elsewhere, address, len(self._whole))
+        copy = _libc().mmap(None, size, access, flags, -1, 0)
+        ctypes.memmove(copy, address, len(self._whole))
         # In one atomic step: other threads may be reading it.
-        if _libc().mremap(elsewhere, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address:
+        if _libc().mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address:
             raise OSError(ctypes.get_errno(), "mremap")
 
 
@@ -334,7 +334,7 @@ class _LeaseEnd(weakref.ref):
 
 
 def mapping_of(array: np.ndarray) -> np.ndarray | None:
-    """The mapping of the slot that an array lies in; `None` if it lies elsewhere."""
+    """The mapping of the slot that an array lies in; `None` if it lies in no slot."""
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base

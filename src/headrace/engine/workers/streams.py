@@ -18,11 +18,11 @@ from headrace.engine.plan import (
     base_position,
     depth,
     portable,
-    rebased,
+    rebase,
 )
 from headrace.engine.sizing import BufferLimit
 from headrace.engine.workers.tasks import BlockTask, CloseStream, IndexTask, Result, StreamTask, Task
-from headrace.engine.workers.tracebacks import unpacked_error
+from headrace.engine.workers.tracebacks import unpack_error
 from headrace.errors import BadRecord, ElementTimeout
 from headrace.ops.base import Op
 from headrace.ops.blocks import Block
@@ -43,7 +43,7 @@ class Prefetching:
     options: MultiprocessingOptions
     single_step: bool
 
-    def elsewhere(self, op: Op, position: Position, context: Context) -> Stream | None:
+    def remote_stream(self, op: Op, position: Position, context: Context) -> Stream | None:
         """The stream of an operation that ends a stage; `None` for others."""
         stage = self.stages.of(op)
         return None if stage is None else _STREAMS[type(stage)](stage, position, self, context)
@@ -83,7 +83,7 @@ class StageStream(Stream):
         self._limit = BufferLimit(1) if size is AUTOTUNE else None
         self._tasks: deque[_Sent] = deque()
         # The size of a chunk, and the bytes of a chunk of one, as other streams of this kind found.
-        known = None if self._single_step else self._load.chunks.get(self._place.family)
+        known = None if self._single_step else self._load.chunks.get(self._place.kind_path)
         self._chunk, self._unit_bytes = known or (1, 0.0)
         self._ended = self._closed = False
         self._error: BaseException | None = None
@@ -129,7 +129,7 @@ class StageStream(Stream):
         if self._limit is not None:
             if not self._pool.ready(self._tasks[0].pending):
                 self._limit.empty()
-            self._limit.look()
+            self._limit.update()
         waited_s = 0.0
         begin = time.perf_counter()
         while not self._pool.wait(self._tasks[0].pending):
@@ -183,7 +183,7 @@ class StageStream(Stream):
         workers = self._pool.num_workers
         limits = self._pool.chunk_limits
         if not self._unit_bytes and under_way >= min(2 * workers, limits.unmeasured):
-            return False  # until a result tells how large they are
+            return False  # until a result shows how large they are
         ready = -(-self._buffer_size * self._place.weight // self._chunk)
         most = workers * (1 + min(ready, limits.under_way))
         # At least two, or nothing would be under way while the consumer uses a result.
@@ -223,7 +223,7 @@ class StageStream(Stream):
             self._chunk = max(1, size // 2)
         elif took_s < limits.seconds and 2 * num_bytes < limits.num_bytes and size >= self._chunk:
             self._chunk = min(2 * self._chunk, limits.elements)
-        self._load.chunks[self._place.family] = self._chunk, self._unit_bytes
+        self._load.chunks[self._place.kind_path] = self._chunk, self._unit_bytes
 
     def _size(self, sent: _Sent, block: Block) -> int:
         """The actual size of a chunk."""
@@ -257,16 +257,16 @@ class StageStream(Stream):
             self._pool.cancel([sent.pending for sent in self._tasks])
             self._tasks.clear()
 
-    def _opened(self, result: Result) -> Block:
+    def _open_result(self, result: Result) -> Block:
         """The outputs of a result; if an error came after them, the next pull raises it."""
         self._watch(result.counts)
         if self._context.guard is not None:
-            self._context.guard.saw(result.read)
-            self._context.guard.report(self._located(result.bad))
-        self._error = None if result.error is None else unpacked_error(result.error)
+            self._context.guard.count_read(result.read)
+            self._context.guard.report(self._locate(result.bad))
+        self._error = None if result.error is None else unpack_error(result.error)
         return result.block()
 
-    def _located(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
+    def _locate(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
         """Bad records that say where their elements are in the whole stream."""
         return list(bad)
 
@@ -275,7 +275,7 @@ class StageStream(Stream):
         for number, seen, kept in counts:
             if number not in self._watches:
                 self._watches[number] = self._context.watch(all_operations(self._stage.top)[number])
-            self._watches[number].saw(seen, kept)
+            self._watches[number].count(seen, kept)
 
     def close(self, *, wait: bool = True) -> None:
         if not self._closed and not self._pool.closed:
@@ -299,7 +299,7 @@ class IndexStageStream(StageStream):
         if first >= self._length:
             return None
         self._next = stop = min(first + self._stage.inputs * self._chunk, self._length)
-        position = rebased(self._stage, self._origin, lambda _: first, inputs=first - self._first)
+        position = rebase(self._stage, self._origin, lambda _: first, inputs=first - self._first)
         task = IndexTask(self._place.path, portable(position), stop, self._stage.counts, self._single_step)
         return self._submit(lambda _: task, partial(self._describe, first, stop))
 
@@ -309,7 +309,7 @@ class IndexStageStream(StageStream):
 
     def _finish(self, result: Result) -> Run | None:
         positions = result.positions  # not `result` in the lambda: a position must not keep the outputs alive
-        return self._run(self._opened(result), lambda j: positions[j - 1])
+        return self._run(self._open_result(result), lambda j: positions[j - 1])
 
 
 class BlockStageStream(StageStream):
@@ -338,7 +338,7 @@ class BlockStageStream(StageStream):
         stage = self._stage
         block = run.block
         first = self._inputs
-        position = rebased(stage, self._origin, lambda _: 0, inputs=first)
+        position = rebase(stage, self._origin, lambda _: 0, inputs=first)
         task = BlockTask(self._place.path, portable(position), depth(stage), block, self._single_step)
         self._inputs += len(block)
         self._runs.append(run)
@@ -356,14 +356,14 @@ class BlockStageStream(StageStream):
     def _finish(self, result: Result) -> Run | None:
         at = self._runs[0].at
         positions = result.positions
-        block = self._opened(result)
+        block = self._open_result(result)
         self._runs.popleft()
-        return self._run(block, lambda j: rebased(self._stage, positions[j - 1], at))
+        return self._run(block, lambda j: rebase(self._stage, positions[j - 1], at))
 
-    def _located(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
+    def _locate(self, bad: Sequence[BadRecord]) -> list[BadRecord]:
         at = self._runs[0].at  # the worker has counted elements from the start of its block
         base = places_base(self._stage.base)
-        return [dataclasses.replace(each, **_located(base, at, str(each.element))) for each in bad]
+        return [dataclasses.replace(each, **_locate(base, at, str(each.element))) for each in bad]
 
     def start(self) -> None:
         self._parent.start()
@@ -373,7 +373,7 @@ class BlockStageStream(StageStream):
         self._parent.close(wait=wait)
 
 
-def _located(base: Op | None, at: Callable[[int], Position], element: str) -> dict[str, Any]:
+def _locate(base: Op | None, at: Callable[[int], Position], element: str) -> dict[str, Any]:
     """Where an element is that a worker has named by its number in a block, and by its children there."""
     number, _, children = element.partition(", child ")
     return where_after(base, at(int(number)), [int(each) for each in children.split(".") if each])  # type: ignore[arg-type]
@@ -386,7 +386,7 @@ class WholeStream(StageStream):
 
     def __init__(self, stage: Stage, position: Position, prefetching: Prefetching, context: Context):
         super().__init__(stage, position, prefetching, context)
-        self._known = position  # the last position to go on from; `None` is the start
+        self._known = position  # the last position to resume from; `None` is the start
         self._key = next(WholeStream._keys)
         self._worker = self._pool.pick_worker()
         self._process: int | None = None  # the process that has the stream open
@@ -430,7 +430,7 @@ class WholeStream(StageStream):
             self._forget_tasks()
             return None
         positions = result.positions
-        run = self._run(self._opened(result), lambda j: positions[j - 1])
+        run = self._run(self._open_result(result), lambda j: positions[j - 1])
         if positions:
             self._known = self.position
         return run
@@ -469,9 +469,9 @@ class PrefetchedStream(Stream):
         prefetching = self._prefetching(sparse)
         context = dataclasses.replace(
             self._outer,
-            ahead=Context.ahead,
+            prefetch=Context.prefetch,
             processes=Context.processes,
-            elsewhere=prefetching.elsewhere,
+            remote_stream=prefetching.remote_stream,
             enter=prefetching.stages.enter,
             lookahead=0 if prefetching.single_step else prefetching.pool.num_workers,
         )

@@ -21,7 +21,7 @@ from headrace.engine.workers.imports import DeferredImports
 from headrace.engine.workers.messages import FAILURE, RESULT
 from headrace.engine.workers.plan_file import find_culprit
 from headrace.engine.workers.slots import Slot, Writer
-from headrace.engine.workers.tracebacks import packed_error
+from headrace.engine.workers.tracebacks import pack_error
 from headrace.errors import BadRecord, ElementTimeout, WorkerError
 from headrace.errors.signals import in_pipeline
 from headrace.ops.base import Op
@@ -144,7 +144,7 @@ class Result:
     """The result of a task.
 
     Attributes:
-        encoded: The outputs: see `block_codec`.
+        encoded: The outputs, as `encode` makes them.
         positions: The position after each output.
         counts: For each filter, its number among all operations, how many elements it saw, and how many it kept.
         error: An error that came after these outputs.
@@ -228,10 +228,10 @@ class BlockTask:
         counts = Counts()
         given = find(op, (0,) * self.depth)
 
-        def elsewhere(op: Op, position: Any, context: Context) -> Stream | None:
+        def remote_stream(op: Op, position: Any, context: Context) -> Stream | None:
             return BlockInput(decode(self.block)) if op is given else None
 
-        stream = open_stream(op, self.position, runner.context(counts, elsewhere=elsewhere))
+        stream = open_stream(op, self.position, runner.context(counts, remote_stream=remote_stream))
         return runner.everything(stream, op, counts, memory, single_step=self.single_step)
 
 
@@ -365,7 +365,7 @@ class TaskRunner:
             if not (single_step and blocks):
                 raise
             self.explain(e)
-            error = packed_error(e)
+            error = pack_error(e)
         finally:
             stream.close()
         block = concat(blocks) if blocks else Rows([], owned=True)
@@ -412,7 +412,7 @@ class _Count:
         self.seen = 0
         self.kept = 0
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         self.seen += seen
         self.kept += kept
 
@@ -479,14 +479,14 @@ class TaskServer:
             except WorkerError:
                 raise
             except Exception as e:
-                raise _cannot_be_sent(self._runner.find(task.path), result, e) from e
+                raise _unpicklable_error(self._runner.find(task.path), result, e) from e
         except BaseException as e:
             return self.failure(e, slot)
 
     def failure(self, error: BaseException, slot: Slot) -> tuple[int, Any]:
         """The answer to a task that failed."""
         self._missing.explain(error)
-        return FAILURE, self._pack(Writer(slot), packed_error(error))
+        return FAILURE, self._pack(Writer(slot), pack_error(error))
 
     def late_step(self) -> GuardedCall | None:
         """The call that has taken more than `timeout_s`, if there is one."""
@@ -519,13 +519,13 @@ def begin(init: Callable[[int, int], None] | None, index: int, count: int) -> No
         raise
 
 
-def _cannot_be_sent(op: Op, result: Any, error: Exception) -> WorkerError:
+def _unpicklable_error(op: Op, result: Any, error: Exception) -> WorkerError:
     """The error for outputs that cannot be pickled."""
     last = last_visible_op(op)
     path, what = find_culprit([("", row) for row in result.block().rows()])
     found = f"{f'its {path}, ' if path else ''}{type(what).__name__},"
     return WorkerError(
         f"An output of {last.label()} (pipeline at {last.site}) cannot be sent from a worker process: {found} cannot "
-        f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or put the operation after "
+        f"be pickled ({type(error).__name__}: {error}). Return arrays and plain objects, or move the operation after "
         "`mp_prefetch`."
     )

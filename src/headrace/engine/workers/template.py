@@ -1,6 +1,6 @@
 """A process that has imported what workers need, and copies itself for each of them, which takes milliseconds.
 
-A program gets one when it starts workers for the third time: most training programs never do, notebooks and tests do.
+A program starts one when it starts workers for the third time: most training programs never do, notebooks and tests do.
 Its copies are children of the consumer, with its environment, folder and output of that moment, like workers that are
 started by a command. A template is used only while such workers would start out as it did: with the same limits, and
 with the same values of variables that Python and libraries read when they are loaded.
@@ -109,7 +109,7 @@ class Template:
 
 
 class Started:
-    """A process that is started by a command; whatever a signal handler raises meanwhile, `process` tells it.
+    """A process that is started by a command; `process` has it, whatever a signal handler raises meanwhile.
 
     Handlers run in the main thread, and between a start there and its result they would lose it: nobody would ever
     wait for the process. So another thread starts it.
@@ -170,7 +170,7 @@ class Copy:
         """The process, if there is one; after an exception, it can be called again."""
         self._theirs.close()
         if not self._answer and self._reply.fileno() >= 0:
-            self._answer = self._heard()
+            self._answer = self._receive_answer()
         self._reply.close()
         if not self._answer:
             return None
@@ -179,7 +179,7 @@ class Copy:
             os.setpgid(pid, pid)  # it does so itself, perhaps later
         return Child(pid)
 
-    def _heard(self) -> bytes:
+    def _receive_answer(self) -> bytes:
         """The answer; it stays in the socket, or a signal handler could lose it. A stopped template gives none."""
         self._reply.settimeout(ANSWER_S)
         for _ in range(2):
@@ -284,7 +284,7 @@ def copies(requests_fd: int, consumer: int) -> tuple[int, int, int, int]:
     requests = socket.socket(fileno=requests_fd)
     consumers_end = os.pidfd_open(consumer)
     _name("headrace-forks")
-    if len(os.listdir("/proc/self/task")) > 1:  # of a library that the user has told to use several
+    if len(os.listdir("/proc/self/task")) > 1:  # of a library that the user has configured to use several
         os._exit(1)  # a copy would have none of them, and would wait for them
     gc.collect()
     gc.freeze()  # or the first collection in a copy would write to all its memory
@@ -299,13 +299,13 @@ def copies(requests_fd: int, consumer: int) -> tuple[int, int, int, int]:
         if _fork_beside() == 0:
             requests.close()
             os.close(consumers_end)
-            return _begun(fds, *pickle.loads(message))
+            return _begin_copy(fds, *pickle.loads(message))
         for fd in fds:
             os.close(fd)
 
 
-def _begun(fds: list[int], folder: str, environment: dict[str, str]) -> tuple[int, int, int, int]:
-    """Makes a copy a process of its own, and tells the consumer."""
+def _begin_copy(fds: list[int], folder: str, environment: dict[str, str]) -> tuple[int, int, int, int]:
+    """Makes a copy a separate process, and reports it to the consumer."""
     os.setpgid(0, 0)
     _name("headrace-worker")
     reply, out, err, connection, slots, plan, stacks = fds

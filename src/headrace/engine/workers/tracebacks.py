@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 from headrace.engine.workers.pickling import ClassPickler
-from headrace.errors import FROM_WORKER, WorkerError, format_error, put_together, users_frames
+from headrace.errors import FROM_WORKER, WorkerError, format_error, rebuild_error, users_frames
 from headrace.errors.signals import let_through
 
 MOST_FRAMES = 100  # in one traceback; of a longer one, the first and last are sent
@@ -47,7 +47,7 @@ class SerializedError(NamedTuple):
     parts: "tuple[SerializedError, ...]" = ()
 
 
-def packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
+def pack_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
     """An error and its traceback as bytes; if these are too many, only its text and last frames."""
     packed = _dumps(_serialize(error))
     if len(packed) <= most_bytes:
@@ -55,7 +55,7 @@ def packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
     return _dumps(SerializedError(_plain(error), _places(users_frames(error))[-MOST_FRAMES // 10 :]))
 
 
-def unpacked_error(packed: bytes) -> BaseException:
+def unpack_error(packed: bytes) -> BaseException:
     """The error that a worker sent."""
     return _deserialize(pickle.loads(packed))
 
@@ -67,16 +67,16 @@ def _serialize(error: BaseException, depth: int = 0) -> SerializedError:
     places = _places(users_frames(error))
     if not isinstance(error, Exception):  # such as SystemExit, which must not end the consumer
         said = WorkerError(f"A function raised {type(error).__name__}({error}) in a worker.")
-        error = _like(said, error)
+        error = _with_notes_of(said, error)
     if depth == LONGEST_CHAIN:
         return SerializedError(_sendable(error), places)
 
-    def told(other: BaseException | None) -> SerializedError | None:
+    def serialized(other: BaseException | None) -> SerializedError | None:
         return None if other is None else _serialize(other, depth + 1)
 
-    below = told(error.__cause__), told(error.__context__), error.__suppress_context__
+    below = serialized(error.__cause__), serialized(error.__context__), error.__suppress_context__
     if isinstance(error, BaseExceptionGroup):
-        kind = type(error) if _arrives(type(error)) else ExceptionGroup
+        kind = type(error) if _survives_pickling(type(error)) else ExceptionGroup
         parts = tuple(_serialize(part, depth + 1) for part in error.exceptions)
         return SerializedError((kind, error.message, _state(error)), places, *below, parts)
     return SerializedError(_sendable(error), places, *below)
@@ -102,17 +102,17 @@ def _places(traceback: TracebackType | None) -> list[FramePlace]:
 def _sendable(error: Exception) -> Any:
     """An object that unpickles as the error, or at least as one with the same text."""
     for sent in (error, _TakenApart(error)):
-        if _arrives(sent, BaseException):
+        if _survives_pickling(sent, BaseException):
             return sent
     return _plain(error)
 
 
 def _plain(error: BaseException) -> WorkerError:
-    return _like(WorkerError(format_error(error)[:SHORT_TEXT]), error)
+    return _with_notes_of(WorkerError(format_error(error)[:SHORT_TEXT]), error)
 
 
-def _like(new: WorkerError, error: BaseException) -> WorkerError:
-    """Gives a new error the notes, cause and context of another."""
+def _with_notes_of(new: WorkerError, error: BaseException) -> WorkerError:
+    """A new error with the notes, cause and context of another."""
     for note in getattr(error, "__notes__", ()):
         new.add_note(str(note)[:SHORT_TEXT])
     new.__cause__ = error.__cause__
@@ -125,18 +125,18 @@ class _TakenApart:
     """An error that its class cannot rebuild from its arguments, or that holds something that cannot be pickled."""
 
     def __init__(self, error: BaseException):
-        args = tuple(arg if _arrives(arg) else repr(arg) for arg in error.args)
+        args = tuple(arg if _survives_pickling(arg) else repr(arg) for arg in error.args)
         self._parts = type(error), args, _state(error)
 
     def __reduce__(self) -> Any:
-        return put_together, self._parts
+        return rebuild_error, self._parts
 
 
 def _state(error: BaseException) -> dict[str, Any]:
-    return {name: value for name, value in error.__dict__.items() if _arrives(value)}
+    return {name: value for name, value in error.__dict__.items() if _survives_pickling(value)}
 
 
-def _arrives(value: Any, kind: type = object) -> bool:
+def _survives_pickling(value: Any, kind: type = object) -> bool:
     try:
         return isinstance(pickle.loads(_dumps(value)), kind)
     except Exception as e:
@@ -153,18 +153,22 @@ def _dumps(value: Any) -> bytes:
 # ---- in the consumer
 
 
-def _deserialize(told: SerializedError) -> BaseException:
-    error = _group(told.error, [_deserialize(part) for part in told.parts]) if told.parts else told.error
-    error.__cause__ = None if told.cause is None else _deserialize(told.cause)
-    error.__context__ = None if told.context is None else _deserialize(told.context)
-    error.__suppress_context__ = told.suppress_context
-    return error.with_traceback(_traceback(told.places))
+def _deserialize(serialized: SerializedError) -> BaseException:
+    error = (
+        _group(serialized.error, [_deserialize(part) for part in serialized.parts])
+        if serialized.parts
+        else serialized.error
+    )
+    error.__cause__ = None if serialized.cause is None else _deserialize(serialized.cause)
+    error.__context__ = None if serialized.context is None else _deserialize(serialized.context)
+    error.__suppress_context__ = serialized.suppress_context
+    return error.with_traceback(_traceback(serialized.places))
 
 
-def _group(told: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseException:
-    kind, message, state = told
+def _group(serialized: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseException:
+    kind, message, state = serialized
     try:
-        return put_together(kind, (message, parts), state)
+        return rebuild_error(kind, (message, parts), state)
     except Exception as e:  # its class takes other arguments
         let_through(e)
     group = ExceptionGroup(message, parts)

@@ -38,7 +38,7 @@ from headrace.engine.workers.messages import (
 from headrace.engine.workers.plan_file import open_shared_plan
 from headrace.engine.workers.slots import Extent, Slot, Writer, read
 from headrace.engine.workers.tasks import CloseStream, Task, TaskServer, begin
-from headrace.engine.workers.tracebacks import packed_error
+from headrace.engine.workers.tracebacks import pack_error
 from headrace.ops.guard import GuardedCall
 
 PR_SET_PDEATHSIG = 1
@@ -76,7 +76,7 @@ def serve(
             end_late = partial(_end_when_late, worker, connection, stacks_fd, options.timeout_s)
             threading.Thread(target=end_late, name="headrace-late", daemon=True).start()
     except BaseException as e:
-        _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + packed_error(e, MESSAGE_BYTES // 2))
+        _send(connection, ANSWER.pack(0, NO_START, 0, 0, 0.0) + pack_error(e, MESSAGE_BYTES // 2))
         _leave()
     _send(connection, ANSWER.pack(0, READY, 0, 0, 0.0))
     while message := _receive(connection):
@@ -122,8 +122,9 @@ def _leave() -> NoReturn:
 def _end_with(parent: int, *, by_signal: bool) -> None:
     """Makes the process end when its parent is gone.
 
-    A signal from the kernel arrives even while a function holds the GIL, but also when only the parent's thread that
-    started this process ends: `by_signal` says whether that is the main thread. A thread here watches in any case.
+    A signal from the kernel arrives even while a function holds the GIL. It also arrives when only the parent's thread
+    that started this process ends, so it is used if that is the main thread (`by_signal`). A thread here watches in any
+    case.
     """
     if by_signal and sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -196,7 +197,7 @@ class WorkerLoop:
     def late_answer(self, step: GuardedCall) -> bytes:
         """The answer to the task under way when a call has taken too long."""
         number, slot = self._task
-        extent = Writer(Slot(self._slots_fd, slot)).dump(packed_error(self.server.late_error(step)))
+        extent = Writer(Slot(self._slots_fd, slot)).dump(pack_error(self.server.late_error(step)))
         return ANSWER.pack(number, FAILURE, *extent, time.monotonic() - step.since)
 
     def _slot(self, number: int) -> Slot:

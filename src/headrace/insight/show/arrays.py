@@ -78,9 +78,9 @@ def stats_of(array: np.ndarray) -> str:
     strange = values.size - finite.size
     if not finite.size:
         return "none is finite"
-    told = f", {strange / values.size:.2g} of them not finite" if strange else ""
+    not_finite = f", {strange / values.size:.2g} of them not finite" if strange else ""
     mean = finite.mean(dtype=np.float64)
-    return f"{about}{_number(finite.min())} to {_number(finite.max())}, mean {mean:.3g}{told}"
+    return f"{about}{_number(finite.min())} to {_number(finite.max())}, mean {mean:.3g}{not_finite}"
 
 
 def _some(array: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ def show(dataset: Any, n: int) -> None:
     found = _first_elements(dataset, n)
     note = "" if found else "The dataset is empty."
     if preview.reads_once(_op(dataset)):
-        note = "The source gives each element once: those shown do not come again."
+        note = "The source yields each element only once: those shown will not come again."
     if in_notebook():
         from IPython.display import HTML, display
 
@@ -98,9 +98,9 @@ def length_text(op: Op) -> str:
     try:
         count = num_outputs(op, surely=True) if op.is_stream else op.length()
     except Exception as e:  # of a user's `__len__`
-        return f"of a length that cannot be had: {format_error(e)}"
+        return f"of unknown length: {format_error(e)}"
     if count is None:
-        return "of a length that is not known without reading data"
+        return "of unknown length without reading data"
     return "endless" if count >= ENDLESS else f"{int(count):,} element{'s' * (count != 1)}"
 
 

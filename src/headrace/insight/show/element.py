@@ -160,7 +160,7 @@ def _cut(line: str, width: int) -> str:
 def _views(element: Any, dataset: Any) -> Iterator[tuple[str, ElementView]]:
     for count, found in enumerate(_walk("", element, decoders_of(dataset))):
         if count == MOST_VALUES:
-            yield "…", _said("and more")
+            yield "…", _text_view("and more")
             return
         yield found
 
@@ -186,10 +186,10 @@ def _walk(name: str, value: Any, decoders: list[Decoder], depth: int = 0) -> Ite
         else:
             yield from _walk(inner, each, decoders, depth + 1)
     if isinstance(value, list | tuple) and len(value) > len(fields):
-        yield f"{name}[…]", _said(f"{len(value)} in all")
+        yield f"{name}[…]", _text_view(f"{len(value)} in all")
 
 
-def _said(text: str) -> ElementView:
+def _text_view(text: str) -> ElementView:
     return ElementView("", text, lambda: text)
 
 

@@ -19,7 +19,7 @@ _PNG_COLOR = {1: 0, 3: 2, 4: 6}
 
 
 def encoded_kind(content: bytes) -> str | None:
-    """The media type of an encoded image, as its first bytes tell; only those that browsers show."""
+    """The media type of an encoded image, from its first bytes; only those that browsers show."""
     if content[:3] == b"\xff\xd8\xff":
         return "image/jpeg"
     if content[:8] == b"\x89PNG\r\n\x1a\n":
@@ -57,7 +57,7 @@ def images_in(array: np.ndarray) -> np.ndarray | None:
 
 
 def image_view(images: np.ndarray, note: str, stats: str) -> ElementView:
-    """Images as pixels; `stats` is what to say about values that are stretched."""
+    """Images as pixels; `stats` describes values that are stretched."""
     number, height, width, channels = images.shape
     text = f"{CHANNELS[channels]} image {width}×{height}" if number == 1 else f"{number} images {width}×{height}"
     stats = stats if _is_stretched(images) else ""

@@ -1,7 +1,7 @@
 """The first elements of a pipeline, to look at: computed in one thread, without workers and devices.
 
 What is shown unasked may not cost much, so `first_element` has a time limit. It is looked at before each call of a
-user's function and each read of a source; only a call that takes longer goes on until it returns, in its thread.
+user's function and each read of a source; only a call that takes longer continues until it returns, in its thread.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def first_element(op: Op, limit_s: float = LIMIT_S) -> First:
     """The first element, unless it takes long, fails, or computing it could do more than cost time."""
     reason = "functions may need `worker_init_fn`" if needs_workers(op) else _effect(_on_host(op))
     if reason:
-        return First([], f"is not computed here, since {reason}. `show()` computes it.")
+        return First([], f"is not computed here, because {reason}. `show()` computes it.")
     op, guard = _on_host(op), _TimeLimit(gather_options(op).on_error, limit_s)
     found: list[First] = []
     done = threading.Event()
@@ -77,10 +77,10 @@ def _effect(op: Op) -> str:
     """What reading the pipeline may do besides cost time, as a reason not to; empty if nothing."""
     for each in parents_first(op, lambda _: True):
         if isinstance(each, UserDataset) and each.stream and (each.parents or not _is_ours(each.dataset)):
-            return f"reading {each.label()}, a stream of your own, may use up its elements"
+            return f"reading {each.label()}, a user-defined stream, may use up its elements"
         if each.runs_in_consumer:
             return f"{each.name} is in the middle of the pipeline"
-    return "the source gives each element once" if reads_once(op) else ""
+    return "the source yields each element only once" if reads_once(op) else ""
 
 
 def _is_ours(dataset: Any) -> bool:
@@ -92,7 +92,7 @@ class _TooLong(BaseException):
 
 
 class _TimeLimit(Guard):
-    """Ends a pipeline when its time is over; bad records are neither told nor listed."""
+    """Ends a pipeline when its time is over; bad records are neither logged nor listed."""
 
     def __init__(self, policy: ErrorPolicy, seconds: float | None = None):
         super().__init__(policy, lambda records: None, lambda count: self._check())
@@ -112,7 +112,7 @@ class _TimeLimit(Guard):
 class _LenientWatch:
     """Lets filters drop what they like."""
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         pass
 
 

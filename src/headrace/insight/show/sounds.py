@@ -51,7 +51,7 @@ def sound_view(array: np.ndarray, rate: int, note: str) -> ElementView:
 
 
 def encoded_kind(content: bytes) -> str | None:
-    """The media type of an encoded sound, as its first bytes tell; only those that browsers play."""
+    """The media type of an encoded sound, from its first bytes; only those that browsers play."""
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
         return "audio/wav"
     return _ENCODED.get(bytes(content[:4]))

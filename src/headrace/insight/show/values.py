@@ -17,7 +17,7 @@ def view_of(value: Any, rate: int | None = None) -> ElementView:
     try:
         return _view_of(value, rate)
     except Exception as e:  # an array on a device of another process, a strange dtype, ...
-        return _plain(value, f" ({type(e).__name__} when it was to be shown)")
+        return _plain(value, f" ({type(e).__name__} while formatting it)")
 
 
 def _view_of(value: Any, rate: int | None) -> ElementView:

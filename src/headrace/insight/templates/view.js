@@ -32,7 +32,7 @@ function show(live) {
   byId("state").textContent = live.state;
   byId("state").dataset.state = live.state;
   byId("verdict").textContent = live.verdict;
-  byId("run").textContent = { running: "Pause", paused: "Go on", waiting: "Run" }[live.state] || "Run again";
+  byId("run").textContent = { running: "Pause", paused: "Resume", waiting: "Run" }[live.state] || "Run again";
   say(live.failure);
   for (const [number, note] of Object.entries(live.nodes)) {
     const card = byId(`node-${number}`);

@@ -14,7 +14,7 @@ from headrace.errors import optional
 class View:
     """A page that shows a pipeline, at `url`, until `close()`.
 
-    The pipeline runs while somebody looks at the page, and rests otherwise.
+    The pipeline runs while somebody looks at the page, and pauses otherwise.
     """
 
     def __init__(self, pipeline: Any, title: str, port: int):

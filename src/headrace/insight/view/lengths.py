@@ -81,7 +81,7 @@ def _in_time(items: Iterable[T], most: int) -> Iterator[T]:
 
 
 def _lengths(elements: Iterable[Any]) -> dict[str, np.ndarray]:
-    """By feature, the length of each element that has one; features that some lack are left out."""
+    """By feature, the length of each element that has one; features that some lack are skipped."""
     found: dict[str, list[int]] = defaultdict(list)
     count = 0
     for element in elements:

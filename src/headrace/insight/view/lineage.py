@@ -1,8 +1,8 @@
 """What an output was made of: for each operation, the inputs that became some of its outputs.
 
-In a random-access chain indices tell. In a stream positions do: the inputs of an output are what the parent gives
-between the position before and the position after it. Where a group of inputs becomes a group of outputs, the inputs
-get numbers, and the operation shows where those end up.
+In a random-access chain indices determine it. In a stream positions do: the inputs of an output are what the parent
+gives between the position before and the position after it. Where a group of inputs becomes a group of outputs, the
+inputs get numbers, and the operation shows where those end up.
 """
 
 import dataclasses
@@ -51,13 +51,13 @@ class Inputs:
 def inputs_of(op: Op, output: Output, streams: Streams, *, alone: bool = True) -> list[Inputs]:
     """What an output of a stream was made of, from each parent that gave something.
 
-    If it is the only output that is asked about (`alone`), this has what a filter left out before it.
+    If it is the only output that is asked about (`alone`), this includes how many elements a filter dropped before it.
     """
     if isinstance(op, UserDataset | GlobalBatch):
         return []
     if isinstance(op, ToStream):
         missing = output.after - 1 - output.before
-        return [Inputs(op.parent, [output.after - 1], f"{missing:,} left out before it" if missing > 0 else "")]
+        return [Inputs(op.parent, [output.after - 1], f"{missing:,} dropped before it" if missing > 0 else "")]
     if isinstance(op, Mixing | Zip):
         return _of_parts(op, output, streams)
     if isinstance(op, Interleave):
@@ -95,7 +95,7 @@ def _of_filter(op: FilterOp, output: Output, streams: Streams, *, alone: bool) -
     found = streams.between(op.parent, _below(op, output.before), _below(op, output.after))
     if not alone:
         return Inputs(op.parent, found[-1:])
-    return Inputs(op.parent, found[-MOST:], f"{len(found) - 1:,} left out before the last" * (len(found) > 1))
+    return Inputs(op.parent, found[-MOST:], f"{len(found) - 1:,} dropped before the last" * (len(found) > 1))
 
 
 def _in_order(op: Any, output: Output, streams: Streams) -> Inputs:

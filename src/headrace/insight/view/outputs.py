@@ -37,12 +37,12 @@ class Output:
 
 
 class _NobodyWatches:
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         """Filters may drop what they like."""
 
 
 class Streams:
-    """Opens the streams of one pipeline; what its `on_error` leaves out is left out here too, but not listed."""
+    """Opens the streams of one pipeline; what its `on_error` skips is skipped here too, but not listed."""
 
     def __init__(self, op: Op):
         policy = Plan(op).options.on_error
@@ -98,7 +98,7 @@ class Finder:
                 del self._known[1::2]
 
     def find(self, number: int) -> Output:
-        """The output with this number, from 0 on; where its number tells its position, its error if it has one."""
+        """The output with this number, from 0 on; where its number determines its position, its error if it has one."""
         position = self._position_of(number)
         if position is not None:
             for output in self._streams.outputs(self._op, position):
@@ -108,7 +108,7 @@ class Finder:
         except PipelineError:
             raise
         except Exception as e:
-            raise PipelineError(f"Element {number:,} cannot be reached: {format_error(e)}") from e
+            raise PipelineError(f"Could not reach element {number:,}: {format_error(e)}") from e
 
     def _walk_to(self, number: int) -> Output:
         with self._lock:
@@ -124,19 +124,19 @@ class Finder:
                 self.remember(count, output.after)
             if is_late:
                 raise PipelineError(
-                    f"Element {number:,} is too far: {SEARCH_S:.0f} s led from element {first:,} to {count:,}. "
-                    "Ask again to go on from there."
+                    f"Element {number:,} is too far away: in {SEARCH_S:.0f} s, the search got from element {first:,} "
+                    f"to {count:,}. Ask again to continue from there."
                 )
         raise PipelineError(f"There is no element {number:,}: the pipeline has {count:,}.")
 
     def index_of(self, number: int) -> tuple[Op, int] | None:
-        """The random-access chain below and the index there, where the number of an output tells."""
+        """The random-access chain below and the index there, where the number of an output determines them."""
         position = self._position_of(number)
         found = None if position is None else index_in(self._op, position)
         return None if found is None else (found[0].parents[0], found[1])
 
     def _position_of(self, number: int) -> Position | None:
-        """The position before an output, where its number tells: the stream must have no holes."""
+        """The position before an output, where its number determines it: the stream must have no holes."""
         base = self._op
         while not isinstance(base, ToStream):
             if len(base.parents) != 1:

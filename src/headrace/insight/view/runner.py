@@ -12,7 +12,7 @@ from headrace.errors import ClosedError, format_error
 from headrace.insight.report import plain_numbers
 from headrace.ops.streams import Position
 
-IDLE_S = 10.0  # it rests when nobody has looked for so long
+IDLE_S = 10.0  # it pauses when nobody has looked for so long
 NOTED_S = 0.25
 MOST_NOTED = 240
 CLOSE_S = 5.0
@@ -23,7 +23,7 @@ class Runner:
 
     Args:
         open_iterator: Makes an iterator of the pipeline.
-        remember: Is told how many outputs have come, and the position after them.
+        remember: Called with the number of outputs so far, and the position after them.
     """
 
     def __init__(self, open_iterator: Callable[[], Any], remember: Callable[[int, Position], None]):
@@ -47,8 +47,8 @@ class Runner:
         """What it does."""
         return self._state
 
-    def look(self) -> None:
-        """Says that somebody looks; the first one starts the run."""
+    def note_viewer(self) -> None:
+        """Notes that somebody is looking; the first one starts the run."""
         with self._changed:
             self._looked_at = time.monotonic()
             if self._state == "waiting":
@@ -56,7 +56,7 @@ class Runner:
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Goes on, or begins again."""
+        """Resumes, or begins again."""
         with self._changed:
             if self._state in ("ended", "failed", "waiting"):
                 self._start()
@@ -79,7 +79,7 @@ class Runner:
         return self._numbers
 
     def rates(self) -> tuple[list[float], float]:
-        """Elements a second, between the moments noted, and how long ago the first was."""
+        """Elements per second, between the moments noted, and how long ago the first was."""
         noted = list(self._noted)
         rates = [(b[1] - a[1]) / max(b[0] - a[0], 1e-9) for a, b in itertools.pairwise(noted)]
         return rates, noted[-1][0] - noted[0][0] if noted else 0.0
@@ -137,7 +137,7 @@ class Runner:
                 self._note(iterator, now, count)
             if self._state != "running" or self._closed or now - self._looked_at > IDLE_S:
                 self._note(iterator, now, count)
-                if not self._may_go_on():
+                if not self._may_continue():
                     return False
                 self._noted.clear()
         self._note(iterator, time.monotonic(), count)
@@ -148,8 +148,8 @@ class Runner:
         self._remember(count, self.position)
         self._noted.append((now, count))
 
-    def _may_go_on(self) -> bool:
-        """Waits while it is paused or nobody looks; returns whether to go on."""
+    def _may_continue(self) -> bool:
+        """Waits while it is paused or nobody looks; returns whether to continue."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or (self._state == "running" and time.monotonic() - self._looked_at <= IDLE_S)

@@ -111,7 +111,7 @@ def _app(shown: PipelinePage, token: str, hosts: tuple[str, ...]) -> Starlette:
         except Exception as e:  # of the user's functions
             return PlainTextResponse(format_error(e), 500)
 
-    def told(act: Callable[[], Any]) -> Callable[[Request], Response]:
+    def acting(act: Callable[[], Any]) -> Callable[[Request], Response]:
         def do(_: Request) -> Response:
             act()
             return Response(status_code=204)
@@ -136,8 +136,8 @@ def _app(shown: PipelinePage, token: str, hosts: tuple[str, ...]) -> Starlette:
         Route("/stages", html(lambda _: shown.stages())),
         Route("/elements", elements),
         Route("/report.html", report),
-        Route("/run", told(shown.runner.run), methods=["POST"]),
-        Route("/pause", told(shown.runner.pause), methods=["POST"]),
+        Route("/run", acting(shown.runner.run), methods=["POST"]),
+        Route("/pause", acting(shown.runner.pause), methods=["POST"]),
     ]
     gate = Middleware(AuthMiddleware, token=token, hosts=hosts)
     return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=[gate])

@@ -40,7 +40,7 @@ class PipelinePage:
 
     def live(self) -> dict[str, Any]:
         """The numbers that change, as texts."""
-        self.runner.look()
+        self.runner.note_viewer()
         numbers = self.runner.numbers()
         now = numbers["recent"] or numbers
         return {
@@ -78,7 +78,9 @@ class PipelinePage:
     def elements(self, number: int) -> str:
         """An output, and the elements that it was made of after every operation."""
         if self._is_read_once:
-            raise PipelineError("The source gives every element only once, so elements cannot be shown beside the run.")
+            raise PipelineError(
+                "The source yields each element only once, so elements cannot be shown apart from the run."
+            )
         trace = self._tracer.trace(number)
         first, *others = trace.steps
         telling = [first, *(step for step in others if not _changes_nothing(step))][::-1]
@@ -131,5 +133,5 @@ class PipelinePage:
 
 
 def _changes_nothing(step: TraceStep) -> bool:
-    """Whether an operation hands on what it gets, so that it needs no column."""
+    """Whether an operation passes its elements on unchanged, so that it needs no column."""
     return not step.note and (step.op.is_transparent or isinstance(step.op, ToStream))

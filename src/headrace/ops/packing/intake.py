@@ -18,7 +18,7 @@ from headrace.ops.streams.base import At, Feed, Position, Stream, kept_places
 class Intake:
     """The sequences that were read and are not in rows yet: `columns[leaf][i]`, of length `sizes[leaf][i]`.
 
-    A sequence begins where the one before it ends: empty ones in between that were left out belong to it. So positions
+    A sequence begins where the one before it ends: empty ones in between that were dropped belong to it. So positions
     do not depend on how many sequences were read at a time.
     """
 
@@ -70,7 +70,7 @@ class Intake:
         if not size:
             return False
         first = len(self)
-        with errors_named(self._op):
+        with naming_operation(self._op):
             kept = self._take_in(elements)
         if kept is not None:
             all_at = at
@@ -81,13 +81,13 @@ class Intake:
         return True
 
     def _take_in(self, elements: list[Any]) -> list[bool] | None:
-        """Appends sequences; if it leaves some out, returns which of them it keeps."""
+        """Appends sequences; if it drops some, returns which of them it keeps."""
         columns, kinds = map(list, zip(*columns_of(self._layout, elements), strict=True))
         if not self._op.drop_other_features:
             check_features({*self._layout.keys, *self._op.listed_features}, elements)
         lengths = [list(map(len, column)) for column in columns]
         kept = None
-        if empty := empty_ones(self._layout.leaves, lengths):
+        if empty := empty_sequences_in(self._layout.leaves, lengths):
             kept = self._without(empty, len(elements))
         if kept is not None:
             elements = list(compress(elements, kept))
@@ -117,9 +117,9 @@ class Intake:
         self._record.leave_out(
             len(empty),
             lambda: (
-                f"{self._op.label()} (pipeline at {self._op.site}) leaves out empty sequences. "
-                f"{_no_tokens(self._layout.leaves)} `iterator.stats()` counts them; "
-                "`pack(..., empty_sequences='error')` makes them an error."
+                f"{self._op.label()} (pipeline at {self._op.site}) drops empty sequences. "
+                f"{_no_tokens(self._layout.leaves)} `iterator.stats()` counts them; `pack(..., "
+                "empty_sequences='error')` makes them an error."
             ),
         )
         gone = set(empty)
@@ -156,8 +156,8 @@ def check_features(known: set[str], elements: Sequence[Any]) -> None:
         element = next(element for element in elements if len(element) != len(known))
         others = sorted(str(key) for key in element if key not in known)
         raise StructureError(
-            f"An element has the features {others}, which length_struct does not have: it has {sorted(known)}. Give "
-            "them a length, name them in meta_features, leave them out in a `map` before, or pack with "
+            f"An element has the features {others}, which length_struct lacks: it has {sorted(known)}. Give them a "
+            "length, name them in meta_features, drop them in an earlier `map`, or pack with "
             "drop_other_features=True."
         )
 
@@ -167,7 +167,7 @@ def check_lengths(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]], 
     for leaf, found in zip(leaves, lengths, strict=True):
         if max(found) > leaf.length and (leaf.is_meta or not split):
             fix = (
-                "Meta features are not cut: make it shorter in a `map` before."
+                "Meta features are not cut: shorten it in an earlier `map`."
                 if leaf.is_meta
                 else "Or choose what to do: `pack(..., long_sequences=...)` takes 'split', 'truncate' and 'drop'."
             )
@@ -177,7 +177,7 @@ def check_lengths(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]], 
             )
 
 
-def empty_ones(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]]) -> list[int]:
+def empty_sequences_in(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]]) -> list[int]:
     """The numbers of the sequences without tokens: in no leaf that is not meta, or, if all are, in none at all."""
     packed = [found for leaf, found in zip(leaves, lengths, strict=True) if not leaf.is_meta] or lengths
     if 0 not in packed[0]:
@@ -190,7 +190,7 @@ def _no_tokens(leaves: Sequence[RowArray]) -> str:
     return f"A sequence is empty: it has no tokens in {' and '.join(map(repr, names))}."
 
 
-_LEAVE_OUT = "Leave such elements out in a `filter` before, or with `pack(..., empty_sequences='drop')`."
+_LEAVE_OUT = "Drop such elements in an earlier `filter`, or with `pack(..., empty_sequences='drop')`."
 
 
 def _meta_value(element: Any, key: str) -> Any:
@@ -198,14 +198,14 @@ def _meta_value(element: Any, key: str) -> Any:
         return element[key]
     except KeyError:
         raise StructureError(
-            f"meta_features has {key!r}, but an element has only {sorted(map(str, element))}. Give every element that "
-            "feature in a `map` before, or leave it out of meta_features."
+            f"meta_features has {key!r}, but an element has only {sorted(map(str, element))}. Add that feature to "
+            "every element in an earlier `map`, or remove it from meta_features."
         ) from None
 
 
 @contextlib.contextmanager
-def errors_named(op: Packer) -> Iterator[None]:
-    """Adds to errors which operation of the pipeline raised them."""
+def naming_operation(op: Packer) -> Iterator[None]:
+    """Names the operation of the pipeline in the errors that it raises."""
     try:
         yield
     except Exception as e:

@@ -67,10 +67,10 @@ class Layout:
         made = {f"{key}{ending}" for key in self.keys if key not in self._meta for ending in _ENDINGS}
         for key in sorted(made & {*self.keys, *self._meta}):
             raise PipelineError(
-                f"The feature {key!r} has the name of one that packing adds. Rename it in a `map` before."
+                f"The feature {key!r} has the name of one that packing adds. Rename it in an earlier `map`."
             )
 
-    def take_apart(self, element: Any) -> list[Any]:
+    def split_leaves(self, element: Any) -> list[Any]:
         """The leaves of an element."""
         found = []
         for key in self.keys:
@@ -81,11 +81,11 @@ class Layout:
                 has = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
                 raise StructureError(
                     f"length_struct has the feature {key!r}, but an element does not have it in that form: it has "
-                    f"{has}. Give every element all features of length_struct in a `map` before."
+                    f"{has}. Give every element all features of length_struct in an earlier `map`."
                 ) from e
         return found
 
-    def put_together(
+    def join_leaves(
         self, values: Sequence[Any], segment_ids: Sequence[Any], positions: Sequence[Any]
     ) -> dict[str, Any]:
         """Rows from the arrays of each leaf."""

@@ -37,7 +37,7 @@ class Truncate:
 
 @dataclass(frozen=True)
 class SplitLong:
-    """Cuts an element into parts that fit, all features at the same places; each part gets the other features whole."""
+    """Cuts an element into parts that fit, all features at the same places; each part has the other features whole."""
 
     lengths: dict[str, int]
 
@@ -48,7 +48,7 @@ class SplitLong:
         if len(set(sizes.values())) > 1:
             raise StructureError(
                 f"Cannot split an element whose features are of different lengths, {sizes}: they should match. Make "
-                "them equally long in a `map` before, or choose long_sequences='truncate' or 'drop'."
+                "them equally long in an earlier `map`, or choose long_sequences='truncate' or 'drop'."
             )
         step = min(self.lengths.values())
         starts = range(0, max(sizes.values()), step)
@@ -71,7 +71,7 @@ def _size(value: Any) -> int:
 LONG_SEQUENCES = ("error", "split", "truncate", "drop")
 
 
-def made_to_fit(parent: Op, lengths: dict[str, int], how: str) -> Op:
+def fit_to_rows(parent: Op, lengths: dict[str, int], how: str) -> Op:
     """Elements whose features fit into rows of these lengths; with "error", the packer checks them."""
     match how:
         case "error":

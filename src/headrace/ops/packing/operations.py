@@ -19,7 +19,7 @@ from headrace.ops.lanes import Lane
 from headrace.ops.packing.bins import BestFitBins, Bins, FirstFitBins
 from headrace.ops.packing.concat_split import TokenBuffer
 from headrace.ops.packing.layout import Layout, RowArray
-from headrace.ops.packing.long_sequences import made_to_fit
+from headrace.ops.packing.long_sequences import fit_to_rows
 from headrace.ops.seeds import check_seed
 from headrace.ops.state_fields import Fields, count
 from headrace.options import check_counts
@@ -49,7 +49,8 @@ EMPTY_SEQUENCES = ("drop", "error", "keep")
 class Packer(Unary):
     """Packs sequences into rows; `length_struct` has the length of a row for each feature.
 
-    `empty_sequences` is no parameter of states: a run that ended at an empty sequence goes on from its state without.
+    `empty_sequences` is no parameter of states: a run that ended at an empty sequence can resume from its state without
+    it.
     """
 
     length_struct: Mapping[str, Any]
@@ -96,10 +97,10 @@ class Packer(Unary):
         layout = self.layout()
         shapes = [
             ShapeDtypeStruct((leaf.length, *sequence.shape[1:]), sequence.dtype)
-            for leaf, sequence in zip(layout.leaves, layout.take_apart(parent), strict=True)
+            for leaf, sequence in zip(layout.leaves, layout.split_leaves(parent), strict=True)
         ]
         ids = [ShapeDtypeStruct((leaf.length,), np.int32) for leaf in layout.leaves]
-        return layout.put_together(shapes, ids, ids)
+        return layout.join_leaves(shapes, ids, ids)
 
     def open_stream(self, position: Any, context: Any) -> Any:
         from headrace.ops.packing.streams import open_packer  # which imports this module
@@ -109,7 +110,7 @@ class Packer(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FirstFitPack(Packer):
-    """Puts each sequence in the first bin with room, and gives out all bins when a sequence fits in none."""
+    """Puts each sequence in the first bin with room, and returns all bins when a sequence fits in none."""
 
     name = "first_fit_pack"
     bins: ClassVar[type[Bins]] = FirstFitBins
@@ -159,7 +160,7 @@ class FirstFitPack(Packer):
 
 
 class BestFitPack(FirstFitPack):
-    """Puts each sequence in the fullest bin with room, and gives out all bins when a sequence fits in none."""
+    """Puts each sequence in the fullest bin with room, and returns all bins when a sequence fits in none."""
 
     name = "best_fit_pack"
     bins = BestFitBins
@@ -195,7 +196,7 @@ class ConcatThenSplit(Packer):
             if self.bos_features or self.bos_token_id is not None:
                 raise PipelineError(
                     f"bos_features={self.bos_features} and bos_token_id={self.bos_token_id} have no effect with "
-                    "BOSHandling.DO_NOTHING. Leave them out, or choose REPLACE_FIRST_TOKEN_WITH_BOS."
+                    "BOSHandling.DO_NOTHING. Remove them, or choose REPLACE_FIRST_TOKEN_WITH_BOS."
                 )
             return
         if self.bos_token_id is None:
@@ -273,7 +274,7 @@ def packer(
     packed = {key: n for key, n in op.length_struct.items() if key not in op.meta_features}
     if long_sequences == "drop":  # meta features can be too long as well
         packed |= {key: n for key, n in op.length_struct.items() if isinstance(n, int)}
-    return dataclasses.replace(op, parent=made_to_fit(parent, packed, long_sequences))
+    return dataclasses.replace(op, parent=fit_to_rows(parent, packed, long_sequences))
 
 
 def options_of(strategy: str) -> list[str]:

@@ -48,7 +48,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class PaddingReport:
-    """The padding of the same sequences by strategy, and how many were left out since they are empty.
+    """The padding of the same sequences by strategy, and how many were dropped because they are empty.
 
     `print` shows it as a table.
 
@@ -66,7 +66,7 @@ class PaddingReport:
         for name, padding in self.strategies.items():
             lines.append(f"{name:<12}  {padding.num_rows:>8,}  {padding.share:>8.2%}")
         if self.num_empty:
-            lines.append(f"{self.num_empty:,} empty sequence{'s' if self.num_empty > 1 else ''} left out")
+            lines.append(f"{self.num_empty:,} empty sequence{'s' if self.num_empty > 1 else ''} dropped")
         return "\n".join(lines)
 
 
@@ -95,7 +95,7 @@ def padding_report(
         strategies: The strategies to compare.
         num_sequences: How many elements to pack.
         long_sequences: What to do with sequences longer than a row: "split", "truncate" or "drop".
-        options: Options of `IterDataset.pack`; a strategy gets those that it has.
+        options: Options of `IterDataset.pack`; each strategy uses those that it has.
     """
     known = {name for strategy in strategies for name in options_of(strategy)}
     for name in options:

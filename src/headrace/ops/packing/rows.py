@@ -28,9 +28,9 @@ class Written(NamedTuple):
 def columns_of(layout: Layout, elements: Sequence[Any]) -> list[tuple[Column, set[Kind]]]:
     """The leaves of elements, each as a list of arrays with a length, and their kinds."""
     if layout.is_flat:
-        with contextlib.suppress(KeyError, TypeError, IndexError):  # `take_apart` tells which element fails
+        with contextlib.suppress(KeyError, TypeError, IndexError):  # `split_leaves` names the element that fails
             return [_as_arrays([element[key] for element in elements]) for key in layout.keys]
-    return [_as_arrays(list(column)) for column in zip(*map(layout.take_apart, elements), strict=True)]
+    return [_as_arrays(list(column)) for column in zip(*map(layout.split_leaves, elements), strict=True)]
 
 
 def _as_arrays(column: list[Any]) -> tuple[Column, set[Kind]]:
@@ -143,8 +143,8 @@ def kind_of(leaf: RowArray, segments: Column, kinds: set[Kind]) -> Kind:
         if tail != first.shape[1:] or not np.can_cast(dtype, first.dtype, "same_kind"):
             raise StructureError(
                 f"Cannot pack sequences of different kinds into one set of rows: the feature {leaf.name!r} has "
-                f"{first.dtype} with further axes {first.shape[1:]} in one, and {dtype} with {tail} in another. "
-                "Give them one dtype and shape in a `map` before."
+                f"{first.dtype} with further axes {first.shape[1:]} in one, and {dtype} with {tail} in another. Give "
+                "them one dtype and shape in an earlier `map`."
             )
     return np.result_type(*(dtype for dtype, _ in kinds)), first.shape[1:]
 

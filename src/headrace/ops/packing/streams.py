@@ -18,7 +18,7 @@ import numpy as np
 from headrace.errors import PipelineError, StateError
 from headrace.ops.blocks import Block, Columns, Rows, concat
 from headrace.ops.packing.concat_split import Segment
-from headrace.ops.packing.intake import Intake, errors_named
+from headrace.ops.packing.intake import Intake, naming_operation
 from headrace.ops.packing.layout import RowArray
 from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack, Packer
 from headrace.ops.packing.rows import Column, Written, write, write_end_to_end
@@ -70,7 +70,7 @@ class PackStream(UnaryStream):
             if self._taken > self._ends[0]:
                 raise StateError(
                     f"The state has taken_of_group={self._taken}, and the rows of {self._packer.label()} come in a "
-                    f"group of {self._ends[0]} there: it is damaged, or not of this pipeline."
+                    f"group of {self._ends[0]} there: it is damaged, or belongs to another pipeline."
                 )
         block = self._block
         ends = self._ends
@@ -156,7 +156,7 @@ class PackStream(UnaryStream):
         return int(min(placed / filled * num_rows if filled else math.inf, SURELY * placed))
 
     def _written(self, groups: list[PackedGroup]) -> Block:
-        with errors_named(self._packer):
+        with naming_operation(self._packer):
             if self._intake.is_uniform:
                 return self._write([row for group in groups for row in group.rows], groups)
             return concat([self._write(group.rows, [group]) for group in groups])
@@ -173,7 +173,7 @@ class PackStream(UnaryStream):
         return self._columns(written, len(rows))
 
     def _columns(self, written: list[Written], num_rows: int) -> Columns:
-        return Columns(self._layout.put_together(*zip(*written, strict=True)), num_rows)
+        return Columns(self._layout.join_leaves(*zip(*written, strict=True)), num_rows)
 
     def _arrays(self, column: Column, rows: Sequence[Sequence[Any]], leaf: int) -> Column:
         """The segments of rows, as arrays of one leaf."""
@@ -274,7 +274,7 @@ class SplitStream(PackStream):
                 ahead = 0
             self._even = self._intake.is_even and self._intake.is_uniform and not self._intake.has_empty
         if self._even:
-            with errors_named(self._packer):
+            with naming_operation(self._packer):
                 return self._cut_evenly(ahead)
         made = super()._make(n, single_step=single_step)
         self._buffer.drop(len(self._buffer) - len(self._intake))
@@ -288,7 +288,7 @@ class SplitStream(PackStream):
         if any(map(int.__gt__, self._number, lengths)):
             raise StateError(
                 f"The state has tokens_taken={list(self._number)}, and the sequence there has {list(lengths)} in "
-                f"{self._packer.label()}: it is damaged, or not of this pipeline."
+                f"{self._packer.label()}: it is damaged, or belongs to another pipeline."
             )
         self._even = self._even and len(set(self._number)) == 1
 
@@ -330,7 +330,7 @@ class SplitStream(PackStream):
         per_row = np.bincount((cuts - 1) // length, minlength=num_rows)
         ends_in = int(starts[-1]), int(into[-1])
         written = [
-            self._finish(leaf, write_end_to_end(leaf, _between(column, taken, ends_in), lengths, per_row, kinds))
+            self._finish(leaf, write_end_to_end(leaf, _cut_sequences(column, taken, ends_in), lengths, per_row, kinds))
             for leaf, column, kinds in zip(leaves, intake.columns, intake.kinds, strict=True)
         ]
         self._number = numbers[-1]
@@ -358,7 +358,7 @@ class SplitStream(PackStream):
         return written
 
 
-def _between(column: Column, first: int, end: tuple[int, int]) -> Column:
+def _cut_sequences(column: Column, first: int, end: tuple[int, int]) -> Column:
     """Sequences from token `first` of the first one up to a token of another one."""
     last, stop = end
     found = column[:last] + ([column[last][:stop]] if stop else [])

@@ -1,4 +1,4 @@
-"""How streams are computed: one file for each file of `ops/` with streams, which registers its operations on import."""
+"""How streams are computed: one file for each file of `ops/`, which registers its operations on import."""
 
 from headrace.ops.streams import buffer as buffer
 from headrace.ops.streams import by_size as by_size

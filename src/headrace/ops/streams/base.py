@@ -1,7 +1,7 @@
-"""How streams are computed: `open_stream(op, position, context)` hands over runs of outputs from a position.
+"""How streams are computed: `open_stream(op, position, context)` returns runs of outputs from a position.
 
 The position law: `run.at(j)` depends on the pipeline and on the number of outputs so far, never on how runs
-were cut; opening a stream there gives the rest. The position after an output is the earliest possible one,
+were cut; a stream opened there returns the rest. The position after an output is the earliest possible one,
 before anything that only later outputs need. A position is the operation's own numbers, in the order of
 its `state_fields`, and then its parent's position, or a tuple of its parents'.
 
@@ -67,7 +67,7 @@ class Places:
 
 def places_base(op: Op) -> ToStream | None:
     """The start of a stream, if each output of an operation on it comes from one index of a random-access chain."""
-    while op.is_transparent or (op.is_elementwise and op.state_fields is None and op.before is not None):
+    while op.is_transparent or (op.is_elementwise and op.state_fields is None and op.upstream is not None):
         op = op.parents[0]
     return op if isinstance(op, ToStream) else None
 
@@ -158,7 +158,7 @@ def kept_places(mask: list[Any], count: int) -> Callable[[int], int]:
 class Watch(Protocol):
     """Receives the counts of what a filter keeps and drops."""
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         """Adds to the numbers of elements seen and kept."""
         ...
 
@@ -173,12 +173,12 @@ class Context:
     Attributes:
         executor: Makes the executor that computes chunks of a random-access chain, given the start of a stream.
         watch: Makes the `Watch` of a filter.
-        ahead: Makes a stream that a thread computes ahead.
+        prefetch: Makes a stream that a thread computes ahead.
         processes: Opens the stream of an `mp_prefetch`.
         warm_start: Wraps the stream of a whole pipeline so that a thread computes its first outputs ahead.
         close: Releases what the streams share.
-        interrupt: Tells threads to stop waiting for each other and end; called before the streams are closed.
-        elsewhere: The stream of an operation that workers compute; `None` if they do not.
+        interrupt: Makes threads stop waiting for each other and end; called before the streams are closed.
+        remote_stream: The stream of an operation that workers compute; `None` if they do not.
         enter: Called with an interleave or a global batch, a number and that dataset or lane, before it is opened.
         lookahead: How many datasets an interleave opens before their turn.
         fetch: The function from indices to a block that computes an operation, given that and the guard.
@@ -188,19 +188,19 @@ class Context:
         dense: Whether an index without an element is an error.
         fill: Fills the caches on disk that a random-access chain reads, given the start of a stream.
         guard: Decides about bad records; `None` where every error ends the run.
-        kept: What belongs to an iterator until it goes to another position, also if streams are opened again.
+        kept: What belongs to an iterator until it moves to another position, even if streams are reopened.
     """
 
     executor: Callable[[ToStream], Executor]
     watch: Callable[[Op], Watch]
-    ahead: Callable[[Stream, Prefetch], Stream] = lambda stream, op: stream
+    prefetch: Callable[[Stream, Prefetch], Stream] = lambda stream, op: stream
     processes: Callable[[MpPrefetch, Position, "Context"], Stream] = lambda op, position, context: open_stream(
         op.parent, position, context
     )
     close: Callable[..., None] = lambda **_: None
     warm_start: Callable[[Stream, Op], Stream] = lambda stream, op: stream
     interrupt: Callable[..., None] = lambda **_: None
-    elsewhere: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
+    remote_stream: Callable[[Op, Position, "Context"], Stream | None] = lambda op, position, context: None
     enter: Callable[[Op, int, Op], None] = lambda interleave, number, part: None
     lookahead: int = 0
     fetch: Callable[..., Fetch] = fetcher
@@ -216,10 +216,10 @@ class Context:
 def start_of(op: Op) -> Position:
     """The position before the first output."""
     numbers: list[tuple[Any, ...]] = []
-    while op.before is not None:
+    while op.upstream is not None:
         if op.state_fields is not None:
             numbers.append(op.first_numbers())
-        op = op.before
+        op = op.upstream
     parts = tuple(start_of(part) for part in op.parents if part.is_stream and not isinstance(op, UserDataset))
     position = op.first_position(parts)
     for own in reversed(numbers):
@@ -229,9 +229,9 @@ def start_of(op: Op) -> Position:
 
 def open_stream(op: Op, position: Position, context: Context) -> Stream:
     """The stream of an operation from a position on; `None` is the start."""
-    elsewhere = context.elsewhere(op, position, context)
-    if elsewhere is not None:
-        return elsewhere
+    remote = context.remote_stream(op, position, context)
+    if remote is not None:
+        return remote
     stream = stream_of(op, position, context)
     if stream.op is None and stream.counts_time:
         stream.op = op
@@ -258,15 +258,15 @@ def start_at(op: Op, position: Position) -> tuple[Any, ...]:
 def computes(kind: type[Op]) -> Callable[[type[S]], type[S]]:
     """Registers a stream class for an operation on one parent; it takes (op, *numbers, parent's stream)."""
 
-    def registered(stream: Any) -> Any:
-        def opened(op: Any, position: Position, context: Context) -> Stream:
+    def register(stream: Any) -> Any:
+        def open_it(op: Any, position: Position, context: Context) -> Stream:
             *numbers, inner = start_at(op, position)
             return stream(op, *numbers, open_stream(op.parent, inner, context))
 
-        stream_of.register(kind, opened)
+        stream_of.register(kind, open_it)
         return stream
 
-    return registered
+    return register
 
 
 def stay(position: Position) -> At:
@@ -329,7 +329,7 @@ class Feed:
             if self.size >= wanted:
                 return
             run = stream.pull(0 if single_step else max(wanted - self.size, least))
-            least = wanted // 4  # a filter gives less than it is asked for: do not ask for ever fewer
+            least = wanted // 4  # a filter returns less than it is asked for: do not ask for fewer and fewer
             if run is None:
                 self.ended = True
             elif len(run.block):

@@ -1,4 +1,4 @@
-"""Streams of `ops/buffer.py`: the start and end of a stream, caches, and what is computed ahead."""
+"""The streams of `ops/buffer.py`: the start and end of a stream, caches, and what is computed ahead."""
 
 import sys
 import time
@@ -84,15 +84,15 @@ class IndexStream(Stream):
             begin = time.perf_counter()
             block = self._executor.next()
             thread, busy_s = self._made_by.pop(first)
-            self._tell(block, thread, busy_s, time.perf_counter() - begin)
+            self._record_chunk(block, thread, busy_s, time.perf_counter() - begin)
             if thread != get_ident():
-                self._ask(n)  # threads go on while the consumer uses these
+                self._ask(n)  # threads continue while the consumer uses these
         if self._guard is not None:
             return self._without_bad(block, first)
         if self._skips_missing and isinstance(block, Rows):
             full = [row for row in block.items if row is not None]
             if self._watch is not None:
-                self._watch.saw(len(block), len(full))
+                self._watch.count(len(block), len(full))
             if len(full) < len(block):
                 return self._kept(block, first, [row is not None for row in block.items], len(full))
         return self._run(block, lambda j: first + j)
@@ -116,7 +116,7 @@ class IndexStream(Stream):
     def _without_bad(self, block: Block, first: int) -> Run:
         """A block without bad and missing elements; reports the bad ones, in order."""
         assert self._guard is not None
-        self._guard.saw(len(block) * self._records_per_element)  # before the bad ones are compared with it
+        self._guard.count_read(len(block) * self._records_per_element)  # before the bad ones are compared with it
         if self._bad:
             for start in sorted(start for start in list(self._bad) if start < first + len(block)):
                 self._guard.report(self._bad.pop(start))
@@ -124,7 +124,7 @@ class IndexStream(Stream):
             mask = [row is not BAD and (row is not None or not self._skips_missing) for row in block.items]
             count = sum(mask)
             if self._watch is not None:
-                self._watch.saw(len(block), count)
+                self._watch.count(len(block), count)
             if count < len(block):
                 return self._kept(block, first, mask, count)
         return self._run(block, lambda j: first + j)
@@ -184,7 +184,7 @@ class IndexStream(Stream):
         self._made_by[chunk.start] = get_ident(), profile.took_s
         return block
 
-    def _tell(self, block: Block, thread: int, busy_s: float, waited_s: float) -> None:
+    def _record_chunk(self, block: Block, thread: int, busy_s: float, waited_s: float) -> None:
         """Records a chunk. During a trial of threads the consumer makes some chunks itself, and does not wait."""
         if thread == get_ident():
             waited_s = 0.0
@@ -215,7 +215,7 @@ def _takes_many(op: Op) -> bool:
 
 
 def _last_filter(op: Op) -> FilterOp | None:
-    """The filter to blame when most indices have no element; `None` if a `flat_map` leaves some out as well."""
+    """The filter to blame when most indices have no element; `None` if a `flat_map` drops some as well."""
     while not isinstance(op, FlatMapOp) and len(op.parents) == 1:
         if isinstance(op, FilterOp):
             return None if any(isinstance(each, FlatMapOp) for each in parents_first(op, lambda _: True)) else op
@@ -229,7 +229,7 @@ stream_of.register(ToStream, IndexStream)
 @stream_of.register
 def _(op: FromDisk, position: Position, context: Context) -> Stream:
     context.fill(op)
-    if op.cache.opened() is None:  # whoever only looks at some elements does not fill it
+    if op.cache.open_elements() is None:  # whoever only looks at some elements does not fill it
         return open_stream(op.cache.parent, position, context)
     if position is not None and position > op.cache.length():  # a state that was set before the cache was filled
         raise StateError(
@@ -329,7 +329,7 @@ stream_of.register(Cache, CacheStream)
 
 @stream_of.register
 def _(op: Prefetch, position: Position, context: Context) -> Stream:
-    return context.ahead(open_stream(op.parent, position, context), op)
+    return context.prefetch(open_stream(op.parent, position, context), op)
 
 
 @stream_of.register

@@ -69,14 +69,14 @@ class BatchBySizeStream(GroupStream):
 
         if op.oversized == "error":
             raise PipelineError(
-                f"{what()} Raise max_size, make it shorter in a `map` before, or leave such elements out with "
+                f"{what()} Raise max_size, shorten it in an earlier `map`, or drop such elements with "
                 "`batch_by_size(..., oversized='drop')`."
             )
         self._record.leave_out(
             len(elements) - len(fit),
             lambda: (
-                f"{what()} Such elements are left out: `iterator.stats()` counts them; "
-                "`batch_by_size(..., oversized='error')` makes them an error."
+                f"{what()} Such elements are dropped: `iterator.stats()` counts them; `batch_by_size(..., "
+                "oversized='error')` makes them an error."
             ),
         )
         return [elements[i] for i in fit], [sizes[i] for i in fit]

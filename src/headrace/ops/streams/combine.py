@@ -1,4 +1,4 @@
-"""Streams of `ops/combine.py`: several parents, each read through a `Feed`."""
+"""The streams of `ops/combine.py`: several parents, each read through a `Feed`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -124,7 +124,7 @@ class MixStream(NaryStream):
         return self._run(block, after)
 
     def _available(self, which: np.ndarray, *, single_step: bool) -> int:
-        """Fills the parents; returns how far the schedule gets before one of them has nothing left."""
+        """Fills the parents; returns how far the schedule leads before one of them has nothing left."""
         far = len(which)
         for i, due in by_part(which):
             self._feeds[i].fill(len(due), single_step=single_step)
@@ -158,7 +158,7 @@ class ScheduledMixStream(MixStream):
         count, lags = self.position[:2]
         offset = count % BLOCK
         if self._plan is None or offset == 0:
-            self._plan = self._op.planned(count // BLOCK, lags, self.position[2])
+            self._plan = self._op.plan_block(count // BLOCK, lags, self.position[2])
         plan = self._plan
         if plan.error is not None and offset == len(plan.which):
             raise plan.error
@@ -217,7 +217,7 @@ class InterleaveStream(Stream):
     def _open_ahead(self) -> None:
         for later in range(self._next, min(self._next + self._context.lookahead, self._op.num_datasets)):
             if later not in self._ahead:
-                # Skip a missing dataset, and one whose opening fails: the error comes again in the dataset's turn.
+                # Skip a missing dataset, and one whose opening fails: the error recurs in the dataset's turn.
                 try:
                     self._ahead[later] = self._open(later, None)
                     self._ahead[later].start()

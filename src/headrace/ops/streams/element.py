@@ -1,4 +1,4 @@
-"""Streams of `ops/element.py`: consecutive element operations are one stream, which applies them in turn.
+"""The streams of `ops/element.py`: consecutive element operations are one stream, which applies them in turn.
 
 A position is that of the stream below, after the element that an output comes from; filters change which one that is,
 and each operation that counts adds a number, `(number, position below)`.
@@ -159,16 +159,16 @@ class Step:
 
 
 class MapStep(Step):
-    """Maps each element; positions stay those below, or are as after a filter if bad records are left out."""
+    """Maps each element; positions stay those below, or are as after a filter if bad records are skipped."""
 
     def __init__(self, op: MapOp, position: Position, chain: Chain, *, placed: bool):
         super().__init__(op, position, chain, placed=placed)
         self._kernel: Any = element_kernel(op) if self._guard is None else guarded_kernel(op, self._guard)
 
     def __call__(self, block: Block, trace: Trace) -> Block:
-        return self._mapped(block, self._places(block, trace), trace)
+        return self._map_block(block, self._places(block, trace), trace)
 
-    def _mapped(self, block: Block, idx: Any, trace: Trace, first: int | None = None) -> Block:
+    def _map_block(self, block: Block, idx: Any, trace: Trace, first: int | None = None) -> Block:
         if self._guard is None:
             return self._kernel(block, idx)
         made = self._kernel(block, idx, self._chain.where(trace))
@@ -182,7 +182,7 @@ class PlacedStep(MapStep):
     """Maps each element with its place."""
 
     def __call__(self, block: Block, trace: Trace) -> Block:
-        return self._mapped(block, trace.places(block).numbers(), trace)
+        return self._map_block(block, trace.places(block).numbers(), trace)
 
 
 class CountedStep(MapStep):
@@ -194,7 +194,7 @@ class CountedStep(MapStep):
 
     def __call__(self, block: Block, trace: Trace) -> Block:
         first, self._count = self._count, self._count + len(block)
-        made = self._mapped(block, self.op.lane.numbers(first, self._count), trace, first)
+        made = self._map_block(block, self.op.lane.numbers(first, self._count), trace, first)
         if self._guard is None:
             trace.add(Level(lambda j: (first + j, j)), (self._count, trace.end))
         return made
@@ -213,7 +213,7 @@ class FilterStep(Step):
         mask = self._mask(block, trace)
         kept = self._keep(block, mask, trace)
         self._seen, self._kept = self._seen + len(block), self._kept + len(kept)
-        self._watch.saw(len(block), len(kept))
+        self._watch.count(len(block), len(kept))
         return kept
 
     def inputs(self, n: int) -> int:
@@ -333,7 +333,7 @@ class ChainStream(UnaryStream):
         return self._made(block, trace)
 
     def _next_of(self, first: int, run: Run, used: int) -> tuple[Block, Trace]:
-        """The next element of a run that goes on with step `first`; the others wait."""
+        """The next element of a run that continues with step `first`; the others wait."""
         if used + 1 < len(run.block):
             self._waiting.append((first, run, used + 1))
         return run.block.cut(used, used + 1), Trace(lambda j: run.at(used + j), 1)
@@ -359,13 +359,13 @@ def _(op: Op, position: Position, context: Context) -> Stream:
         chain.append((op, number))
         op = op.parents[0]
         if isinstance(op, Transformed | Seed | Options):
-            parent = context.elsewhere(op, position, context)
+            parent = context.remote_stream(op, position, context)
         else:
             parent = open_stream(op, position, context)
-    return _chained(chain, None if parent.is_relative else places_base(op), parent, context)
+    return _open_chain(chain, None if parent.is_relative else places_base(op), parent, context)
 
 
-def _chained(chain: list[tuple[Any, int]], base: ToStream | None, parent: Stream, context: Context) -> Stream:
+def _open_chain(chain: list[tuple[Any, int]], base: ToStream | None, parent: Stream, context: Context) -> Stream:
     steps: list[Step] = []
     position = parent.position
     placed = base is not None
@@ -396,7 +396,7 @@ class FilterWatch:
         self._raise = options.filter_raise_threshold_ratio
         self._seen = self._kept = 0
 
-    def saw(self, seen: int, kept: int) -> None:
+    def count(self, seen: int, kept: int) -> None:
         """Counts elements, and checks the share once it has seen `EVERY` elements."""
         self._seen += seen
         self._kept += kept
@@ -414,7 +414,7 @@ class FilterWatch:
             )
         if self._warn is not None and dropped >= self._warn:
             self._warn = None
-            text += ": most of the work before it is thrown away. Filter earlier, or set "
+            text += ": most of the work before it is wasted. Filter earlier, or set "
             text += "filter_warn_threshold_ratio in DatasetOptions."
             import logging  # slow to import, and hardly ever needed
 

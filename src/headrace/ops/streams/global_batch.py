@@ -20,8 +20,8 @@ from headrace.ops.streams.combine import NaryStream
 LANE_S = 0.006  # the work of one pull from a lane: with less, the pull itself costs too much
 CROWDED = 16  # on a busy machine, the same work takes up to so many times as long
 LANE_ROWS = 192  # the most rows of one pull: more of them would make it hardly cheaper
-AHEAD_BYTES = 16 << 20  # what all lanes together may have read ahead
-AHEAD_BATCHES = 64  # the most of them; after an error, at least so many are made one row at a time
+AHEAD_BYTES = 16 << 20  # the most bytes that all lanes together may have read ahead
+AHEAD_BATCHES = 64  # the most batches read ahead; after an error, at least this many are made one row at a time
 
 
 class GlobalBatchStream(NaryStream):
@@ -36,7 +36,7 @@ class GlobalBatchStream(NaryStream):
 
     @property
     def position(self) -> Position:
-        """The position after all batches pulled so far, put together when somebody asks: there may be many lanes."""
+        """The position after all batches pulled so far, assembled when somebody asks: there may be many lanes."""
         return self._find_position()
 
     @position.setter

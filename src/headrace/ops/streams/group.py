@@ -1,4 +1,4 @@
-"""Streams of `ops/group.py`: several elements make an output, or come out in another order.
+"""The streams of `ops/group.py`: several elements make an output, or come out in another order.
 
 Each reads its parent through a `Feed`, which keeps what it reads beyond a group for the next one, while the
 position stays at the group's own start.
@@ -114,7 +114,7 @@ class RebatchStream(UnaryStream):
                 self._taken = 0
                 self._here = first.after
         joined = concat(pieces)
-        return joined.whole() if isinstance(joined, Columns) else joined.stack()
+        return joined.as_batch() if isinstance(joined, Columns) else joined.stack()
 
 
 class _Opened(Columns):

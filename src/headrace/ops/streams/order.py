@@ -1,4 +1,4 @@
-"""Streams of `ops/order.py`: shuffled windows and repeated epochs."""
+"""The streams of `ops/order.py`: shuffled windows and repeated epochs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Streams of `ops/source.py`: iterators of user-defined datasets."""
+"""The streams of `ops/source.py`: iterators of user-defined datasets."""
 
 import copy
 import functools
@@ -55,7 +55,9 @@ class UserStream(Stream):
         except Exception as e:
             add_note(e, f"in {self._op.label()} (pipeline at {self._op.site})")
             if self._guard is not None and self._guard.skips:
-                e.add_note(f"`on_error` cannot leave it out: the iterator of {self._op.label()} may have ended with it")
+                e.add_note(
+                    f"`on_error` cannot skip it: the iterator of {self._op.label()} may have ended with this error"
+                )
             raise
         if found is None:
             self._ended = True  # some iterators start again when called after their end
@@ -63,7 +65,7 @@ class UserStream(Stream):
         block = found[0]
         state_after = functools.cache(found[1])
         if self._guard is not None:
-            self._guard.saw(len(block))
+            self._guard.count_read(len(block))
 
         def after(j: int) -> Position:
             replay = (since + j) % self._every if self._has_states else since + j
