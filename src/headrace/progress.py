@@ -1,6 +1,6 @@
 """Progress of long work: a bar of tqdm once it has taken two seconds, in a terminal or a notebook.
 
-Where output goes elsewhere, in worker processes, and without tqdm, nothing is shown. `TQDM_DISABLE=1` in the
+Nothing is shown without a terminal or notebook, in worker processes, or without tqdm. `TQDM_DISABLE=1` in the
 environment turns bars off.
 """
 

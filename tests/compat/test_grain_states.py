@@ -198,7 +198,7 @@ def ranged(lib):
 def test_a_state_of_several_workers_says_so():
     theirs = iter(grain.experimental.multithread_prefetch(ranged(grain).batch(2), 2, 1))
     next(theirs)
-    with pytest.raises(StateError, match="Grain wrote the state with 2 workers.*one worker or none.*`skip`"):
+    with pytest.raises(StateError, match="Grain saved this state with 2 workers.*one worker or none.*`skip`"):
         iter(headrace.experimental.multithread_prefetch(ranged(headrace).batch(2), 2, 1)).set_state(theirs.get_state())
 
 
@@ -298,5 +298,5 @@ def test_batches_of_one_worker_go_on_where_the_wheel_was(tmp_path):
     for workers in (0, 1):
         assert_restored(lambda lib, n=workers: packed(lib, n), elements, states, (0, 1, 4, len(elements) - 1))
     _, states = walks["2"]
-    with pytest.raises(StateError, match="Grain wrote the state with 2 workers"):
+    with pytest.raises(StateError, match="Grain saved this state with 2 workers"):
         iter(packed(headrace, 2)).set_state(states[3])

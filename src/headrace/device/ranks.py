@@ -1,4 +1,4 @@
-"""Whether PyTorch's ranks would train on the same elements."""
+"""Warns if PyTorch's ranks would train on the same elements."""
 
 import os
 import sys
@@ -30,9 +30,9 @@ def warn_of_unsharded(ds: Any, *, stacklevel: int) -> None:
     else:
         line = f"`ds = ds.shard({num_ranks}, {rank}, drop_remainder=True)` before `batch` and `to_iter_dataset`"
     warnings.warn(
-        f"{who} says that there are {num_ranks} ranks, and this pipeline is not sharded: each rank trains on the same "
-        f"elements. Add {line}. If that is meant, or if ranks have files of their own, give TorchDataset "
-        "`warn_unsharded=False`.",
+        f"{who} reports {num_ranks} ranks, but this pipeline is not sharded, so each rank trains on the same "
+        f"elements. Add {line}. If this is intended, or if each rank reads its own files, pass "
+        "`warn_unsharded=False` to TorchDataset.",
         RuntimeWarning,
         stacklevel=stacklevel,
     )

@@ -14,7 +14,7 @@ def in_notebook() -> bool:
 
 
 def place(file: str, line: int) -> str:
-    """A line of code for people: `In[8]:3` for one in a cell, else the file's name and the line.
+    """Returns a line of code in readable form: `In[8]:3` in a notebook cell, otherwise the file name and the line.
 
     >>> place("/home/me/train.py", 12)
     'train.py:12'
@@ -23,17 +23,17 @@ def place(file: str, line: int) -> str:
 
 
 def cells(files: Iterable[str]) -> dict[str, str]:
-    """Those of the files that are cells, with their names: what `tell` tells another process."""
+    """Returns the files that are notebook cells, with their names, to be registered in another process."""
     return {file: cell for file in set(files) if (cell := _told.get(file) or _cell(file))}
 
 
 def tell(cells: dict[str, str]) -> None:
-    """Lets `place` know cells of another process."""
+    """Registers the cells of another process."""
     _told.update(cells)
 
 
 def _cell(file: str) -> str | None:
-    """The cell that IPython has compiled under the name of this file."""
+    """Returns the cell that IPython compiled under this file name."""
     named = getattr(getattr(_shell(), "compile", None), "format_code_name", lambda name: None)(file)
     return None if named is None else named[1]
 

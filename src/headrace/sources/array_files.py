@@ -47,7 +47,7 @@ def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
     if isinstance(paths, str | os.PathLike):
         return existing({"": paths}, what=what)[""]
     if not isinstance(paths, Mapping) or not paths:
-        raise PipelineError(f"{what} are given by a path, or by a dict of paths; got {paths!r}.")
+        raise PipelineError(f"{what} need a path or a dict of paths; got {paths!r}.")
     wrong = [path for path in paths.values() if not isinstance(path, str | os.PathLike)]
     if wrong:
         raise PipelineError(f"A path must be a string or a path object; got {type(wrong[0]).__name__}: {wrong[0]!r}.")
@@ -66,7 +66,7 @@ def map_paths(function: Callable[[str], Any], paths: Any) -> Any:
 def checked_keys(keys: Sequence[str] | None) -> list[str] | None:
     """The names of the arrays to read; None for all."""
     if isinstance(keys, str) or (keys is not None and not keys):
-        raise PipelineError(f"`keys` must be a sequence of names, at least one; got {keys!r}.")
+        raise PipelineError(f"`keys` must be a sequence of at least one name; got {keys!r}.")
     return None if keys is None else list(keys)
 
 
@@ -97,7 +97,7 @@ def damage_named(path: str, what: str) -> Iterator[None]:
     except (HeadraceError, ImportError):
         raise
     except MemoryError as e:
-        error = DataMemoryError(f"{redacted(path)} cannot be read as {what}: there is too little memory. {e}")
+        error = DataMemoryError(f"{redacted(path)} cannot be read as {what}: not enough memory. {e}")
         error.add_note(f"reading {redacted(path)} as {what}")
         raise error from e
     except (FileNotFoundError, PermissionError) as e:
@@ -109,7 +109,7 @@ def damage_named(path: str, what: str) -> Iterator[None]:
         if files.is_remote(path) and not isinstance(e, _OF_DAMAGE):
             raise RemoteError(f"{path} could not be read: {redacted(format_error(e), hidden)}.") from cause
         found = redacted(" ".join(str(e).split()).rstrip("."), hidden) or type(e).__name__
-        raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from cause
+        raise DataError(f"{path} cannot be read as {what}: {found}. Is the file truncated?") from cause
 
 
 # ---------------------------------------------------------------------------------------------------------- stored
@@ -179,7 +179,9 @@ class StoredArrays:
             return file[inside]
         except KeyError:
             there = ", ".join(map(repr, sorted(self._members(file) or ())))
-            raise PipelineError(f"{self._path} has no group or array {inside!r}; at its top are {there}.") from None
+            raise PipelineError(
+                f"{self._path} has no group or array {inside!r}; at its top level it has {there}."
+            ) from None
 
     def _tree_of(self, node: Any, name: str, keys: list[str] | None = None) -> Any:
         members = self._members(node)
@@ -239,8 +241,8 @@ def _check_lengths(path: str, arrays: Any) -> None:
     if not all(shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
         listed = ", ".join(f"{name or 'the array'}: {list(shape or ())}" for name, shape in shapes.items())
         raise PipelineError(
-            f"Arrays of one source must have the same length; {path} has the shapes {listed}. Choose some of them "
-            "by `keys`, or a group of them by `group`."
+            f"Arrays of one source must have the same length; {path} has the shapes {listed}. Select some of them "
+            "with `keys`, or a group with `group`."
         )
 
 
@@ -292,7 +294,7 @@ class Hdf5DataSource(StoredArrays):
         folder = os.path.realpath(os.path.dirname(files.local_copy(self._path)))
         if os.path.dirname(os.path.realpath(os.path.join(folder, name))) != folder:
             raise DataError(
-                f"{self._path} takes data from {name!r}, which is not in its folder. If you trust the file, pass "
+                f"{self._path} reads data from {name!r}, outside its folder. If you trust the file, pass "
                 "`external=True`."
             )
 
@@ -381,7 +383,7 @@ class NpyDataSource(WholeArrays):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["paths"])
         if self._versions != state["versions"]:
-            raise DataError(f"{self._paths!r} changed since the source was made. Make it again.")
+            raise DataError(f"{self._paths!r} changed after the source was created. Recreate the source.")
 
 
 class NpzDataSource(WholeArrays):
@@ -540,7 +542,7 @@ class ZarrDataSource(StoredArrays):
         try:
             return zarr.open(store, mode="r", **options)
         except FileNotFoundError as e:
-            raise ValueError("there is no group or array at its top") from e
+            raise ValueError("there is no group or array at its top level") from e
 
     def _opened(self, file: Any, arrays: Any) -> None:
         for array in trees.leaves(arrays):
@@ -597,7 +599,7 @@ def _checked_store() -> Any:
 def _refuse_pickles(array: Any) -> None:
     """Raises if reading the array would run code in it: some versions of numcodecs unpickle chunks."""
     if any(getattr(codec, "codec_id", None) == "pickle" for codec in (*array.filters, *array.compressors)):
-        raise ValueError(f"the chunks of array {array.path or '/'!r} are pickled, and so could run code")
+        raise ValueError(f"the chunks of array {array.path or '/'!r} are pickled, so reading them could run code")
 
 
 def _check_blosc(key: str, chunk: Any, expected: int | None) -> None:
@@ -605,9 +607,9 @@ def _check_blosc(key: str, chunk: Any, expected: int | None) -> None:
     header = chunk[:BLOSC_HEADER_BYTES].to_bytes()
     num_bytes, _, size = (int.from_bytes(header[i : i + 4], "little") for i in (4, 8, 12))
     if len(header) < BLOSC_HEADER_BYTES or size != len(chunk):
-        raise ValueError(f"chunk {key!r} has {len(chunk)} bytes, but says that it has {size}")
+        raise ValueError(f"chunk {key!r} has {len(chunk)} bytes, but claims to have {size}")
     if expected not in (None, num_bytes):
-        raise ValueError(f"chunk {key!r} says that it holds {num_bytes} bytes, but must hold {expected}")
+        raise ValueError(f"chunk {key!r} claims to hold {num_bytes} bytes, but must hold {expected}")
 
 
 def _blosc_chunk_bytes(array: Any) -> tuple[bool, int | None]:

@@ -33,7 +33,7 @@ def _columns(frame: Any) -> dict[Any, Any]:
     names = list(frame.schema.names if hasattr(frame, "itercolumns") else frame.columns)
     if len(set(names)) < len(names):
         twice = sorted({str(name) for name in names if names.count(name) > 1})
-        raise PipelineError(f"The table has several columns of one name: {', '.join(twice)}. Rename them.")
+        raise PipelineError(f"Several columns of the table have the same name: {', '.join(twice)}. Rename them.")
     series = frame.itercolumns() if hasattr(frame, "itercolumns") else (frame[name] for name in names)
     return dict(zip(names, series, strict=True))
 

@@ -360,7 +360,7 @@ def chosen_stream(splits: Mapping[str, Any], split: Any, what: str) -> Any:
     if len(parts) == 1 and parts[0].is_whole:
         return splits[parts[0].name]
     raise PipelineError(
-        f"{text!r} is a part or a sum of streams, whose lengths are not known. Choose one, as in "
+        f"{text!r} slices or adds streams, whose lengths are unknown. Choose one split, as in "
         f"`split={parts[0].name!r}`, and cut it with `take` and `skip`."
     )
 
@@ -403,7 +403,7 @@ class HuggingFaceDataSource:
         given = dataset.format
         self._decode = decode
         if not decode and given["type"] is not None and encoded(dataset.features) != dataset.features:
-            raise PipelineError("`decode=False` is for a dataset without a format: call its `with_format(None)` first.")
+            raise PipelineError("`decode=False` needs a dataset without a format: call its `with_format(None)` first.")
         self._formatted = given["type"] is not None
         self._names: list[str] = dataset.column_names if given["output_all_columns"] else given["columns"]
         self._places = BufferRows(dataset.data)
@@ -578,7 +578,7 @@ def checked(dataset: Any, kind: str, split: Any = None) -> Any:
     elif split is not None and isinstance(dataset, datasets.Dataset):
         dataset = chosen({str(dataset.split or ""): dataset}, split, "The dataset")
     elif split is not None:
-        raise PipelineError(f"split={split!r} is for a DatasetDict or a Dataset; this is a {what}. Leave it out.")
+        raise PipelineError(f"split={split!r} is for a DatasetDict or a Dataset; this is a {what}. Remove `split`.")
     if isinstance(dataset, getattr(datasets, kind)):
         return dataset
     hint = ""
@@ -588,7 +588,7 @@ def checked(dataset: Any, kind: str, split: Any = None) -> Any:
         hint = " It has random access: use `MapDataset.source(HuggingFaceDataSource(dataset))`."
     elif isinstance(dataset, datasets.IterableDataset):
         hint = " It is a stream: use `HuggingFaceIterDataset(dataset)`."
-    raise PipelineError(f"Needed a `datasets.{kind}`; got {type(dataset).__module__}.{type(dataset).__name__}.{hint}")
+    raise PipelineError(f"Expected a `datasets.{kind}`; got {type(dataset).__module__}.{type(dataset).__name__}.{hint}")
 
 
 # ---------------------------------------------------------------------------------------------------------- stream
@@ -620,7 +620,9 @@ def HuggingFaceIterDataset(
     if num_shards is None:
         return HuggingFaceRows(whole)
     if not 1 <= num_shards <= whole.num_shards:
-        raise PipelineError(f"`num_shards` must be from 1 to {whole.num_shards}, its shards; got {num_shards}.")
+        raise PipelineError(
+            f"`num_shards` must be from 1 to {whole.num_shards}, the number of its shards; got {num_shards}."
+        )
     parts = [whole.shard(num_shards, i, contiguous=False) for i in range(num_shards)]
     for part in parts:
         part.set_epoch(whole.epoch)

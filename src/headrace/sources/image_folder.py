@@ -64,7 +64,7 @@ class ImageFolderDataSource:
 
     def __init__(self, root: str | os.PathLike, *, flat: bool | None = None, channels: int = 3, decode: bool = True):
         if channels not in (1, 3):
-            raise PipelineError(f"`channels` is 1 (grey) or 3 (red, green, blue); got {channels!r}.")
+            raise PipelineError(f"`channels` must be 1 (grey) or 3 (red, green, blue); got {channels!r}.")
         self._channels = channels
         self._decode = decode
         self._root = files.absolute(root)

@@ -113,7 +113,9 @@ def _note_text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as e:
-        raise ValueError(f"bytes that are not UTF-8 ({e}), which ArrayRecord, TFRecord, Parquet and Arrow hold") from e
+        raise ValueError(
+            f"bytes that are not UTF-8 ({e}); ArrayRecord, TFRecord, Parquet and Arrow can hold them"
+        ) from e
 
 
 def _noted_dict(values: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -150,7 +152,7 @@ def _noted_array(array: np.ndarray) -> tuple[Any, Any]:
     elif dtype.kind in "biuU" or (dtype.kind == "f" and dtype.itemsize <= 8):
         plain = array.tolist()
     else:
-        raise TypeError(f"an array of {dtype} is not one of numbers or text")
+        raise TypeError(f"an array of {dtype} is not an array of numbers or text")
     return plain, (dtype_name(dtype), array.shape) if array.ndim else (dtype_name(dtype),)
 
 
@@ -330,7 +332,7 @@ def scan(
     head = file.read(0, 4)
     if head.startswith((files.GZIP, files.ZSTD)):
         raise PipelineError(
-            f"{path} is compressed, so its lines cannot be read at random. Read it in order, with "
+            f"{path} is compressed, so it has no random access to its lines. Read it in order with "
             "`JsonLinesIterDataset` or `TextLinesIterDataset`, or decompress it."
         )
     begin = np.array([len(BOM) if head.startswith(BOM) else 0])
@@ -638,7 +640,7 @@ def _from_line(chunks: Iterable[bytes], skipped: int, path: str) -> Iterator[byt
 
 def _not_a_line(path: str) -> StateError:
     return StateError(
-        f"No line of {path} begins where the state says. It is not the file that the state was saved with."
+        f"No line of {path} starts at the position in the state. The state was saved with a different file."
     )
 
 
@@ -679,8 +681,8 @@ def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plai
         except codec.error as e:
             if "too much memory" in str(e):
                 raise DataError(
-                    f"{path} was compressed with a window that is larger than `max_window_bytes`. Raise that if there "
-                    "is enough memory: files of `zstd --long=31`, the largest, need 1 << 31."
+                    f"{path} was compressed with a window larger than `max_window_bytes`. Raise that if memory "
+                    "allows: files of `zstd --long=31`, the largest, need 1 << 31."
                 ) from e
             raise _damaged(path, at, f"it cannot be decompressed from there ({e})") from e
         rest = frame.unused_data if frame.eof else frame.unconsumed_tail
@@ -692,11 +694,11 @@ def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plai
         if chunk:
             yield chunk
     if frame is not None:
-        raise _damaged(path, at, "its compressed data ends in the middle")
+        raise _damaged(path, at, "its compressed data is incomplete")
 
 
 def _damaged(path: str, at: int, what: str) -> DataError:
-    return DataError(f"{path} is damaged at offset {at}: {what}. Was it written or copied to its end?")
+    return DataError(f"{path} is damaged at offset {at}: {what}. Is the file truncated?")
 
 
 # -------------------------------------------------------------------------------------------------------- in order
@@ -809,7 +811,7 @@ class LinesIterator(DatasetIterator[Line]):
     def _too_long(self) -> DataError:
         return DataError(
             f"Line {self._line + 1} of {self._paths[self._file]}, at offset {self._offset}, is longer than "
-            f"{self._max_line_bytes} bytes. If it should be, raise `max_line_bytes`."
+            f"{self._max_line_bytes} bytes. If this is expected, raise `max_line_bytes`."
         )
 
     def _read_on(self) -> None:
@@ -877,8 +879,9 @@ class LinesIterator(DatasetIterator[Line]):
         valid = len(place) == 5 and all(type(number) is int and number >= 0 for number in place)
         if not valid or place[0] > len(self._paths) or place[3] > place[2]:
             raise StateError(
-                f"The state of {len(self._paths)} {self._format.name} files has the fields `file`, `line`, `offset`, "
-                f"and maybe `frame` where they are compressed; got {state!r}. It is the state of another pipeline."
+                f"The state of {len(self._paths)} {self._format.name} files has the fields `file`, `line` and "
+                f"`offset`, and possibly `frame` if they are compressed; got {state!r}. It is the state of "
+                "another pipeline."
             )
         self._close_file()
         self._file, self._line, self._offset = place[:3]

@@ -42,8 +42,8 @@ def stream_of(source: Any, what: str) -> Iterator[Any]:
             yield io.BufferedReader(files.Seekable(file), READ_BYTES)
     else:
         raise PipelineError(
-            f"The {what} of an element is the path of a file or its bytes; got {type(source).__name__}: "
-            f"{source!r:.60}. Give `key` its name."
+            f"The {what} of an element must be the path of a file or its bytes; got {type(source).__name__}: "
+            f"{source!r:.60}. Set `key` to its name."
         )
 
 
@@ -65,7 +65,7 @@ class MediaFiles:
             self.class_names = found.class_names
             self._labels = None if found.is_flat else found.labels
         elif flat is False:
-            raise PipelineError(f"`flat=False` is for a folder with a folder for each class; got {paths!r}.")
+            raise PipelineError(f"`flat=False` needs a folder with a folder for each class; got {paths!r}.")
         else:
             self._paths = [files.absolute(path) for path in files.expand(paths, what=f"{self._what}s".capitalize())]
 
@@ -190,7 +190,7 @@ def _looked_up(element: Any, value: Any) -> Any:
         return value
     if not isinstance(element, Mapping) or value not in element:
         has = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
-        raise PipelineError(f"The element has no field {value!r} with the time of a clip; it has {has}.")
+        raise PipelineError(f"The element has no field {value!r} for the time of a clip; it has {has}.")
     return element[value]
 
 
@@ -202,6 +202,6 @@ def _checked(name: str, value: Any, *, above_zero: bool = False) -> float:
         seconds = math.nan
     if not math.isfinite(seconds) or seconds < 0 or (above_zero and seconds == 0):
         raise PipelineError(
-            f"`{name}` of a clip is a number of seconds, {'above' if above_zero else 'from'} 0; got {value!r}."
+            f"`{name}` of a clip must be a number of seconds {'above' if above_zero else 'from'} 0; got {value!r}."
         )
     return seconds

@@ -206,7 +206,7 @@ def named(name: str) -> Format:
     for form in FORMATS + FOLDERS:
         if form.name.lower() == name.lower():
             return form
-    raise PipelineError(f"There is no format {name!r}; there are {', '.join(f.name for f in FORMATS + FOLDERS)}.")
+    raise PipelineError(f"There is no format {name!r}; the formats are {', '.join(f.name for f in FORMATS + FOLDERS)}.")
 
 
 def format_of(path: str, begin: bytes) -> Format:
@@ -221,12 +221,12 @@ def format_of(path: str, begin: bytes) -> Format:
         return found
     if expected is not None:
         raise DataError(
-            f"{path} does not begin as {expected.name} files do: its first bytes are {begin[:16]!r}. It is damaged, "
-            "or has the suffix of another format, which you can name with `format`."
+            f"{path} does not start as {expected.name} files do: its first bytes are {begin[:16]!r}. It is "
+            "damaged, or its suffix is wrong; if so, name its format with `format`."
         )
     if begin.lstrip().startswith(b"{") and _is_text(begin):
         return named("JSON lines")
-    raise DataError(f"{path} has no known format: it begins with {begin[:16]!r}. {known()} Name one with `format`.")
+    raise DataError(f"{path} has no known format: it starts with {begin[:16]!r}. {known()} Name one with `format`.")
 
 
 def checksums_of(form: Format, begin: bytes) -> str:
@@ -258,7 +258,7 @@ def stem_of(path: str) -> str | None:
 def known() -> str:
     """What can be opened, for messages."""
     formats = "; ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS)
-    return f"Known are {formats}; and folders of {', '.join(form.name for form in FOLDERS)}."
+    return f"Known formats are {formats}; and folders of {', '.join(form.name for form in FOLDERS)}."
 
 
 def is_compressed(begin: bytes) -> bool:
@@ -298,7 +298,7 @@ def kind_of_folder(folder: str) -> str | None:
     media = {"images": SUFFIXES, "audio": AUDIO, "video": VIDEO}
     found = [name for name, suffixes in media.items() if any(_has(paths, suffixes) for paths in inside)]
     if len(found) > 1 and "images" not in found:
-        raise DataError(f"{folder} is a folder that has {' and '.join(found)}. Name the one to read with `format`.")
+        raise DataError(f"{folder} is a folder with {' and '.join(found)}. Name the one to read with `format`.")
     return found[0] if found else None
 
 
@@ -335,7 +335,9 @@ def open_slices(source: Any, split: str, what: str) -> Any:
 
 def open_named(splits: Mapping[str, list[str]], split: str, what: str, open_files: Open) -> Any:
     """Slices of files that are given by name; `open_files` opens one or several as a source."""
-    hint = " The names are those of files and folders; without a name, a slice is of all files, as in `split='[:80%]'`."
+    hint = (
+        " Splits are named after files and folders; without a name, a slice covers all files, as in `split='[:80%]'`."
+    )
     parts = parts_of(split, splits, what, hint)
     names = list(dict.fromkeys(part.name for part in parts))
     if len(names) > 1:
@@ -359,8 +361,8 @@ def _files_of(path: str) -> list[str]:
         return [path]
     if (kind := kind_of_folder(path)) is not None:
         raise PipelineError(
-            f"{path} is a folder of the kind {kind}, which is opened on its own. Open each split, and add them with "
-            "`MapDataset.concatenate`."
+            f"{path} is a folder of the kind {kind}, which must be opened alone. Open each split, and join them "
+            "with `MapDataset.concatenate`."
         )
     return [file for file in listed(path) if not is_hidden(file)]
 
@@ -372,7 +374,7 @@ def _one_or_all(paths: list[str]) -> Any:
 def _length(source: Any, what: str) -> int:
     if not hasattr(source, "__getitem__"):
         raise PipelineError(
-            f"{what} can only be read in order, since it is compressed: its length is not known, so it cannot be "
+            f"{what} is compressed, so it can only be read in order: its length is unknown, and it cannot be "
             "sliced or added to others. Cut the stream with `take` and `skip`."
         )
     return len(source)
@@ -479,7 +481,9 @@ def _found_by_name(path: Any, data_dir: str | os.PathLike | None = None) -> Any:
     if isinstance(path, str) and path.startswith(BY_NAME) and not files.is_remote(path):
         return imported("tfds.folder_by_name")(path.removeprefix(BY_NAME), data_dir)
     if data_dir is not None:
-        raise PipelineError(f"`data_dir` is for datasets of TFDS by name, as in '{BY_NAME}mnist'; got {path!r}.")
+        raise PipelineError(
+            f"`data_dir` applies only to TFDS datasets opened by name, as in '{BY_NAME}mnist'; got {path!r}."
+        )
     return path
 
 
@@ -539,17 +543,19 @@ def _open_files(paths: list[str], name: str | None, options: dict[str, Any], *, 
     asked = given or paths
     if found.begins is not None and is_compressed(begin) and found.stream != found.source:
         if found.stream is None:
-            raise DataError(f"{paths[0]} is compressed, but {found.name} files are not read so. Decompress it first.")
+            raise DataError(
+                f"{paths[0]} is compressed, but compressed {found.name} files are not supported. Decompress it first."
+            )
         streams = [imported(found.stream)(path, **options) for path in asked]
         return streams[0] if len(streams) == 1 else IterDataset.interleave(streams, cycle_length=1)
     if not found.many and len(asked) > 1:
-        raise PipelineError(f"{found.name} files are opened one at a time; got {len(asked)}: {', '.join(asked[:5])}.")
+        raise PipelineError(f"Open {found.name} files one at a time; got {len(asked)}: {', '.join(asked[:5])}.")
     return imported(found.source)(asked if len(asked) > 1 else asked[0], **options)
 
 
 def _begin(path: str) -> bytes:
     if not files.is_remote(path) and os.path.isdir(path):
-        raise PipelineError(f"{path} is a folder; folders are opened one at a time.")
+        raise PipelineError(f"{path} is a folder; open folders one at a time.")
     with contextlib.closing(files.open_file(path)) as file:
         return file.read(0, BEGIN_BYTES)
 
@@ -579,10 +585,10 @@ def _files_in(folder: str, name: str | None) -> list[str]:
     if name is not None:
         return found.get(named(name).name) or paths
     if len(found) != 1:
-        seen = "; ".join(f"{len(few)} of {kind}, as {few[0]}" for kind, few in found.items())
+        seen = "; ".join(f"{len(few)} of {kind}, such as {few[0]}" for kind, few in found.items())
         raise DataError(
-            f"{folder} is a folder that has {seen or 'no data files'}. {known()} Name the files with a "
-            "pattern, or the format with `format`."
+            f"{folder} is a folder with {seen or 'no data files'}. {known()} Select the files with a pattern, or "
+            "name the format with `format`."
         )
     return next(iter(found.values()))
 

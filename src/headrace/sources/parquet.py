@@ -441,8 +441,8 @@ class ParquetIterator(GroupIterator[Row]):
         num_rows = lengths[group] if 0 <= group < len(lengths) else 0
         if not 0 <= group < max(1, len(lengths)) or not 0 <= row <= num_rows:
             raise StateError(
-                f"The state says row {row} of row group {group}; {self._path} has {len(lengths)} row groups, "
-                f"and {num_rows} rows in that one. It is not the file that the state was saved with."
+                f"The state is at row {row} of row group {group}, but {self._path} has {len(lengths)} row groups, "
+                f"and {num_rows} rows in that one. The state was saved with a different file."
             )
 
 

@@ -145,11 +145,11 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             with self._reader_of(part.path) as reader:
                 num_records = reader.num_records
         if part.start > num_records:
-            raise PipelineError(f"{part.path} has {num_records} records, but {part.start} are to be skipped.")
+            raise PipelineError(f"{part.path} has {num_records} records, but the slice skips {part.start}.")
         if part.stop is not None and part.stop > num_records:
             raise PipelineError(
-                f"{part.path} has {num_records} records, but those from {part.start} to {part.stop} were requested. "
-                f"`[{part.start}:]` means all from there on."
+                f"{part.path} has {num_records} records, but those from {part.start} to {part.stop} were "
+                f"requested. `[{part.start}:]` selects all records from there."
             )
         return num_records if part.stop is None else part.stop
 
@@ -177,8 +177,8 @@ class RecordFiles(FileSource[bytes], abc.ABC):
 
     def _unreadable(self, path: str, error: Exception) -> DataError:
         return DataError(
-            f"{path} cannot be read as {self.FORMAT}: {error}. Was it written to its end, with `close()`, and copied "
-            "as a whole?"
+            f"{path} cannot be read as {self.FORMAT}: {error}. Was its writer closed with `close()`, and was it "
+            "copied completely?"
         )
 
     def __getitem__(self, record_key: int) -> bytes:
@@ -207,8 +207,8 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             raise self._damaged(path, places, e) from e
         start, stop = self._ranges[number]
         raise PipelineError(
-            f"{path} has {num_records} records, but those from {start} to {stop} were requested. Is it another version "
-            "of the file?"
+            f"{path} has {num_records} records, but those from {start} to {stop} were requested. Has the file "
+            "been replaced?"
         )
 
     def _damaged(self, path: str, places: list[int], error: Exception) -> DataError:

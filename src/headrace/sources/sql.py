@@ -152,8 +152,8 @@ class SqlDataSource(BlockSource[Row]):
         missing = [key for key in wanted if key not in found]
         if missing:
             raise DataError(
-                f"{self!r} has no row with the key {missing[0]!r} any more: the table was changed after the keys were "
-                "read. Make the source again."
+                f"{self!r} no longer has a row with the key {missing[0]!r}: the table changed after the keys were "
+                "read. Recreate the source."
             )
         return [dict(zip(names, found[key], strict=True)) for key in wanted]
 
@@ -244,7 +244,7 @@ def _check_columns(names: list[str], key: str, source: SqlDataSource) -> None:
     if twice:
         raise PipelineError(f"The query of {source!r} returns columns {sorted(twice)} twice: rename one with `AS`.")
     if _same_name(key, names) not in names:
-        raise PipelineError(f"The query of {source!r} returns no column {key!r} as a key, only {names}.")
+        raise PipelineError(f"The query of {source!r} returns no column {key!r} to use as the key; it returns {names}.")
 
 
 def _identifier(name: str) -> str:

@@ -314,8 +314,7 @@ def blaming(place: str, what: str) -> Iterator[None]:
             e.add_note(f"reading {redacted(place)}")
             raise
         raise DataError(
-            f"{place} cannot be read: {first_line(e)}. Is the file damaged, not written or copied to its end, or "
-            f"not one of {what}?"
+            f"{place} cannot be read: {first_line(e)}. Is the file damaged, truncated, or not one of {what}?"
         ) from e
 
 
@@ -457,7 +456,7 @@ class ColumnSelection:
             schema.empty_table().filter(self.expression)
         except (arrow().ArrowException, KeyError) as e:
             raise PipelineError(
-                f"The filters {self.filters!r} do not fit the columns of {path}: {first_line(e)}. It has "
+                f"The filters {self.filters!r} do not match the columns of {path}: {first_line(e)}. It has "
                 f"{[f'{field.name}: {field.type}' for field in schema]}."
             ) from e
 
@@ -514,7 +513,7 @@ def one_schema(paths: list[str], schemas: list[Any], choice: ColumnSelection) ->
         seen.add(id(schema))
         doubled = [name for name, count in Counter(schema.names).items() if count > 1]
         if doubled:
-            raise DataError(f"{path} has several columns of the name {doubled[0]!r}. Write it with one of each.")
+            raise DataError(f"{path} has several columns named {doubled[0]!r}. Rewrite it with unique names.")
         _check_same(paths[0], first, path, choice.schema(path, schema))
         choice.check_filters(path, schema)
     return first
@@ -525,11 +524,13 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
     for name in expected | found:
         if name not in expected or name not in found:
             here, there = (path, first_path) if name in expected else (first_path, path)
-            raise PipelineError(f"{here} has no column {name!r}, which {there} has. Choose others with `columns`.")
+            raise PipelineError(
+                f"{here} has no column {name!r}, which {there} has. Select common columns with `columns`."
+            )
         if not found[name].equals(expected[name]):
             raise DataError(
-                f"Column {name!r} is of type {found[name]} in {path} and of type {expected[name]} in {first_path}. "
-                "Write it with one type, or choose other `columns`."
+                f"Column {name!r} has type {found[name]} in {path} but type {expected[name]} in {first_path}. "
+                "Rewrite it with one type, or select other `columns`."
             )
 
 
@@ -603,8 +604,8 @@ def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Note
         if other or first.is_bare != one.is_bare:
             what = f"column {other[0]!r}" if other else "elements"
             raise DataError(
-                f"{path} and {first_path} were written from different {what}: their metadata {KEY.decode()!r} differs. "
-                "Open them one by one, or write one of them again."
+                f"{path} and {first_path} were written from different {what}: their metadata {KEY.decode()!r} "
+                "differs. Open them separately, or rewrite one of them."
             )
     return None if None in notes else [one for _, one in told]
 
@@ -1269,8 +1270,8 @@ class TableBatchIterator(GroupIterator[dict[str, Any]]):
         count = len(self._lengths)
         if not (0 <= group < count and 0 <= row < self._lengths[group]) and (group, row) != (count, 0):
             raise StateError(
-                f"The state says row {row} of group {group}, but {self._source!r} has {count} groups. The files, "
-                "columns or filters are not those that the state was saved with."
+                f"The state is at row {row} of group {group}, but {self._source!r} has {count} groups. The state "
+                "was saved with different files, columns or filters."
             )
         self._group = group
         self._row = row
@@ -1307,7 +1308,7 @@ def _check_cache(source: TableDataSource, window_size: int) -> None:
     needed = rows * sum(np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape)) for spec in specs)
     if needed > source.cache_bytes:
         raise PipelineError(
-            f"Two windows of {window_size} rows touch groups of up to {rows} rows, of {needed} bytes, but the cache of "
-            f"{type(source).__name__} has {source.cache_bytes}: each batch would decode them again. Set "
-            f"`cache_bytes={needed}`, choose fewer `columns`, or use a smaller `window_size`."
+            f"Two windows of {window_size} rows span groups of up to {rows} rows, of {needed} bytes, but the "
+            f"cache of {type(source).__name__} has {source.cache_bytes}, so each batch would decode them again. "
+            f"Set `cache_bytes={needed}`, select fewer `columns`, or use a smaller `window_size`."
         )

@@ -521,7 +521,7 @@ class _Features:
 
     def _set(self, name: str, feature: bytes) -> None:
         if name in self.features:
-            raise PipelineError(f"Two values would be the feature {name!r}. Map the dataset to other names first.")
+            raise PipelineError(f"Two values would become the feature {name!r}. Rename one in a `map` first.")
         self.features[name] = feature
 
 
@@ -619,8 +619,8 @@ def _array(name: str, array: np.ndarray) -> EncodedLeaf | None:
 
 def _cannot_hold(name: str, what: str) -> PipelineError:
     return PipelineError(
-        f"Feature {name!r} is {what}; an Example holds numbers, bytes, text, None, and arrays, lists, tuples and dicts "
-        "of these. Map the dataset to such features first."
+        f"Feature {name!r} is {what}; an Example holds numbers, bytes, text, None, and arrays, lists, tuples "
+        "and dicts of these. Convert it in a `map` first."
     )
 
 
@@ -688,11 +688,12 @@ class Feature:
         dtype = np.dtype(object if self.dtype is bytes else self.dtype)
         if dtype not in (np.float32, np.int64, object):
             raise PipelineError(
-                f"The dtype of a feature is np.float32, np.int64 or bytes; got {self.dtype!r}. Convert it afterwards."
+                f"The dtype of a feature must be np.float32, np.int64 or bytes; got {self.dtype!r}. Convert it "
+                "afterwards."
             )
         shape = None if self.shape is None else tuple(operator.index(size) for size in self.shape)
         if shape is not None and min(shape, default=1) < 0:
-            raise PipelineError(f"The shape of a feature has sizes of 0 or more; got {self.shape!r}.")
+            raise PipelineError(f"The shape of a feature must have sizes of 0 or more; got {self.shape!r}.")
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", shape)
 
@@ -709,7 +710,7 @@ class Feature:
     def missing(self, name: str) -> Any:
         """The value for a record that lacks the feature."""
         if self.default is None and self.shape is not None:
-            raise Malformed(f"it has no feature {name!r}. Give that a default if it may be missing")
+            raise Malformed(f"it has no feature {name!r}. Set a default for it if it may be missing")
         if self.default is None:
             return np.empty(0, self.dtype)
         return self.shaped(np.asarray(self.default, self.dtype).reshape(-1), name)

@@ -48,7 +48,7 @@ def folder_of(given: str | os.PathLike, data_dir: str | os.PathLike | None) -> s
     try:
         return folder_by_name(os.fsdecode(given), None)
     except FileNotFoundError as e:
-        raise FileNotFoundError(f"{given!r} is not a folder, and not the name of a dataset of TFDS. {e}") from None
+        raise FileNotFoundError(f"{given!r} is neither a folder nor the name of a TFDS dataset. {e}") from None
 
 
 def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
@@ -59,14 +59,14 @@ def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
     found = _NAME.fullmatch(name)
     if found is None:
         raise PipelineError(
-            f"{name!r} is not the name of a dataset of TFDS. Write it as in `mnist`, `mnist:3.0.1`, or, with a config, "
-            "`glue/cola`."
+            f"{name!r} is not the name of a TFDS dataset. Write it as in `mnist`, `mnist:3.0.1`, or, with a "
+            "config, `glue/cola`."
         )
     dataset, config, version = found.groups()
     root = files.absolute(os.path.expanduser(data_dir or os.environ.get("TFDS_DATA_DIR") or DATA_DIR))
     hint = (
-        "`data_dir`, or TFDS_DATA_DIR, says where. Headrace downloads nothing: `tfds build` or `tfds.load` prepares a "
-        "dataset"
+        "Set `data_dir` or TFDS_DATA_DIR to the folder with your datasets. Headrace downloads nothing: "
+        "prepare a dataset with `tfds build` or `tfds.load`"
     )
     folder = _inside(root, dataset, f"There is no dataset {dataset!r}", hint)
     config = config or _default_config(folder)
@@ -179,7 +179,7 @@ class TensorFeature:
         except (HeadraceError, MemoryError):
             raise
         except Exception as e:  # of NumPy, for values that do not match the dtype or sizes
-            raise DataError(f"feature {self.name!r} is not what `features.json` says: {e}") from e
+            raise DataError(f"feature {self.name!r} does not match `features.json`: {e}") from e
 
     def _read(self, example: Example) -> Any:
         if len(self.lengths) < 2:
@@ -285,8 +285,8 @@ def features_of(feature: JsonValue, name: str, *, decode: bool) -> Any:
             return TensorFeature(name, _dtype(name, content), _shape(content), _encoding(content))
     shown = members["pythonClassName"].value if "pythonClassName" in members else "feature"
     raise PipelineError(
-        f"Feature {name!r} is a {shown} ({kind}), which is not supported. Read the folder with `tfds.data_source`, "
-        "which is a source as well."
+        f"Feature {name!r} is a {shown} ({kind}), which is not supported. Read the folder with "
+        "`tfds.data_source`, which is also a source."
     )
 
 
@@ -342,7 +342,7 @@ def supervised(features: dict[str, Any], described: JsonValue) -> Any:
     keys = described.get("supervisedKeys")
     if keys is None or not keys.value:
         name = described.at("name").text()
-        raise PipelineError(f"{name} does not say which features are input and target: leave out `as_supervised`.")
+        raise PipelineError(f"{name} does not say which features are input and target: remove `as_supervised`.")
     return chosen(keys)
 
 
@@ -446,7 +446,7 @@ class TfdsDataSource:
             except FileNotFoundError:  # classes may have only numbers
                 continue
             except ValueError as e:
-                raise DataError(f"{path} does not have the names of classes, in UTF-8: {e}.") from e
+                raise DataError(f"{path} does not hold class names in UTF-8: {e}.") from e
         return found
 
     @property
@@ -517,7 +517,7 @@ def _features(path: str, *, decode: bool) -> dict[str, Any]:
     except RecursionError as e:
         raise DataError(f"{path} nests features too deeply to be genuine.") from e
     if not isinstance(features, dict):
-        raise DataError(f"{path} has a single feature at its top, instead of a dict of features.")
+        raise DataError(f"{path} has a single feature at its top level, instead of a dict of features.")
     return features
 
 

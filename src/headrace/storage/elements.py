@@ -138,8 +138,9 @@ class Element:
 def _cannot_keep(value: Any, place: str, what: str = "") -> PipelineError:
     kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"{what}{value!r:.60}"
     return PipelineError(
-        f"`cache(path)` cannot keep {kind}{f' at {place}' if place else ''}: it keeps dicts, lists and tuples of NumPy "
-        "arrays, numbers, texts and bytes. Map elements to these first, or keep them in memory, with `cache()`."
+        f"`cache(path)` cannot store {kind}{f' at {place}' if place else ''}: it stores dicts, lists and "
+        "tuples of NumPy arrays, numbers, strings and bytes. Convert elements in a `map` first, or cache "
+        "them in memory with `cache()`."
     )
 
 
@@ -310,7 +311,7 @@ def as_layout(found: Any) -> Layout:
 
 def damaged_error(folder: str, what: str) -> DataError:
     """The error for a folder that is not as it was written."""
-    return DataError(f"{folder} cannot be read as a cache of elements: {what}. Remove it: it is made again.")
+    return DataError(f"{folder} cannot be read as a cache of elements: {what}. Remove it, and it will be rebuilt.")
 
 
 # --------------------------------------------------------------------------------------------------------- columns
@@ -595,7 +596,7 @@ class KeptElements(BlockSource[Any]):
             with open(os.path.join(self.folder, MANIFEST), encoding="utf-8") as file:
                 manifest = json.load(file)
             if manifest["version"] != VERSION:
-                raise ValueError(f"its version is {manifest['version']}, and this one of Headrace reads {VERSION}")
+                raise ValueError(f"its version is {manifest['version']}, but this version of Headrace reads {VERSION}")
         except (ValueError, KeyError, TypeError) as e:
             raise damaged_error(self.folder, str(e)) from e
         with contextlib.suppress(OSError):
@@ -651,7 +652,7 @@ class Filling:
         return self
 
     def _full_disk_named(self) -> contextlib.AbstractContextManager[None]:
-        return full_disk_named(self._folder, "Make room, or keep the elements elsewhere: `cache(another_path)`.")
+        return full_disk_named(self._folder, "Free some space, or cache to another folder: `cache(another_path)`.")
 
     def write(self, value: Any) -> None:
         """Adds an element."""
@@ -773,7 +774,7 @@ class Folder:
         except BlockingIOError:
             import logging  # slow to import, and hardly ever needed
 
-            logging.getLogger("headrace").info("Another process fills %s; waiting for it.", self.name)
+            logging.getLogger("headrace").info("Another process is filling %s; waiting for it to finish.", self.name)
             fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError:  # a file system without locks: whoever is done first wins, and the others drop what they have
             return

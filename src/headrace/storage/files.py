@@ -110,8 +110,8 @@ def out_of_descriptors(path: str) -> OSError:
     """The error for a file that cannot be opened because too many others are."""
     return OSError(
         errno.EMFILE,
-        f"Too many open files: this process may have {most_descriptors()}, and other code uses them. Close files, or "
-        "raise the limit with `ulimit -n`",
+        f"Too many open files: this process is limited to {most_descriptors()}, and other code holds them. "
+        "Close files, or raise the limit with `ulimit -n`",
         redacted(path),
     )
 
@@ -253,7 +253,7 @@ def expand(paths: Any, *, what: str, folders: bool = False) -> list[str]:
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Sequence) or not all(isinstance(path, str | os.PathLike) for path in given):
-        raise PipelineError(f"{what} are given by a path, a pattern, or a sequence of these; got {paths!r}.")
+        raise PipelineError(f"{what} need a path, a pattern, or a sequence of these; got {paths!r}.")
     if not given:
         raise PipelineError(f"{what} need at least one path; got an empty sequence.")
     given = [one for path in given for one in in_braces(os.fsdecode(path))]
@@ -274,8 +274,8 @@ def check_no_folder(path: str, *, what: str) -> None:
     """Raises if a path is that of a local folder."""
     if not is_remote(path) and os.path.isdir(path):
         raise DataError(
-            f"{path} is a folder, not a file. Give a pattern for its {what}, such as {os.path.join(path, '*')!r}, or "
-            f"let `headrace.open({path!r})` find out what it has."
+            f"{path} is a folder, not a file. Pass a pattern for its {what}, such as {os.path.join(path, '*')!r}, "
+            f"or let `headrace.open({path!r})` detect its contents."
         )
 
 
@@ -290,7 +290,7 @@ def in_braces(path: str) -> list[str]:
         return [path]
     choices = [_choices(text) if i % 2 else [text] for i, text in enumerate(parts)]
     if math.prod(map(len, choices)) > MOST_IN_BRACES:
-        raise PipelineError(f"{path} means {math.prod(map(len, choices))} files; the most are {MOST_IN_BRACES}.")
+        raise PipelineError(f"{path} expands to {math.prod(map(len, choices))} files; the limit is {MOST_IN_BRACES}.")
     return [like(path, "".join(chosen)) for chosen in itertools.product(*choices)]
 
 
@@ -377,7 +377,7 @@ def cache_folder() -> str:
 
 def changed_error(path: str) -> DataError:
     """The error for a file that changed after its source was made."""
-    return DataError(f"{path} has changed since its source was made. Make the source again.")
+    return DataError(f"{path} has changed since its source was created. Recreate the source.")
 
 
 class LocalFile:

@@ -33,8 +33,8 @@ class ArrayDataSource:
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise PipelineError(
-                f"Arrays of one source must have the same length; got {listed}. "
-                "Cut them to one length, or make them separate datasets and zip them."
+                f"Arrays of one source must have the same length; got {listed}. Trim them to one length, or zip "
+                "separate datasets."
             )
         self._arrays = trees.tree_map(np.asarray, arrays)
         self._length = next(iter(lengths.values()))
@@ -208,7 +208,8 @@ def _ends_in(memory: NamedMemory) -> np.ndarray:
         raise PipelineError(f"The shared memory {memory.name!r} was not made by a SharedMemoryDataSource.")
     if count < 0:
         raise PipelineError(
-            f"The shared memory {memory.name!r} is not complete: its maker is still writing, or was killed meanwhile."
+            f"The shared memory {memory.name!r} is incomplete: its creator is still writing, or was killed while "
+            "writing."
         )
     return np.frombuffer(memory.buffer, np.int64, count + 1, offset=HEADER_BYTES)
 

@@ -134,13 +134,13 @@ class RetryPolicy:
         passed_s = time.monotonic() - self._began
         if self._num_faults >= self._attempts or passed_s + wait_s > self._seconds:
             raise RemoteError(
-                f"{self._doing} {self._path} failed {self._num_faults} times in {passed_s:.0f} s, at last with {what}. "
-                "Is the server up, and does it let you read this much at once? HEADRACE_READ_ATTEMPTS and "
-                "HEADRACE_READ_SECONDS allow for more."
+                f"{self._doing} {self._path} failed {self._num_faults} times in {passed_s:.0f} s, most recently "
+                f"with {what}. Is the server up, and does it let you read this much at once? To retry for longer, "
+                "raise HEADRACE_READ_ATTEMPTS and HEADRACE_READ_SECONDS."
             ) from self._told(fault)
         if passed_s + wait_s > SILENT_S:
             logging.getLogger("headrace").warning(
-                "%s %s failed %d times in %.0f s, at last with %s. Trying again.",
+                "%s %s failed %d times in %.0f s, most recently with %s. Retrying.",
                 self._doing,
                 self._path,
                 self._num_faults,
@@ -162,7 +162,7 @@ def _setting(name: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise PipelineError(f"{name} must be a number from 0 on; got {text!r}.")
+        raise PipelineError(f"{name} must be a number of at least 0; got {text!r}.")
     return value
 
 
@@ -331,7 +331,7 @@ def file_system(path: str) -> tuple[Any, str]:
         raise _missing_driver(path, e) from without_secrets(e)
     except ValueError as e:
         raise PipelineError(
-            f"{path} is not an address that fsspec can open: {e}. Is its protocol spelt right?"
+            f"{path} is not an address that fsspec can open: {e}. Is its protocol spelled correctly?"
         ) from without_secrets(e)
 
 
@@ -461,8 +461,8 @@ class BlockCache:
         with self._locked():  # otherwise somebody who makes room may remove the folder
             if not os.path.exists(partial):
                 raise RemoteError(
-                    f"The cache {self.folder} holds {self.most_bytes} bytes, too few for what is copied to it at once: "
-                    "raise HEADRACE_CACHE_BYTES."
+                    f"The cache {self.folder} holds at most {self.most_bytes} bytes, too few for what is being "
+                    "copied to it: raise HEADRACE_CACHE_BYTES."
                 )
             make_folder(os.path.dirname(path))
             os.replace(partial, path)
@@ -543,7 +543,7 @@ def fetch(path: str, seen: Seen, ranges: Sequence[tuple[int, int]]) -> list[byte
             elif len(answer) > length:
                 raise NoRanges
             elif len(answer) < length:
-                fault = ShortRead(f"{length} bytes were requested but {len(answer)} came")
+                fault = ShortRead(f"{length} bytes were requested but {len(answer)} arrived")
             else:
                 pieces[i] = answer
         if fault is None:
@@ -567,8 +567,8 @@ def check_unchanged(path: str, seen: Seen) -> None:
     now = inspect_object(path)
     if now != seen:
         raise DataError(
-            f"{path} was replaced while it was open: its server said {_in_words(seen)}, and now says {_in_words(now)}. "
-            "Make the source again."
+            f"{path} was replaced while it was open: its server reported {_in_words(seen)}, and now reports "
+            f"{_in_words(now)}. Recreate the source."
         )
 
 
@@ -595,7 +595,7 @@ def download(path: str, seen: Seen, target: str) -> None:
         fs.get_file(name, target)
         check_unchanged(path, seen)
         if size is not None and os.path.getsize(target) != size:
-            raise ShortRead(f"{size} bytes were expected but {os.path.getsize(target)} came")
+            raise ShortRead(f"{size} bytes were expected but {os.path.getsize(target)} arrived")
 
     patiently(get, path, "Copying")
 
@@ -741,10 +741,10 @@ def local_copy(path: str) -> str:
     seen = inspect_object(path)
     cache = the_cache()
     if cache.why_not:
-        raise RemoteError(f"{path} must be copied to the cache as a whole. {cache.why_not}")
+        raise RemoteError(f"{path} must be copied whole to the cache. {cache.why_not}")
     if seen.size is None or not cache.fits(seen.size):
         raise RemoteError(
-            f"{path} has {seen.size or 'an unknown number of'} bytes and must be copied to the cache as a whole, which "
+            f"{path} has {seen.size or 'an unknown number of'} bytes and must be copied whole to the cache, which "
             f"holds {cache.most_bytes}: raise HEADRACE_CACHE_BYTES, or copy the file to this machine."
         )
     return _copy(path, seen)

@@ -74,7 +74,9 @@ class Index(abc.ABC):
                 self._bar.expect(file.size)
             numbers = self._find(file)
         if files.fingerprint(self.path) != self.version:
-            raise DataError(f"{self.path} was written to while it was indexed. Make the source when it is done.")
+            raise DataError(
+                f"{self.path} was modified while it was being indexed. Create the source after writing has finished."
+            )
         return numbers
 
     def _places(self, index_dir: str | None) -> Iterator[StoragePlace]:

@@ -122,8 +122,8 @@ class _Encoder:
         if self.are_bytes is not None and not self._plain:
             kinds = ("bytes", "not bytes") if are_bytes else ("not bytes", "bytes")
             raise PipelineError(
-                "A record is {}, but those before it are {}: nothing in the file would say which of them are "
-                "`tf.train.Example`. Map the dataset to one of both first.".format(*kinds)
+                "A record is {}, but those before it are {}: the file would not record which of them are "
+                "`tf.train.Example`. Convert all records to one type in a `map` first.".format(*kinds)
             )
         self.are_bytes = are_bytes
 
@@ -146,7 +146,7 @@ def _plain_line(record: Any) -> bytes:
 
 
 def _not_json(error: Exception) -> PipelineError:
-    return PipelineError(f"JSON cannot hold this record: {error}. Map the dataset to what it can hold first.")
+    return PipelineError(f"JSON cannot hold this record: {error}. Convert its values in a `map` first.")
 
 
 def _as_json(value: Any) -> Any:

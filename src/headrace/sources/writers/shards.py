@@ -71,7 +71,9 @@ def write(
     """
     target = os.fsdecode(path)
     if is_remote(target):
-        raise PipelineError(f"Only local files can be written; got the address {target}. Write one, then copy it.")
+        raise PipelineError(
+            f"Only local files can be written; got the address {target}. Write a local file, then copy it."
+        )
     if operator.index(num_shards) < 1:
         raise PipelineError(f"`num_shards` must be at least 1; got {num_shards}.")
     names = shard_names(target, num_shards)
@@ -117,7 +119,7 @@ def _write_file(
     records: Iterator[Any], file: ShardFile, name: str, done: int, total: int | None, progress: Progress
 ) -> int:
     """Writes one file; returns how many records have been written in all."""
-    todo = "Make room, and call it again."
+    todo = "Free some space, and call it again."
     try:
         for record in records:
             try:
@@ -152,8 +154,8 @@ class Shards:
             self.total = None
         elif hasattr(self._stream, "__next__"):
             raise PipelineError(
-                f"An iterator cannot be cut into {num_shards} shards, because its length is unknown. Pass a dataset or "
-                "a list, or write one shard."
+                f"An iterator cannot be split into {num_shards} shards, because its length is unknown. Pass a "
+                "dataset or a list, or write one shard."
             )
         else:
             with _opened(self._stream) as iterator:
@@ -193,11 +195,11 @@ def _dataset(records: Any) -> tuple[MapDataset | None, Any]:
     if isinstance(records, MapDataset):
         return records, None
     if isinstance(records, str | bytes | bytearray):
-        raise PipelineError(f"Records are an iterable of bytes or dicts; got {type(records).__name__}.")
+        raise PipelineError(f"Records must be an iterable of bytes or dicts; got {type(records).__name__}.")
     if isinstance(records, IterDataset):
         return None, records
     if hasattr(records, "__len__") and (hasattr(records, "__getitem__") or hasattr(records, "__getitems__")):
         return MapDataset.source(records), None
     if not isinstance(records, Iterable):
-        raise PipelineError(f"Records are a dataset, a source or an iterable; got {type(records).__name__}.")
+        raise PipelineError(f"Records must be a dataset, a source or an iterable; got {type(records).__name__}.")
     return None, records
