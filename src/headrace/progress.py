@@ -50,7 +50,7 @@ class Bar:
         self._bar: Any = None
         self._is_over = not is_shown()
 
-    def tell(self, done: int, total: int | None = None) -> None:
+    def report(self, done: int, total: int | None = None) -> None:
         """Says how many are done, and how many there are."""
         if not self._is_over:
             with self._lock:

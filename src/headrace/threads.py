@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ClosedError
-from headrace.errors.notebooks import place
+from headrace.errors.notebooks import code_location
 from headrace.errors.signals import in_pipeline, let_through, suppress
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _place(thread: threading.Thread) -> str:
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith((_PACKAGE + os.sep, threading.__file__)):
-            found = f"{code.co_qualname} ({place(code.co_filename, frame.f_lineno)})"
+            found = f"{code.co_qualname} ({code_location(code.co_filename, frame.f_lineno)})"
         frame = frame.f_back
     return found
 

@@ -336,7 +336,7 @@ def test_what_is_no_image_is_named(tmp_path):
     ],
 )
 def test_names_are_put_where_the_folder_is(folder, joined):
-    assert files.below(folder, "c/d.png") == joined
+    assert files.path_below(folder, "c/d.png") == joined
 
 
 @pytest.mark.parametrize("root", ["memory://headrace-images/train", "zip://train::file://{folder}/images.zip"])

@@ -17,7 +17,7 @@ import webdataset
 from headrace import IterDataset, MapDataset, images, sources
 from headrace.errors import DataError, PipelineError, StateError
 from headrace.sources import DecodeSample, TarDataSource, TarIterDataset, write_tar
-from headrace.storage.files import in_braces
+from headrace.storage.files import expand_braces
 from headrace.testing import assert_equal, assert_resumable
 
 ODD_NAMES = ["a.jpg", "a.JSON", "README", "__meta__/x.json", "__x__", "__y__.txt", "d.e/b.seg.png", "./c.txt"]
@@ -499,7 +499,7 @@ def test_a_file_that_changes_under_a_stream_is_an_error(tmp_path):
     ],
 )
 def test_braces(path, expected):
-    assert in_braces(path) == expected
+    assert expand_braces(path) == expected
 
 
 def test_missing_files_in_braces_are_named_and_too_many_are_an_error(tmp_path, shards):

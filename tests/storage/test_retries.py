@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import DataError, PipelineError, RemoteError
 from headrace.storage import remote
 from headrace.storage.files import LocalFile
-from headrace.storage.remote import patiently
+from headrace.storage.remote import with_retries
 from tests.support.proc import until
 
 PAGE = mmap.PAGESIZE
@@ -93,7 +93,7 @@ def test_it_gives_up_after_so_many_seconds(memory, monkeypatch, caplog):
 def test_settings_that_make_no_sense(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     with pytest.raises(PipelineError, match=name):
-        patiently(lambda: None, "x", "Reading")
+        with_retries(lambda: None, "x", "Reading")
 
 
 def test_a_fault_that_stays_is_raised_at_once(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 from headrace import transforms
 from headrace.errors import DataError, PipelineError, optional
 from headrace.options import check_count
-from headrace.sources.media import Clip, Seconds, name_of, stream_of
+from headrace.sources.media import Clip, Seconds, describe_media, open_media
 from headrace.trees import ShapeDtypeStruct, field_in, with_field
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -35,11 +35,12 @@ _CUT_OFF = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 
 def read(source: Any, start: float, duration: float | None, sampling_rate: int | None) -> tuple[np.ndarray, int]:
     """A clip as an array of time and channel, and its sampling rate."""
-    with opened(source) as file:
+    with open_audio(source) as file:
         rate = file.samplerate
         if start >= file.frames / rate:
             raise DataError(
-                f"{name_of(source, WHAT)} is {file.frames / rate:g} s long, but the clip should start at {start:g} s."
+                f"{describe_media(source, WHAT)} is {file.frames / rate:g} s long, but the clip should start at "
+                f"{start:g} s."
             )
         if sampling_rate is None or sampling_rate == rate:
             first = round(start * rate)
@@ -56,31 +57,33 @@ def seconds_of(source: Any) -> float:
     >>> seconds_of(folder / "a.wav")
     2.0
     """
-    with opened(source) as file:
+    with open_audio(source) as file:
         return file.frames / file.samplerate
 
 
 def check(source: Any) -> None:
     """Decodes all of a file, without keeping it; raises if it is damaged."""
-    with opened(source) as file:
+    with open_audio(source) as file:
         for first in range(0, file.frames, CHECKED_FRAMES):
             count = min(CHECKED_FRAMES, file.frames - first)
             _check_count(file.read(count, dtype="float32"), count)
 
 
 @contextlib.contextmanager
-def opened(source: Any) -> Iterator[Any]:
+def open_audio(source: Any) -> Iterator[Any]:
     """Opens a file, given by path, address or its bytes; errors of the library name it."""
     soundfile = optional("soundfile", extra="audio")
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(stream_of(source, WHAT))
+        stream = stack.enter_context(open_media(source, WHAT))
         try:
             file = stack.enter_context(soundfile.SoundFile(stream))
             _check_whole(file)
             yield file
         except (soundfile.LibsndfileError, _Damaged) as e:
             text = re.sub("Error opening <.*?>: ", "", str(e).strip().rstrip("."))
-            raise DataError(f"{name_of(source, WHAT)} does not decode as audio: {text}. Is the file truncated?") from e
+            raise DataError(
+                f"{describe_media(source, WHAT)} does not decode as audio: {text}. Is the file truncated?"
+            ) from e
 
 
 class _Damaged(Exception):

@@ -176,7 +176,7 @@ def num_free(options: RayOptions) -> int:
 _PATHS = re.compile(r"(?:^|[\s'\"`(])(/[^\s'\"`(),;]+)")
 
 
-def only_here(error: BaseException, address: str) -> BaseException:
+def missing_file_error(error: BaseException, address: str) -> BaseException:
     """The error, or one that says that a file is on this machine and not on a node."""
     for each in _chain(error):
         if not _says_missing(each):
@@ -237,13 +237,13 @@ def not_in_threads_of_ray(method: Callable[..., None]) -> Callable[..., None]:
     """
 
     @wraps(method)
-    def elsewhere(*args: Any, **kwargs: Any) -> None:
+    def in_new_thread(*args: Any, **kwargs: Any) -> None:
         if isinstance(threading.current_thread(), threading._DummyThread):
             threading.Thread(target=method, args=args, kwargs=kwargs, name="headrace-close").start()
         else:
             method(*args, **kwargs)
 
-    return elsewhere
+    return in_new_thread
 
 
 class PendingCall:
@@ -398,7 +398,7 @@ class RayPool(PoolBase):
             return
         if isinstance(error, bytes):
             self.close(wait=False)
-            raise self._from_elsewhere(unpacked_error(error), place)
+            raise self._error_from_node(unpacked_error(error), place)
         if isinstance(error, BaseException):
             self._did_not_start(worker, place, error)
             return
@@ -564,13 +564,13 @@ class RayPool(PoolBase):
             pending.answer = None if pending.cancelled else found
             if found.kind == FAILURE and not pending.cancelled:
                 error = unpacked_error(found.pieces.read())
-                pending.answer = self._from_elsewhere(error, worker.place)
+                pending.answer = self._error_from_node(error, worker.place)
             if found.is_last:
                 self._replace(worker)
                 return
 
-    def _from_elsewhere(self, error: BaseException, place: ActorPlace | None) -> BaseException:
-        return error if place is None or place.node == self._node else only_here(error, place.address)
+    def _error_from_node(self, error: BaseException, place: ActorPlace | None) -> BaseException:
+        return error if place is None or place.node == self._node else missing_file_error(error, place.address)
 
     def ready(self, pending: PendingCall) -> bool:
         """Whether the answer is there."""

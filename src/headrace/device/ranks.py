@@ -43,8 +43,8 @@ def _ranks() -> tuple[int, str, str]:
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size(), "The process group", "torch.distributed.get_rank()"
-    told = os.environ.get("WORLD_SIZE", "")
-    return int(told) if told.isdecimal() else 1, "WORLD_SIZE", 'int(os.environ["RANK"])'
+    declared = os.environ.get("WORLD_SIZE", "")
+    return int(declared) if declared.isdecimal() else 1, "WORLD_SIZE", 'int(os.environ["RANK"])'
 
 
 def _may_be_sharded(ds: Any, num_ranks: int) -> bool:

@@ -293,7 +293,7 @@ class TorchDataset(IterableDataset):
         self._in_epoch(epoch)
         self._passes.next_epoch = epoch
         if self._last is not None:
-            self._last.go_on_in(epoch)
+            self._last.continue_in_epoch(epoch)
 
     @property
     def epoch(self) -> int:
@@ -445,7 +445,7 @@ class _TensorIterator(Iterator[Any]):
         if not self._is_restored and (epoch := self._dataset._begin_pass()) != self._epoch:
             self._open(epoch)
 
-    def go_on_in(self, epoch: int) -> None:
+    def continue_in_epoch(self, epoch: int) -> None:
         """Moves to the start of another epoch, if it was restored and has yielded nothing since."""
         self._is_restored = self._is_restored and (self._has_begun or epoch == self._epoch)
 
@@ -551,7 +551,7 @@ class _Passes:
         shared = self._shared
         seed = -1 if info is None else info.seed - info.id
         if info is not None and not _decides(info):
-            return self._heard(seed, self._HEARD + info.id % (self._SIZE - self._HEARD))
+            return self._wait_for_announcement(seed, self._HEARD + info.id % (self._SIZE - self._HEARD))
         epoch = self.next_epoch
         shared[self._EPOCH] = epoch
         self.next_epoch = epoch + advance
@@ -559,7 +559,7 @@ class _Passes:
         shared[self._SEED] = seed
         return epoch
 
-    def _heard(self, seed: int, place: int) -> int:
+    def _wait_for_announcement(self, seed: int, place: int) -> int:
         """Waits until worker 0 has announced the pass."""
         deadline = time.monotonic() + self._PATIENCE_S
         while int(self._shared[self._SEED]) != seed or self.count == int(self._shared[place]):

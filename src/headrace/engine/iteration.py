@@ -24,8 +24,8 @@ from headrace.errors import (
     FilterError,
     HeadraceError,
     PipelineError,
-    interrupted_frames,
-    show_users_frames,
+    hide_internal_frames,
+    interrupt_traceback,
 )
 from headrace.errors.signals import from_outside, in_pipeline, may_be_from_outside
 from headrace.ops import profile
@@ -147,7 +147,7 @@ class Iteration:
         self._kept = ProcessLocal()
         self._drop_run(position)
         if unsettled is not None and may_be_from_outside(unsettled):
-            raise unsettled.with_traceback(interrupted_frames(unsettled))
+            raise unsettled.with_traceback(interrupt_traceback(unsettled))
 
     def _drop_run(self, position: Any) -> None:
         """Drops what is made and not handed over; the position is `position` from now on."""
@@ -166,7 +166,7 @@ class Iteration:
                 except BaseException as e:
                     e = self._handle(e)
                     if e is not None:
-                        raise e.with_traceback(interrupted_frames(e))  # noqa: B904  (it is the error, or what it came of)
+                        raise e.with_traceback(interrupt_traceback(e))  # noqa: B904  (it is the error, or what it came of)
                 self._raise_if_over()
 
     def _first_run(self, wait: FirstWait) -> Iterator[Any] | None:
@@ -427,7 +427,7 @@ def _is_of_a_call(error: BaseException) -> bool:
 
 def _for_user(error: BaseException) -> tuple[BaseException, Any]:
     """An error that every call raises from now on, and its traceback."""
-    show_users_frames(error)
+    hide_internal_frames(error)
     return _no_stop(error), error.__traceback__
 
 

@@ -158,7 +158,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def full_disk_named(path: str, todo: str) -> Iterator[None]:
+def translate_full_disk(path: str, todo: str) -> Iterator[None]:
     """Turns the error of a full disk into one that names what was written and suggests what to do."""
     try:
         yield
@@ -443,7 +443,7 @@ def without_memory_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
-def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+def rebuild_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     """An error from its parts, without calling its `__init__`."""
     error = kind.__new__(kind, *args)
     error.args = args
@@ -451,38 +451,38 @@ def put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[s
     return error
 
 
-def users_frames(error: BaseException) -> TracebackType | None:
+def user_traceback(error: BaseException) -> TracebackType | None:
     """The traceback without the frames of this package before the first one of the user or of a worker.
 
     An error of this package says in its message what is wrong and where, so it needs none of them. All frames stay
     where the environment has `HEADRACE_TRACEBACK=full`, and in errors that this package did not expect.
     """
-    traceback, last = _users_part(error)
+    traceback, last = _user_part(error)
     if isinstance(error, KeyboardInterrupt):
         return traceback or last
     return traceback if traceback is not None or isinstance(error, HeadraceError) else error.__traceback__
 
 
-def interrupted_frames(error: BaseException) -> TracebackType | None:
+def interrupt_traceback(error: BaseException) -> TracebackType | None:
     """The traceback of an exception from outside, such as Ctrl-C: of this package, the frame that it came to at most.
 
     That frame lets a pipeline around this one recognize that the exception came from outside.
     """
-    traceback, last = _users_part(error)
+    traceback, last = _user_part(error)
     return traceback if isinstance(error, KeyboardInterrupt) and traceback is not None else last or traceback
 
 
-def show_users_frames(error: BaseException) -> None:
+def hide_internal_frames(error: BaseException) -> None:
     """Removes this package's frames from the traceback of an error that the user sees, and from those of its causes."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        each.__traceback__ = users_frames(each)
+        each.__traceback__ = user_traceback(each)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
 
 
-def _users_part(error: BaseException) -> tuple[TracebackType | None, TracebackType | None]:
+def _user_part(error: BaseException) -> tuple[TracebackType | None, TracebackType | None]:
     """The traceback from the first frame that is not of this package on, and the last one of the package before it."""
     traceback = error.__traceback__
     last = None

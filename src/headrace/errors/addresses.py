@@ -105,7 +105,7 @@ def identity(address: str, *, unsure: bool = False) -> str:
     return "::".join(_identity_of(link, unsure=unsure) for link in _CHAINED.split(address))
 
 
-def place_of(address: str) -> str:
+def bare_address(address: str) -> str:
     """One address without login and query; a path on this machine stays as it is."""
     link = _parsed(address)
     return f"{link.protocol}://{link.place}" if isinstance(link, AddressPart) else link

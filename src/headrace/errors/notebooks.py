@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-_told: dict[str, str] = {}  # in a worker process: the cells that the pipeline's code was written in, by file
+_registered: dict[str, str] = {}  # in a worker process: the cells that the pipeline's code was written in, by file
 
 
 def in_notebook() -> bool:
@@ -13,23 +13,23 @@ def in_notebook() -> bool:
     return hasattr(_shell(), "kernel")
 
 
-def place(file: str, line: int) -> str:
+def code_location(file: str, line: int) -> str:
     """Returns a line of code in readable form: `In[8]:3` in a notebook cell, otherwise the file name and the line.
 
-    >>> place("/home/me/train.py", 12)
+    >>> code_location("/home/me/train.py", 12)
     'train.py:12'
     """
-    return f"{_told.get(file) or _cell(file) or os.path.basename(file)}:{line}"
+    return f"{_registered.get(file) or _cell(file) or os.path.basename(file)}:{line}"
 
 
 def cells(files: Iterable[str]) -> dict[str, str]:
     """Returns the files that are notebook cells, with their names, to be registered in another process."""
-    return {file: cell for file in set(files) if (cell := _told.get(file) or _cell(file))}
+    return {file: cell for file in set(files) if (cell := _registered.get(file) or _cell(file))}
 
 
-def tell(cells: dict[str, str]) -> None:
+def register_cells(cells: dict[str, str]) -> None:
     """Registers the cells of another process."""
-    _told.update(cells)
+    _registered.update(cells)
 
 
 def _cell(file: str) -> str | None:

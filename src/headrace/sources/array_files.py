@@ -31,7 +31,7 @@ from headrace.errors import (
 from headrace.errors.addresses import redacted, secrets_in, with_identity_digest
 from headrace.storage import files
 from headrace.storage.files import MappedFiles
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.storage.memory import ArrayDataSource
 from headrace.trees import ShapeDtypeStruct
 
@@ -42,10 +42,10 @@ from headrace.trees import ShapeDtypeStruct
 Path = str | os.PathLike
 
 
-def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
+def existing_paths(paths: Path | Mapping[str, Path], *, what: str) -> Any:
     """The absolute paths as strings; raises with all that are missing."""
     if isinstance(paths, str | os.PathLike):
-        return existing({"": paths}, what=what)[""]
+        return existing_paths({"": paths}, what=what)[""]
     if not isinstance(paths, Mapping) or not paths:
         raise PipelineError(f"{what} need a path or a dict of paths; got {paths!r}.")
     wrong = [path for path in paths.values() if not isinstance(path, str | os.PathLike)]
@@ -89,7 +89,7 @@ _OF_DAMAGE = (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error,
 
 
 @contextlib.contextmanager
-def damage_named(path: str, what: str) -> Iterator[None]:
+def translate_damage(path: str, what: str) -> Iterator[None]:
     """Turns errors of a reader into one that names the file, without the secrets in errors of drivers."""
     hidden = secrets_in(getattr(path, "options", None))
     try:
@@ -122,13 +122,13 @@ class StoredArrays:
     what: ClassVar[str]
 
     def __init__(self, path: Path, *, group: str = "/", keys: Sequence[str] | None = None):
-        self._path = existing(path, what=f"Files of {type(self).__name__}")
+        self._path = existing_paths(path, what=f"Files of {type(self).__name__}")
         self._group = group
         self._keys = checked_keys(keys)
         self._lock = threading.Lock()
         self._open: tuple[Any, Any] | None = None  # the file, and the tree of its arrays
         self._mapped = MappedFiles()
-        with damage_named(self._path, self.what):
+        with translate_damage(self._path, self.what):
             arrays = self._arrays()
             self.element_spec = trees.tree_map(lambda a: ShapeDtypeStruct(a.shape[1:], a.dtype), arrays)
         self._length = trees.leaves(arrays)[0].shape[0]
@@ -150,7 +150,7 @@ class StoredArrays:
     def _arrays(self) -> Any:
         with self._lock:
             if self._open is None:
-                with damage_named(self._path, self.what):
+                with translate_damage(self._path, self.what):
                     file = self._open_file()
                     try:
                         arrays = self._tree_of(self._group_in(file), self._group.strip("/"), self._keys)
@@ -196,7 +196,7 @@ class StoredArrays:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        place = place_of(index, self._length, "rows")
+        place = checked_index(index, self._length, "rows")
         return trees.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place])))
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
@@ -206,7 +206,7 @@ class StoredArrays:
         self._mapped.check_all()
 
         def read(array: Any) -> np.ndarray:
-            with damage_named(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):
+            with translate_damage(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):
                 rows = self._rows(array, places)[order]
             # A list that is requested twice must be copied: users may modify either.
             is_list = rows.dtype == object and rows.ndim == 1
@@ -338,7 +338,7 @@ class WholeArrays(ArrayDataSource):
     """Arrays of files, each read as a whole by a function; the repr names the files."""
 
     def __init__(self, paths: Path | Mapping[str, Path], read: Callable[[str], Any]):
-        self._paths = existing(paths, what=f"Files of {type(self).__name__}")
+        self._paths = existing_paths(paths, what=f"Files of {type(self).__name__}")
         super().__init__(map_paths(read, self._paths))
 
     def __repr__(self) -> str:
@@ -419,12 +419,12 @@ class IdxDataSource(WholeArrays):
 
 
 def _mapped(path: str) -> np.ndarray:
-    with damage_named(path, "a `.npy` file"):
+    with translate_damage(path, "a `.npy` file"):
         return np.lib.format.open_memmap(files.local_copy(path), mode="r")
 
 
 def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
-    with damage_named(path, "a `.npz` file"), files.open_stream(path) as stream:
+    with translate_damage(path, "a `.npz` file"), files.open_stream(path) as stream:
         loaded = np.load(stream, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it is a single array, not an archive")
@@ -458,7 +458,7 @@ def _check_header(archive: Any, key: str) -> None:
 
 
 def _read_idx(path: str) -> np.ndarray:
-    with damage_named(path, "an IDX file"), files.open_stream(path) as stream:
+    with translate_damage(path, "an IDX file"), files.open_stream(path) as stream:
         is_compressed = stream.read(3) == files.GZIP
         stream.seek(0)
         return _parse_idx(gzip.GzipFile(fileobj=stream) if is_compressed else stream)

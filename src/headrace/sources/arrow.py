@@ -43,7 +43,7 @@ class ArrowDataSource(TableDataSource):
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
-        with self._blaming(path):
+        with self._translate_errors(path):
             reader = self._reader(path)
             wanted = self._choice.schema(path, schema_without_views(reader.schema))
             groups = []

@@ -159,7 +159,7 @@ class CsvDataSource(TableDataSource):
         line = 1
         for block in self._blocks(path):
             place = f"the lines from {line} on, at offset {offset}"
-            with self._blaming(f"{path}, {place},"):
+            with self._translate_errors(f"{path}, {place},"):
                 if names is None:
                     names = self._header(path, block)
                 else:
@@ -237,7 +237,7 @@ class CsvDataSource(TableDataSource):
         codec = codec_of(file.read(0, MAGIC_BYTES))
         if codec is None:
             return file
-        with self._blaming(path), files.open_stream(path) as stream:
+        with self._translate_errors(path), files.open_stream(path) as stream:
             return Unpacked(stream, codec)
 
     def _parse(self, block: bytes, names: Sequence[str] | None) -> Any:

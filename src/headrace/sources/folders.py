@@ -65,9 +65,9 @@ def _files_below(folder: str, suffixes: Suffixes, prefix: str, ancestors: tuple[
 
 
 def _listed_far_away(root: str, suffixes: Suffixes) -> list[str]:
-    top = re.sub(r"^.*?://", "", files.below(root, "").partition("::")[0]).lstrip("/")
+    top = re.sub(r"^.*?://", "", files.path_below(root, "").partition("::")[0]).lstrip("/")
     try:
-        found = files.expand(files.below(root, "**"), what="Files")
+        found = files.expand(files.path_below(root, "**"), what="Files")
     except FileNotFoundError:
         found = []
     heads = [path.partition("::")[0] if "://" in path.partition("::")[0] else path for path in found]

@@ -13,7 +13,7 @@ import numpy as np
 from headrace import trees
 from headrace.errors import PipelineError
 from headrace.sources.tables import arrow, has_nulls, spec_of, taken, values_of, without_views
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.memory import ArrayDataSource
 from headrace.trees import ShapeDtypeStruct
 
@@ -112,11 +112,11 @@ class FrameRows:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, len(self), "rows")])[0]
+        return self.__getitems__([checked_index(index, len(self), "rows")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The rows at these indices, gathered column by column."""
-        columns = self._taken(places_of(indices, len(self), "rows"))
+        columns = self._taken(checked_indices(indices, len(self), "rows"))
         if not self._named:
             return list(columns[None])
         names = tuple(columns)

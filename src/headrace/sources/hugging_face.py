@@ -10,12 +10,12 @@ import numpy as np
 from headrace.dataset import IterDataset
 from headrace.errors import DataError, PipelineError, StateError, optional
 from headrace.sources.generators import LazyIterator
-from headrace.sources.tables import blaming, check_array
+from headrace.sources.tables import check_array, translate_arrow_errors
 from headrace.sources.torch_data import StateDictIterator, copy_of
 from headrace.storage import files
 from headrace.storage.files import FEW, MappedFiles
-from headrace.storage.indices import Parts, place_of, places_of
-from headrace.storage.splits import parts_of
+from headrace.storage.indices import Parts, checked_index, checked_indices
+from headrace.storage.splits import parse_split
 from headrace.trees import ShapeDtypeStruct
 
 # ---------------------------------------------------------------------------------------------------------- values
@@ -347,7 +347,7 @@ def chosen(splits: Mapping[str, Any], split: Any, what: str) -> Any:
     `what` has the splits; errors begin with it.
     """
     pieces = []
-    for part in parts_of(_text(split, splits, what), splits, what):
+    for part in parse_split(_text(split, splits, what), splits, what):
         whole = splits[part.name]
         pieces.append(whole if part.is_whole else whole.select(range(*part.bounds(len(whole), clips=True))))
     return pieces[0] if len(pieces) == 1 else optional("datasets", extra="hf").concatenate_datasets(pieces)
@@ -356,7 +356,7 @@ def chosen(splits: Mapping[str, Any], split: Any, what: str) -> Any:
 def chosen_stream(splits: Mapping[str, Any], split: Any, what: str) -> Any:
     """The stream that a split means; without a length, it cannot be sliced."""
     text = _text(split, splits, what)
-    parts = parts_of(text, splits, what)
+    parts = parse_split(text, splits, what)
     if len(parts) == 1 and parts[0].is_whole:
         return splits[parts[0].name]
     raise PipelineError(
@@ -424,11 +424,11 @@ class HuggingFaceDataSource:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Element:
-        return self._rows_at(np.array([place_of(index, len(self), "rows")]))[0]
+        return self._rows_at(np.array([checked_index(index, len(self), "rows")]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Element]:
         """The rows at these indices."""
-        return self._rows_at(places_of(indices, len(self), "rows"))
+        return self._rows_at(checked_indices(indices, len(self), "rows"))
 
     def _rows_at(self, places: np.ndarray) -> list[Element]:
         if not len(places):
@@ -494,7 +494,9 @@ class HuggingFaceDataSource:
                 check_array(chunk) if self._formatted or has_lists(chunk) else chunk.validate()
                 num_rows += len(chunk)
         except Exception:
-            with blaming(f"{self._places.name_of(num_rows)}, column {name!r},", "Hugging Face's Arrow files"):
+            with translate_arrow_errors(
+                f"{self._places.name_of(num_rows)}, column {name!r},", "Hugging Face's Arrow files"
+            ):
                 raise
         return None if self._formatted else shape_of(chunks)
 

@@ -13,7 +13,7 @@ from headrace.errors import PipelineError
 from headrace.sources.folders import find_files
 from headrace.sources.image_decoding import decode_image
 from headrace.storage import files
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.threads import map_in_threads
 from headrace.trees import ShapeDtypeStruct
 
@@ -77,14 +77,14 @@ class ImageFolderDataSource:
     @property
     def paths(self) -> list[str]:
         """The files, in the order of their elements."""
-        return [files.below(self._root, name) for name in self._names]
+        return [files.path_below(self._root, name) for name in self._names]
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Element:
-        place = place_of(index, len(self), "images")
-        path = files.below(self._root, self._names[place])
+        place = checked_index(index, len(self), "images")
+        path = files.path_below(self._root, self._names[place])
         with files.open_stream(path) as stream:
             content = stream.read()
         image = decode_image(content, where=path, channels=self._channels) if self._decode else ImageFile(content, path)
@@ -97,7 +97,7 @@ class ImageFolderDataSource:
 
     def __where__(self, index: int) -> tuple[str, None]:
         """The file of an image, which has no number in it."""
-        return files.below(self._root, self._names[index]), None
+        return files.path_below(self._root, self._names[index]), None
 
     @property
     def element_spec(self) -> Any:

@@ -46,7 +46,7 @@ from headrace.sources.notes import (
     shape_noted,
 )
 from headrace.storage import files
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index
 
 # ----------------------------------------------------------------------------------------------------------- notes
@@ -412,11 +412,11 @@ class LinesDataSource(IndexedFiles[T]):
         return index.num_elements(skips_blank=self._format.skips_blank)
 
     def __getitem__(self, index: int) -> T:
-        return self._elements(np.array([place_of(index, len(self), self._what)]), [0])[0]
+        return self._elements(np.array([checked_index(index, len(self), self._what)]), [0])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[T]:
         """The elements at these indices: each file is read once, in its own order."""
-        places, order = np.unique(places_of(indices, len(self), self._what), return_inverse=True)
+        places, order = np.unique(checked_indices(indices, len(self), self._what), return_inverse=True)
         return self._elements(places, order.tolist())
 
     def _elements(self, places: np.ndarray, order: list[int]) -> list[T]:

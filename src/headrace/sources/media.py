@@ -18,7 +18,7 @@ from headrace.errors.addresses import redacted
 from headrace.errors.signals import let_through
 from headrace.sources.folders import Suffixes, find_files
 from headrace.storage import files
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.trees import ShapeDtypeStruct
 
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
@@ -26,13 +26,13 @@ VIDEO = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 READ_BYTES = 1 << 16
 
 
-def name_of(source: Any, what: str) -> str:
+def describe_media(source: Any, what: str) -> str:
     """What a file, or the bytes of one, is called in messages."""
     return redacted(os.fsdecode(source)) if isinstance(source, str | os.PathLike) else f"The {what}"
 
 
 @contextlib.contextmanager
-def stream_of(source: Any, what: str) -> Iterator[Any]:
+def open_media(source: Any, what: str) -> Iterator[Any]:
     """Opens a file to be read, given by path, address or its bytes."""
     if isinstance(source, bytes | bytearray | memoryview):
         yield io.BytesIO(source)
@@ -61,7 +61,7 @@ class MediaFiles:
         if isinstance(paths, str | os.PathLike) and files.is_folder(os.fsdecode(paths)):
             root = files.absolute(paths)
             found = find_files(root, self.SUFFIXES, self._what, flat=flat)
-            self._paths = [files.below(root, name) for name in found.names]
+            self._paths = [files.path_below(root, name) for name in found.names]
             self.class_names = found.class_names
             self._labels = None if found.is_flat else found.labels
         elif flat is False:
@@ -78,7 +78,7 @@ class MediaFiles:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._element(place_of(index, len(self), "files"))
+        return self._element(checked_index(index, len(self), "files"))
 
     def _element(self, place: int) -> dict[str, Any]:
         path = self._paths[place]

@@ -73,7 +73,7 @@ class JsonValue(NamedTuple):
         parts = re.split(r"[/\\]" if os.sep == "\\" else "/", name)
         if not name or ".." in parts or "\0" in name or os.path.isabs(name) or files.is_remote(name):
             raise self._replace(value=name).wrong("the name of a file in the same folder")
-        return files.below(folder, name)
+        return files.path_below(folder, name)
 
 
 def read(path: str) -> JsonValue:

@@ -27,7 +27,6 @@ from headrace.sources.tables import (
     Scan,
     TableDataSource,
     arrow,
-    blaming,
     columns_of,
     columns_with_nulls,
     is_columnar,
@@ -40,6 +39,7 @@ from headrace.sources.tables import (
     schema_without_views,
     spec_of,
     table_without_views,
+    translate_arrow_errors,
 )
 from headrace.sources.tables import TableBatches as TableBatches
 from headrace.sources.tables import shuffled_groups as shuffled_groups
@@ -78,7 +78,7 @@ class ParquetDataSource(TableDataSource):
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
-        with self._blaming(path), self._file(path) as reader:
+        with self._translate_errors(path), self._file(path) as reader:
             footer = reader.metadata
             groups = []
             for i in range(footer.num_row_groups):
@@ -98,7 +98,7 @@ class ParquetDataSource(TableDataSource):
             return super()._count(groups)
         path = self.paths[groups[0].file]
         expression = self._choice.expression
-        with self._blaming(path), self._file(path) as reader:
+        with self._translate_errors(path), self._file(path) as reader:
             schema = reader.schema_arrow
             looked_at = self._choice.looks_at(schema.names)
             kinds = [leaf for name in looked_at for leaf in _leaves(schema.field(name).type)]
@@ -109,7 +109,7 @@ class ParquetDataSource(TableDataSource):
 
     def _count_by_statistics(self, path: str, groups: list[RowGroup], expression: Any) -> list[int]:
         """Reads only groups for which statistics do not say that all rows pass the filters, or none."""
-        with self._blaming(path):
+        with self._translate_errors(path):
             left = self._fragment(path).split_by_row_group(expression)
             counts = {part.row_groups[0].id: part.count_rows(filter=expression) for part in left}
         return [counts.get(group.place, 0) for group in groups]
@@ -117,13 +117,13 @@ class ParquetDataSource(TableDataSource):
     def _count_by_reading(self, path: str, groups: list[RowGroup], columns: list[str], *, skips: bool) -> list[int]:
         """Reads the columns that filters use: statistics ignore NaN. If `skips`, they may rule out groups."""
         expression = self._choice.expression
-        with self._blaming(path):
+        with self._translate_errors(path):
             left = {group.place for group in groups}
             if skips:
                 left = {part.row_groups[0].id for part in self._fragment(path).split_by_row_group(expression)}
 
         def count(group: RowGroup) -> int:
-            with self._blaming(f"{path}, {group.line},"), self._file(path) as reader:
+            with self._translate_errors(f"{path}, {group.line},"), self._file(path) as reader:
                 table = reader.read_row_group(group.place, columns=columns)
                 return table_without_views(table).filter(expression).num_rows
 
@@ -269,7 +269,7 @@ class _Opener:
     def _file(self, path: str) -> "_ParquetFile":
         on_a_filesystem = self._read_kwargs.get("filesystem") is not None
         mapped = MappedFiles([] if on_a_filesystem else [path])
-        with blaming(path, WHAT):
+        with translate_arrow_errors(path, WHAT):
             maps = self._read_kwargs.get("memory_map", False)
             source = path if on_a_filesystem else open_input(path, self._pool, maps=maps)
             return _ParquetFile(path, open_parquet(path, source, **self._read_kwargs), self._choice, mapped)
@@ -308,7 +308,7 @@ class _ParquetFile:
     def _specs(self) -> dict[str, Any]:
         """Shapes and dtypes of columns; None for objects. Numbers in structs are Python's, as in Grain."""
         flat = [field for field in self.schema if not isinstance(spec_of(field.type, nulls=False), dict)]
-        with blaming(self._path, WHAT):
+        with translate_arrow_errors(self._path, WHAT):
             nulls = set(with_nulls(self._reader, flat, self._choice.columns, noted=self._notes is not None))
         if self._notes is not None:
             return {field.name: self._noted_spec(field, nulls) for field in self.schema}
@@ -329,7 +329,7 @@ class _ParquetFile:
         """The columns of a row group, which may be read-only."""
         self._mapped.check([self._path])
         specs = self._specs
-        with blaming(f"{self._path}, row group {group},", WHAT):
+        with translate_arrow_errors(f"{self._path}, row group {group},", WHAT):
             names = self._choice.reads(self._reader.schema_arrow.names)
             table = table_without_views(self._reader.read_row_group(group, columns=names))
             return columns_of(self._choice.of(table, self.schema), specs)

@@ -35,7 +35,7 @@ from headrace.sources.base import numbers_in
 from headrace.sources.notes import BARE, RECORD, dtype_named
 from headrace.storage import files
 from headrace.storage.files import MappedFiles
-from headrace.storage.indices import Parts, place_of, places_of
+from headrace.storage.indices import Parts, checked_index, checked_indices
 from headrace.storage.private import StoragePlace
 from headrace.storage.sidecar import Index
 from headrace.threads import map_in_threads
@@ -303,7 +303,7 @@ def first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def blaming(place: str, what: str) -> Iterator[None]:
+def translate_arrow_errors(place: str, what: str) -> Iterator[None]:
     """Turns errors of pyarrow into ones that name the file and the place in it; `what` is the kind of files."""
     try:
         yield
@@ -594,9 +594,9 @@ def _parsed(metadata: bytes) -> Notes:
 
 def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Notes] | None:
     """The notes of files that are read as one; None if some have none, and the others say nothing of importance."""
-    told = [(path, one or Notes({})) for path, one in zip(paths, notes, strict=True)]
-    first_path, first = told[0]
-    for path, one in told if len({id(one) for one in notes}) > 1 else []:
+    notes_by_path = [(path, one or Notes({})) for path, one in zip(paths, notes, strict=True)]
+    first_path, first = notes_by_path[0]
+    for path, one in notes_by_path if len({id(one) for one in notes}) > 1 else []:
         names = first.columns.keys() | one.columns.keys()
         other = [
             name for name in names if comparable_note(first.columns.get(name)) != comparable_note(one.columns.get(name))
@@ -607,7 +607,7 @@ def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Note
                 f"{path} and {first_path} were written from different {what}: their metadata {KEY.decode()!r} "
                 "differs. Open them separately, or rewrite one of them."
             )
-    return None if None in notes else [one for _, one in told]
+    return None if None in notes else [one for _, one in notes_by_path]
 
 
 def comparable_note(note: Any) -> Any:
@@ -1021,22 +1021,22 @@ class TableDataSource:
         elif self.maps:
             self._mapped.check(list({self.paths[self._groups[number].file] for number in numbers}))
 
-    def _blaming(self, place: str) -> contextlib.AbstractContextManager[None]:
+    def _translate_errors(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Turns errors of pyarrow into ones that name the file and the place in it."""
-        return blaming(place, self.what)
+        return translate_arrow_errors(place, self.what)
 
     def _table(self, group: RowGroup) -> Any:
         """The chosen rows and columns of a group."""
-        with self._blaming_group(group):
+        with self._translate_group_errors(group):
             return self._choice.of(table_without_views(self._read(group)), self._schema)
 
-    def _blaming_group(self, group: RowGroup) -> contextlib.AbstractContextManager[None]:
-        return self._blaming(f"{self.paths[group.file]}, {group.line},")
+    def _translate_group_errors(self, group: RowGroup) -> contextlib.AbstractContextManager[None]:
+        return self._translate_errors(f"{self.paths[group.file]}, {group.line},")
 
     def _decode(self, number: int) -> Any:
         """A group as columns, or as a table if not all columns are numbers."""
         table = self._table(self._groups[number])
-        with self._blaming_group(self._groups[number]):
+        with self._translate_group_errors(self._groups[number]):
             return columns_of(table, self._specs) if self._columnar else table.combine_chunks()
 
     def _objects(self, number: int, table: Any) -> dict[str, Any]:
@@ -1047,7 +1047,7 @@ class TableDataSource:
         """All rows of a group as columns, which may be read-only; what is not a number is in arrays of objects."""
         self._check_mapped([number])
         decoded = self._decode(number)
-        with self._blaming_group(self._groups[number]):
+        with self._translate_group_errors(self._groups[number]):
             return decoded if self._columnar else self._objects(number, decoded)
 
     @functools.cached_property
@@ -1058,11 +1058,11 @@ class TableDataSource:
         return self._parts.length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, len(self), "rows")])[0]
+        return self.__getitems__([checked_index(index, len(self), "rows")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The rows at these indices; each group is read once."""
-        rows = self._rows_at(places_of(indices, len(self), "rows"))
+        rows = self._rows_at(checked_indices(indices, len(self), "rows"))
         return [row[RECORD] for row in rows] if self._bare else rows
 
     def _rows_at(self, places: np.ndarray) -> list[dict[str, Any]]:
@@ -1075,7 +1075,7 @@ class TableDataSource:
             try:
                 columns = self._objects(number, table.take(within))
             except Exception:
-                with self._blaming_group(self._groups[number]):
+                with self._translate_group_errors(self._groups[number]):
                     raise
             arrays, tree = trees.flatten(columns)
             for place, values in zip(at.tolist(), zip(*arrays, strict=True), strict=True):

@@ -26,7 +26,7 @@ from headrace.options import check_count
 from headrace.sources.base import IndexedFiles, numbers_in
 from headrace.sources.tfrecord import Inflated
 from headrace.storage import files
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index
 
 # --------------------------------------------------------------------------------------------------------- members
@@ -392,12 +392,12 @@ class TarDataSource(IndexedFiles[Sample]):
         return len(index.numbers) - 1
 
     def __getitem__(self, index: int) -> Sample:
-        number, place = self._parts.find(place_of(index, len(self), self._what))
+        number, place = self._parts.find(checked_index(index, len(self), self._what))
         return self._read(number, np.array([place]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples at these indices: each file is read once, in its own order."""
-        places, order = np.unique(places_of(indices, len(self), self._what), return_inverse=True)
+        places, order = np.unique(checked_indices(indices, len(self), self._what), return_inverse=True)
         found: list[Sample] = []
         for number, _, inside in self._parts.runs(places):
             found += self._read(number, inside)

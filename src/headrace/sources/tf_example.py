@@ -1146,7 +1146,7 @@ class ExampleDataSource:
         return _joined_columns([self._source[i] for i in places])
 
     def _name_of(self, index: int) -> str:
-        where = f" ({self._source.place_of(index)})" if hasattr(self._source, "place_of") else ""
+        where = f" ({self._source.describe_place(index)})" if hasattr(self._source, "describe_place") else ""
         return f"Record {index}{where}"
 
     @property

@@ -24,8 +24,8 @@ from headrace.sources.metadata import JsonValue
 from headrace.sources.tf_example import ExampleParser, Feature
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.storage import files
-from headrace.storage.indices import Parts, place_of, places_of
-from headrace.storage.splits import parts_of
+from headrace.storage.indices import Parts, checked_index, checked_indices
+from headrace.storage.splits import parse_split
 from headrace.trees import ShapeDtypeStruct
 
 # ----------------------------------------------------------------------------------------------------------- names
@@ -80,11 +80,11 @@ def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
     matching = [one for one in versions if version is None or _matches(one, version)]
     if not matching:
         raise FileNotFoundError(f"{redacted(folder)} has no version {version}; there are {', '.join(versions)}.")
-    return files.below(folder, matching[-1])
+    return files.path_below(folder, matching[-1])
 
 
 def _inside(folder: str, name: str, problem: str, hint: str) -> str:
-    path = files.below(folder, name)
+    path = files.path_below(folder, name)
     if not files.is_folder(path):
         there = _folders(folder) if files.is_folder(folder) else []
         meant = closest(name, there)
@@ -95,7 +95,7 @@ def _inside(folder: str, name: str, problem: str, hint: str) -> str:
 
 
 def _folders(folder: str) -> list[str]:
-    names = (files.name_of(path) for path in files.listed(folder) if files.is_folder(path))
+    names = (files.base_name(path) for path in files.list_folder(folder) if files.is_folder(path))
     return [name for name in names if not name.startswith(".")]
 
 
@@ -116,7 +116,7 @@ def _matches(version: str, wanted: str) -> bool:
 def _default_config(folder: str) -> str | None:
     """The config that TFDS noted as the default; the only one, if there is no note; None without configs."""
     try:
-        told = metadata.read(files.below(folder, ".config/metadata.json")).get("default_config_name")
+        told = metadata.read(files.path_below(folder, ".config/metadata.json")).get("default_config_name")
     except FileNotFoundError:
         told = None
     if told is not None and told.value:
@@ -366,7 +366,7 @@ def pieces_of(split: Any, splits: Mapping[str, list[Piece]], what: str = "The fo
     [Piece(path='a', start=1, stop=2, num_records=2), Piece(path='b', start=0, stop=2, num_records=9)]
     """
     pieces = []
-    for part in parts_of(split, splits, what):
+    for part in parse_split(split, splits, what):
         sizes = [piece.stop for piece in splits[part.name]]
         pieces += _cut(splits[part.name], *part.bounds(sum(sizes), sizes))
     return [piece for piece in pieces if piece.start < piece.stop]
@@ -420,7 +420,7 @@ class TfdsDataSource:
     ):
         self._folder = folder_of(folder, data_dir)
         described = _described(self._folder)
-        features = _features(files.below(self._folder, "features.json"), decode=decode)
+        features = _features(files.path_below(self._folder, "features.json"), decode=decode)
         self._labels = [leaf.name for leaf in leaves(features) if leaf.is_label]
         self._tree = supervised(features, described) if as_supervised else features
         self._parser = ExampleParser({name: feature for leaf in leaves(self._tree) for name, feature in leaf.parts()})
@@ -439,7 +439,7 @@ class TfdsDataSource:
         """The names of the classes of each feature that has some; nested names look like `objects/label`."""
         found = {}
         for name in self._labels:
-            path = files.below(self._folder, f"{name.replace('/', '-')}.labels.txt")
+            path = files.path_below(self._folder, f"{name.replace('/', '-')}.labels.txt")
             try:
                 with files.open_stream(path) as stream:
                     found[name] = stream.read().decode().splitlines()
@@ -457,13 +457,13 @@ class TfdsDataSource:
         return self._parts.length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, len(self), "examples")])[0]
+        return self.__getitems__([checked_index(index, len(self), "examples")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The examples at these indices: each file is read once, in its own order."""
         if not len(indices):
             return []
-        pieces, places = self._parts.find_all(places_of(indices, len(self), "examples"))
+        pieces, places = self._parts.find_all(checked_indices(indices, len(self), "examples"))
         in_files = places + self._starts[pieces]
         records = self._records.__getitems__((self._firsts[pieces] + in_files).tolist())
         try:
@@ -500,7 +500,7 @@ class TfdsDataSource:
 def _described(folder: str) -> JsonValue:
     """The content of `dataset_info.json`."""
     try:
-        return metadata.read(files.below(folder, "dataset_info.json"))
+        return metadata.read(files.path_below(folder, "dataset_info.json"))
     except FileNotFoundError:
         below_it = [glob.glob(f"{depth}/dataset_info.json", root_dir=folder) for depth in ("*", "*/*", "*/*/*")]
         others = ", ".join(sorted(os.path.dirname(path) for paths in below_it for path in paths)[:20])

@@ -18,7 +18,7 @@ from headrace.options import check_count
 from headrace.sources.base import IndexedFiles
 from headrace.storage import files
 from headrace.storage.files import GZIP
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index
 
 # ---------------------------------------------------------------------------------------------------------- crc32c
@@ -323,7 +323,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
         return len(index.numbers) - 1
 
     def __getitem__(self, index: int) -> bytes:
-        number, place = self._parts.find(place_of(index, len(self), self._what))
+        number, place = self._parts.find(checked_index(index, len(self), self._what))
         return _cut(*self._read(number, np.array([place])))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
@@ -332,7 +332,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
 
     def read_block(self, indices: Sequence[int] | np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
         """Bytes that hold the records at these indices, and the offset and length of each record in them."""
-        places = places_of(indices, len(self), self._what)
+        places = checked_indices(indices, len(self), self._what)
         order = slice(None)
         if (places[1:] <= places[:-1]).any():
             places, order = np.unique(places, return_inverse=True)
@@ -346,7 +346,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), starts[order], lengths[order]
 
-    def place_of(self, index: int) -> str:
+    def describe_place(self, index: int) -> str:
         """Where a record is, for messages."""
         number, place = self._parts.find(index % len(self))
         return f"record {place} of {self._paths[number]}, at offset {self._indexes[number].numbers[place]}"

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from headrace.errors import DataError, PipelineError, full_disk_named
+from headrace.errors import DataError, PipelineError, translate_full_disk
 from headrace.storage import files
 from headrace.storage.files import MappedFile
-from headrace.storage.indices import BlockSource, place_of, places_of
+from headrace.storage.indices import BlockSource, checked_index, checked_indices
 from headrace.storage.private import Untrusted, check_kept, create, make_folder, open_lock
 
 # ---------------------------------------------------------------------------------------------------------- layout
@@ -607,11 +607,11 @@ class KeptElements(BlockSource[Any]):
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, self._length, "elements")])[0]
+        return self.__getitems__([checked_index(index, self._length, "elements")])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
         """The elements at these indices, each a new object."""
-        return self._reader.read(places_of(indices, self._length, "elements"))
+        return self._reader.read(checked_indices(indices, self._length, "elements"))
 
     @property
     def __getcolumns__(self) -> Any:
@@ -647,12 +647,12 @@ class Filling:
         self.num_elements = 0
 
     def __enter__(self) -> Self:
-        with self._full_disk_named():
+        with self._translate_full_disk():
             os.mkdir(self._partial, 0o700)
         return self
 
-    def _full_disk_named(self) -> contextlib.AbstractContextManager[None]:
-        return full_disk_named(self._folder, "Free some space, or cache to another folder: `cache(another_path)`.")
+    def _translate_full_disk(self) -> contextlib.AbstractContextManager[None]:
+        return translate_full_disk(self._folder, "Free some space, or cache to another folder: `cache(another_path)`.")
 
     def write(self, value: Any) -> None:
         """Adds an element."""
@@ -660,7 +660,7 @@ class Filling:
         try:
             self._add(element)
         except OSError:
-            with self._full_disk_named():
+            with self._translate_full_disk():
                 raise
 
     def _add(self, element: Element) -> None:
@@ -681,7 +681,7 @@ class Filling:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                with self._full_disk_named():
+                with self._translate_full_disk():
                     self._finish(self._writer or RecordWriter(self._partial))
         finally:
             with contextlib.suppress(OSError, ValueError):  # a full disk; the first error is the one to raise

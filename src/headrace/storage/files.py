@@ -84,7 +84,7 @@ class OpenFiles:
             if found is not None:
                 found.drop(path)
 
-    def opened(self, path: str, call: Callable[[str], T]) -> T:
+    def open(self, path: str, call: Callable[[str], T]) -> T:
         """Calls a function that opens a file; if no descriptor is left, closes all idle files and tries again."""
         try:
             return call(path)
@@ -232,14 +232,14 @@ def is_folder(path: str) -> bool:
     return _remote().is_folder(path) if is_remote(path) else os.path.isdir(path)
 
 
-def listed(folder: str) -> list[str]:
+def list_folder(folder: str) -> list[str]:
     """The sorted paths of what is in a folder."""
     if is_remote(folder):
-        return _remote().listed(folder)
+        return _remote().list_folder(folder)
     return sorted(os.path.join(folder, name) for name in os.listdir(folder))
 
 
-def name_of(path: str) -> str:
+def base_name(path: str) -> str:
     """The last part of a path or address."""
     return _remote().file_name(path) if is_remote(path) else os.path.basename(path)
 
@@ -256,7 +256,7 @@ def expand(paths: Any, *, what: str, folders: bool = False) -> list[str]:
         raise PipelineError(f"{what} need a path, a pattern, or a sequence of these; got {paths!r}.")
     if not given:
         raise PipelineError(f"{what} need at least one path; got an empty sequence.")
-    given = [one for path in given for one in in_braces(os.fsdecode(path))]
+    given = [one for path in given for one in expand_braces(os.fsdecode(path))]
     found = []
     missing = []
     every = map_in_threads(_matches, given, LOOKING_THREADS, "headrace-look")
@@ -279,10 +279,10 @@ def check_no_folder(path: str, *, what: str) -> None:
         )
 
 
-def in_braces(path: str) -> list[str]:
+def expand_braces(path: str) -> list[str]:
     """The paths that one with braces means: `{000..009}` stands for numbers, `{a,b}` for names; not braces in braces.
 
-    >>> in_braces("data/{train,test}-{08..10}.tar")[:4]
+    >>> expand_braces("data/{train,test}-{08..10}.tar")[:4]
     ['data/train-08.tar', 'data/train-09.tar', 'data/train-10.tar', 'data/test-08.tar']
     """
     parts = _BRACES.split(path)  # plain text and what is in braces, in turn
@@ -291,7 +291,7 @@ def in_braces(path: str) -> list[str]:
     choices = [_choices(text) if i % 2 else [text] for i, text in enumerate(parts)]
     if math.prod(map(len, choices)) > MOST_IN_BRACES:
         raise PipelineError(f"{path} expands to {math.prod(map(len, choices))} files; the limit is {MOST_IN_BRACES}.")
-    return [like(path, "".join(chosen)) for chosen in itertools.product(*choices)]
+    return [with_options_of(path, "".join(chosen)) for chosen in itertools.product(*choices)]
 
 
 def _choices(text: str) -> Sequence[str]:
@@ -522,7 +522,7 @@ class Pool(Holder):
         return file
 
     def _opened(self, path: str) -> File:
-        file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long, so without the lock
+        file = KEPT.open(path, lambda path: open_file(path, maps=self._maps))  # may take long, so without the lock
         if file.version != self._versions.setdefault(path, file.version):
             raise changed_error(path)
         return self._hold(path, file)
@@ -541,16 +541,16 @@ class Pool(Holder):
         self.__init__(**state)
 
 
-def below(folder: str, name: str) -> str:
+def path_below(folder: str, name: str) -> str:
     """The path or address of a name in a folder."""
     if not is_remote(folder):
         return os.path.join(folder, name)
     # In `zip://a::s3://b/c.zip` the folder is `a`; in `simplecache::s3://b/c` it is the last one.
     head, tail = re.fullmatch(r"((?:\w+::)*.*?://.*?)(::.*)?", folder, re.DOTALL).groups()  # type: ignore[union-attr]
-    return like(folder, f"{head.rstrip('/')}/{name}{tail or ''}")
+    return with_options_of(folder, f"{head.rstrip('/')}/{name}{tail or ''}")
 
 
-def like(path: str, other: str) -> str:
+def with_options_of(path: str, other: str) -> str:
     """Another path, with the options of this one if it is an `Address`."""
     return type(path)(other, **path.options) if hasattr(path, "options") else other  # type: ignore
 

@@ -10,7 +10,7 @@ import numpy as np
 from headrace import trees
 from headrace.errors import PipelineError
 from headrace.multiprocessing import NamedMemory
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.trees import ShapeDtypeStruct
 
 
@@ -180,7 +180,7 @@ class SharedMemoryDataSource(Sequence):
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return [self[i] for i in range(*position.indices(len(self)))]
-        place = place_of(position, len(self), "elements")
+        place = checked_index(position, len(self), "elements")
         return pickle.loads(memoryview(self._memory.buffer)[self._ends[place] : self._ends[place + 1]])
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ def _what_is_wrong(sliced: str) -> str:
     return "" if ":" in sliced else ": a slice needs a colon"
 
 
-def parts_of(text: Any, names: Collection[str], what: str, hint: str = "") -> list[SplitTerm]:
+def parse_split(text: Any, names: Collection[str], what: str, hint: str = "") -> list[SplitTerm]:
     """The terms of a sum of splits that have these names; `all` is the sum of all, and the only one needs no name.
 
     In errors, `what` is said to have the splits, and the hint comes last.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import DataError, PipelineError, optional
-from headrace.errors.addresses import place_of
+from headrace.errors.addresses import bare_address
 from headrace.storage import files
 
 HUGGING_FACE = "tokenizers"
@@ -87,7 +87,7 @@ def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] |
         path = os.path.abspath(path)
     contents = _read(path)
     library = _library_of_file(path, contents)
-    name = os.path.basename(place_of(path))
+    name = os.path.basename(bare_address(path))
     digest = _digest(contents)
     if library != TIKTOKEN:
         return TokenizerOrigin(library, name, digest, path=path)

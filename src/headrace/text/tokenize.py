@@ -126,7 +126,7 @@ class Tokenize(transforms.Map):
 
     def _open(self) -> Encoder:
         if self._encoder is None:
-            self._encoder = opened(self._origin, self._settings)
+            self._encoder = open_encoder(self._origin, self._settings)
         return self._encoder
 
     def _with(self, element: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ _opened: "weakref.WeakValueDictionary[Any, Encoder]" = weakref.WeakValueDictiona
 _opening = threading.Lock()
 
 
-def opened(origin: TokenizerOrigin, settings: Settings) -> Encoder:
+def open_encoder(origin: TokenizerOrigin, settings: Settings) -> Encoder:
     """An open tokenizer; this process opens it once for each setting."""
     key = origin, settings, settings.bos is True, settings.eos is True  # since True == 1
     with _opening:

@@ -14,7 +14,7 @@ import numpy as np
 from headrace import transforms
 from headrace.errors import DataError, PipelineError, optional
 from headrace.options import check_count
-from headrace.sources.media import Clip, Seconds, name_of, stream_of
+from headrace.sources.media import Clip, Seconds, describe_media, open_media
 from headrace.trees import ShapeDtypeStruct, field_in, with_field
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -142,7 +142,7 @@ def seconds_of(source: Any) -> float:
     >>> seconds_of(folder / "a.mp4")
     2.0
     """
-    with opened(source) as video:
+    with open_video(source) as video:
         return known_seconds(video, source)
 
 
@@ -150,29 +150,31 @@ def known_seconds(video: Video, source: Any) -> float:
     """How long a video is; raises if it does not say."""
     seconds = video.seconds
     if seconds is None:
-        raise DataError(f"{name_of(source, WHAT)} does not record its length. Pass `duration`.")
+        raise DataError(f"{describe_media(source, WHAT)} does not record its length. Pass `duration`.")
     return seconds
 
 
 def check(source: Any) -> None:
     """Decodes all of a file, without keeping it; raises if it is damaged."""
-    with opened(source) as video:
+    with open_video(source) as video:
         for _ in video.all(0.0, None):
             pass
 
 
 @contextlib.contextmanager
-def opened(source: Any) -> Iterator[Video]:
+def open_video(source: Any) -> Iterator[Video]:
     """Opens a video, given by path, address or the bytes of a file; errors of the library name it."""
     av = optional("av", extra="video")
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(stream_of(source, WHAT))
+        stream = stack.enter_context(open_media(source, WHAT))
         try:
             container = stack.enter_context(av.open(stream, options=ALONE))
-            yield Video(container, name_of(source, WHAT), av.FFmpegError)
+            yield Video(container, describe_media(source, WHAT), av.FFmpegError)
         except (av.FFmpegError, EOFError) as e:
             text = str(e).strip().rstrip(".")
-            raise DataError(f"{name_of(source, WHAT)} does not decode as video: {text}. Is the file truncated?") from e
+            raise DataError(
+                f"{describe_media(source, WHAT)} does not decode as video: {text}. Is the file truncated?"
+            ) from e
 
 
 def as_array(frames: Iterator[Any], size: tuple[int, int] | None) -> np.ndarray:
@@ -210,11 +212,11 @@ class Frames:
 
     def _decoded(self, element: Any, start: float, duration: float | None) -> Any:
         source = field_in(element, self.key, "video")
-        with opened(source) as video:
+        with open_video(source) as video:
             said = video.seconds
             if said is not None and start > said - SAME_S:
                 raise DataError(
-                    f"{name_of(source, WHAT)} is {said:g} s long, but the clip should start at {start:g} s."
+                    f"{describe_media(source, WHAT)} is {said:g} s long, but the clip should start at {start:g} s."
                 )
             stop = None if duration is None else start + duration
             if self.frames is None and self.fps is None:

@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 from headrace.engine.workers.pickling import ClassPickler
-from headrace.errors import FROM_WORKER, WorkerError, format_error, put_together, users_frames
+from headrace.errors import FROM_WORKER, WorkerError, format_error, rebuild_error, user_traceback
 from headrace.errors.signals import let_through
 
 MOST_FRAMES = 100  # in one traceback; of a longer one, the first and last are sent
@@ -52,7 +52,7 @@ def packed_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
     packed = _dumps(_serialize(error))
     if len(packed) <= most_bytes:
         return packed
-    return _dumps(SerializedError(_plain(error), _places(users_frames(error))[-MOST_FRAMES // 10 :]))
+    return _dumps(SerializedError(_plain(error), _places(user_traceback(error))[-MOST_FRAMES // 10 :]))
 
 
 def unpacked_error(packed: bytes) -> BaseException:
@@ -64,7 +64,7 @@ def unpacked_error(packed: bytes) -> BaseException:
 
 
 def _serialize(error: BaseException, depth: int = 0) -> SerializedError:
-    places = _places(users_frames(error))
+    places = _places(user_traceback(error))
     if not isinstance(error, Exception):  # such as SystemExit, which must not end the consumer
         said = WorkerError(f"A function raised {type(error).__name__}({error}) in a worker.")
         error = _like(said, error)
@@ -129,7 +129,7 @@ class _TakenApart:
         self._parts = type(error), args, _state(error)
 
     def __reduce__(self) -> Any:
-        return put_together, self._parts
+        return rebuild_error, self._parts
 
 
 def _state(error: BaseException) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _deserialize(told: SerializedError) -> BaseException:
 def _group(told: tuple[Any, str, dict[str, Any]], parts: list[Any]) -> BaseException:
     kind, message, state = told
     try:
-        return put_together(kind, (message, parts), state)
+        return rebuild_error(kind, (message, parts), state)
     except Exception as e:  # its class takes other arguments
         let_through(e)
     group = ExceptionGroup(message, parts)

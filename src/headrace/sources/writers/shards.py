@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypedDict
 
 from headrace.dataset import IterDataset, MapDataset
-from headrace.errors import DataError, PipelineError, full_disk_named
+from headrace.errors import DataError, PipelineError, translate_full_disk
 from headrace.progress import Bar
 from headrace.sources.writers.job import Job
 from headrace.storage.files import is_remote
@@ -80,7 +80,7 @@ def write(
     shards = Shards(records, num_shards)
     done = 0
     bar = Bar(f"Writing {os.path.basename(target)}", keep=True)
-    progress = progress or bar.tell
+    progress = progress or bar.report
     running = Job(target, names, [job, kind, num_shards], overwrite=overwrite, resumable=job is not None)
     with bar, running:
         for name, (size, part) in zip(names, shards, strict=True):
@@ -126,7 +126,7 @@ def _write_file(
                 file.write(record)
             except Exception as e:
                 e.add_note(f"writing record {done}")
-                with full_disk_named(name, todo):
+                with translate_full_disk(name, todo):
                     raise
             done += 1
             if done % REPORTED_EVERY == 0:
@@ -135,7 +135,7 @@ def _write_file(
         with contextlib.suppress(Exception):  # the first error is the one to raise
             file.close()
         raise
-    with full_disk_named(name, todo):
+    with translate_full_disk(name, todo):
         file.close()
     return done
 
