@@ -1,4 +1,8 @@
-"""Arrays in named shared memory, for processes that users start."""
+"""Arrays in named shared memory, for processes that users start.
+
+Memory that a killed process leaves behind is removed by the next process that makes some, and memory that another user
+could have written is never read.
+"""
 
 import atexit
 import contextlib

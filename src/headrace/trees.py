@@ -1,7 +1,8 @@
-"""Which objects are containers: the node types of optree and of JAX, and all mappings.
+"""Trees of values: which objects are containers, and how trees are mapped, stacked, copied and described.
 
-optree takes a type for a leaf until it is registered. The node types that only JAX knows are registered when they are
-first seen. Mappings are not, since few of their classes could be made again from their items: they become dicts.
+Containers are the node types of optree and of JAX, and all mappings. optree takes a type for a leaf until it is
+registered. The node types that only JAX knows are registered when they are first seen. Mappings are not, since few of
+their classes could be made again from their items: they become dicts.
 """
 
 import contextlib

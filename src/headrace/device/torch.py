@@ -1,4 +1,4 @@
-"""Elements as tensors of PyTorch, without copying or ahead on a device, and pipelines as datasets of PyTorch."""
+"""PyTorch: elements as tensors, without copying or ahead on a device, and pipelines as PyTorch datasets."""
 
 import contextlib
 import functools

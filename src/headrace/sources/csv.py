@@ -1,4 +1,7 @@
-"""CSV files as sources."""
+"""CSV files as sources.
+
+One scan finds where records end and which types fit all values; blocks of records are then parsed when they are read.
+"""
 
 import codecs
 import re
@@ -128,7 +131,7 @@ class CsvDataSource(TableDataSource):
         cache_bytes: How much memory parsed blocks may use, besides those being read.
         delimiter: The character between values.
         quote_char: The character that quotes values; None for no quoting.
-        column_names: The names of the columns, for files that do not begin with them.
+        column_names: The names of the columns, for files without a header line.
         column_types: The pyarrow types of some columns, by name.
         block_bytes: About how many bytes of a file are parsed at once.
     """

@@ -1,7 +1,7 @@
 """Any iterable as a stream: a function makes a new iterator for each iteration.
 
-Such an iterator cannot go back or report its position. A position is the number of elements so far, and restoring it
-produces them again and drops them.
+Such an iterator cannot go back or report its position. So a position is the number of elements so far, and restoring
+one produces these elements again and drops them.
 """
 
 import inspect

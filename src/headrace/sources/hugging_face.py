@@ -1,4 +1,8 @@
-"""A `datasets.Dataset` as a source."""
+"""Hugging Face's datasets: a `Dataset` as a source with random access, an `IterableDataset` as a stream.
+
+Values become NumPy's, by the dataset's features or by their own type. Columns of numbers are gathered directly from
+Arrow's memory; all others are decoded value by value.
+"""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -672,7 +676,3 @@ def _forgets(examples: Any) -> bool:
     """Whether a dataset has a shuffle buffer, which its states do not include."""
     below = [*getattr(examples, "ex_iterables", ()), getattr(examples, "ex_iterable", None)]
     return type(examples).__name__ == "BufferShuffledExamplesIterable" or any(_forgets(one) for one in below if one)
-
-
-# ---------------------------------------------------------------------------------------------------- hugging face
-# Hugging Face's datasets: a `Dataset` as a source, an `IterableDataset` as a stream.

@@ -18,7 +18,7 @@ from headrace.threads import map_in_threads
 from headrace.trees import ShapeDtypeStruct
 
 # ------------------------------------------------------------------------------------------------------------ file
-# Encoded images that know which file they are from.
+# Encoded images that know which file they come from.
 
 
 class ImageFile(bytes):
@@ -57,7 +57,7 @@ class ImageFolderDataSource:
     Args:
         root: The folder. With `root/cat/1.jpg`, `cat` is a class; with `root/1.jpg`, there are none.
         flat: Whether to take all images under the folder, without classes; by default, if some are directly in it.
-        channels: 3 for red, green and blue, or 1 for grey, whatever the file has.
+        channels: 3 for red, green and blue, or 1 for grey, regardless of the file.
         decode: Whether to decode images. Otherwise they are bytes, of which operations of `headrace.images` decode
             only what they need.
     """
@@ -116,7 +116,3 @@ class ImageFolderDataSource:
     def _described(self) -> str:
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
         return f"{counts}, channels={self._channels}" + ("" if self._decode else ", decode=False")
-
-
-# ---------------------------------------------------------------------------------------------------------- images
-# Images: folders of them as sources, and their decoding.

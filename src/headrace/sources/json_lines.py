@@ -3,15 +3,8 @@
 A line is UTF-8 and ends with `\\n`, `\\r\\n`, or the end of the file; a byte order mark at the start is skipped. In
 JSON lines, blank lines are skipped; in text, they are elements like any other.
 
-| file | |
-|---|---|
-| `lines` | how a line is parsed, and the error for one that does not parse |
-| `notes` | what elements have that JSON has not, and how they get it back |
-| `index` | where the lines of a file begin, found by one scan and stored |
-| `random_access` | lines by index |
-| `in_order` | lines as a stream |
-| `plain` | the decompressed bytes of files from any offset on |
-| `zstd` | frames of zstd, decompressed a few blocks at a time |
+From top to bottom: notes on values that JSON cannot hold, parsing of lines, the stored index of where lines begin,
+access by index, decompression (frames of zstd, then the plain bytes of any file from an offset on), and streams.
 """
 
 import collections
@@ -52,8 +45,8 @@ from headrace.storage.sidecar import Index
 # ----------------------------------------------------------------------------------------------------------- notes
 # Elements as JSON and back: plain values, and a note on what JSON does not have (see `headrace.sources.notes`).
 #
-# Arrays and tuples become lists, scalars of NumPy numbers, and bytes text. The note says what they were, and is left
-# out if there are none. It is text in the JSON, since other readers expect one type in each column.
+# Arrays and tuples become lists, scalars of NumPy numbers, and bytes text. The note says what they were, and is omitted
+# if there are none. It is text in the JSON, since other readers expect one type in each column.
 
 
 _as_text = json.JSONEncoder(separators=(",", ":")).encode
@@ -743,8 +736,8 @@ class JsonLinesIterDataset(LinesIterDataset[Any]):
     [{'x': 1}, {'x': 2}]
 
     Args:
-        paths: A path, a pattern, an address, or a sequence of these. Files may be compressed with gzip or zstd; their
-            first bytes tell, not their names.
+        paths: A path, a pattern, an address, or a sequence of these. Files may be compressed with gzip or zstd, which
+            is recognized by their first bytes, not by their names.
         max_line_bytes: How long a line may be; a longer one is an error. A few compressed bytes can expand enormously.
         max_window_bytes: How far back zstd may look, and so how much memory it may use: only files compressed as by
             `zstd --long=31` need more than 128 MiB.

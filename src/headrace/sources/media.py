@@ -1,7 +1,7 @@
-"""Files of audio and video as sources: of a folder, with one for each class or none, or by name.
+"""Files of audio and video as sources: those of a folder, with or without subfolders for classes, or files by name.
 
-An element has the path of a file: recordings may be long, and `headrace.audio` and `headrace.video` read and decode no
-more of them than a clip needs.
+An element holds the path of a file: recordings may be long, and `headrace.audio` and `headrace.video` read and decode
+only what a clip needs.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Notes: what a format does not say of an element, written beside its plain values so that it comes back equal.
+"""Notes: what a format cannot express about an element, written beside its plain values so that it comes back equal.
 
 A note is JSON. In an `Example` it is the feature `__headrace__`, in JSON lines the key of that name, and in Parquet and
 Arrow the schema's metadata `headrace`. Readers that do not know it see plain values. These say what a value was:

@@ -1,7 +1,7 @@
 """Opens data in the right format: the suffix says which one to expect, and the first bytes confirm it.
 
-If they disagree, the first bytes decide, if they are those of a format. Libraries and readers are imported when a file
-of their format is opened.
+If they disagree and the first bytes are those of a known format, these decide. Libraries and readers are imported when
+a file of their format is opened. Splits, and slices of data without splits, are resolved here too.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from headrace.storage.files import GZIP, ZSTD, base_name, is_folder, list_folder
 from headrace.storage.splits import SplitTerm, parse, parse_split
 
 # --------------------------------------------------------------------------------------------------------- formats
-# The formats: how their files and folders look, and what reads them.
+# The formats: how to recognize their files and folders, and what reads them.
 
 
 BEGIN_BYTES = 512
@@ -47,8 +47,8 @@ class Format(NamedTuple):
     many: bool = True  # whether it reads several files as one
     checksums: str = "none"  # what they cover
     has_records: bool = False  # whether elements are bytes, which may be `tf.train.Example`
-    decodes: bool = False  # whether the source decodes images, unless it is told not to
-    has_paths: bool = False  # whether elements have paths of files, unless it is told to read them
+    decodes: bool = False  # whether the source decodes images, unless an option turns that off
+    has_paths: bool = False  # whether elements have paths of files, unless an option makes it read them
 
 
 def import_class(name: str) -> Any:
@@ -314,7 +314,7 @@ def is_hidden(path: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- splits
-# Splits of files that have none of their own: slices, and names that are those of files and folders.
+# Splits of data without built-in splits: slices, and splits named after files and folders.
 
 
 Open = Callable[[Any], Any]
@@ -408,7 +408,7 @@ def display_path(path: Any) -> str:
 # Which source a path means.
 
 
-HAVE_SPLITS = ("TFDS", "Hugging Face")  # the formats with splits of their own
+HAVE_SPLITS = ("TFDS", "Hugging Face")  # the formats with built-in splits
 BY_NAME = "tfds:"
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")

@@ -1,8 +1,7 @@
-"""The rows of Parquet files as streams.
+"""The rows of Parquet files, by index and as streams.
 
-A position is a row group and a row in it. A row group is decoded at once, as in a `ParquetDataSource`. Whether nulls
-change the dtype of a column is decided for the whole file, so a row depends on the file alone, and restoring a position
-reads one row group.
+A row group is decoded at once. A stream's position is a row group and a row in it. Whether nulls change the dtype of a
+column is decided for the whole file, so a row depends on the file alone, and restoring a position reads one row group.
 """
 
 import contextlib

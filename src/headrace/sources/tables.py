@@ -1,4 +1,10 @@
-"""Tables in files (Parquet, Arrow IPC and Feather, CSV): as sources, as batches of columns, and shuffled."""
+"""Tables in files (Parquet, Arrow IPC and Feather, CSV): as sources, as batches of columns, and shuffled.
+
+A row never depends on the rows that are read with it. Offsets and indices in a file are checked before values are read
+through them, so that damage raises an error instead of crashing. From top to bottom: Arrow columns as NumPy arrays,
+caches, the selection of columns and rows, notes on elements, stored scans, the base class of all table sources, and
+batches and shuffles of whole groups.
+"""
 
 import base64
 import contextlib
@@ -540,12 +546,13 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
 # The metadata `headrace` is JSON, `{"element": note}`. Its notes are those of `headrace.sources.notes`, with these for
 # what the rows of a column have in common; a column without one is as Arrow gives it, and a null is None.
 #
-#     {"a": …}                              a dict, with the notes on some of its values     ["array", dtype, [null, 4],
-# …]        an array in lists of lists, the sizes that all of the first rows have, and the
-# note on its items if they are objects; the dtype if it is not that of Arrow     ["list", …]  ["tuple", …]
-# a list, and the note on its items     ["fields", […, …]]                    a tuple in a struct with the fields 0, 1
-# and so on     ["datetime64[s]"]                     a scalar of NumPy     "python"                              an
-# object as of `to_pylist`, such as a date
+#     {"a": …}                          a dict, with the notes on some of its values
+#     ["array", dtype, [null, 4], …]    an array in lists of lists: its dtype if it is not that of Arrow, the sizes
+#                                       that all of the first rows have, and the note on its items if they are objects
+#     ["list", …]  ["tuple", …]         a list or tuple, and the note on its items
+#     ["fields", […, …]]                a tuple in a struct with the fields 0, 1, and so on
+#     ["datetime64[s]"]                 a scalar of NumPy
+#     "python"                          an object as `to_pylist` returns it, such as a date
 
 
 KEY = b"headrace"
@@ -1212,7 +1219,7 @@ class TableBatches(IterDataset[dict[str, Any]]):
     Args:
         source: A `ParquetDataSource`, `ArrowDataSource` or `CsvDataSource`.
         batch_size: How many rows a batch has.
-        drop_remainder: Whether to leave out a smaller batch at the end.
+        drop_remainder: Whether to drop a smaller batch at the end.
     """
 
     def __init__(self, source: TableDataSource, batch_size: int = 1024, *, drop_remainder: bool = False):

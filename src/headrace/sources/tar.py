@@ -30,7 +30,7 @@ from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index
 
 # --------------------------------------------------------------------------------------------------------- members
-# The files in a tar archive: what their headers say, each checked, and the errors for those that cannot be read.
+# The files in a tar archive: their headers, all of which are checked, and the errors for those that cannot be read.
 #
 # An archive is blocks of 512 bytes. A file is a header and the blocks of its content, a long name is a header of its
 # own before that, and blocks of zeros end the archive. Headers have checksums, content has none.
@@ -367,8 +367,8 @@ class TarDataSource(IndexedFiles[Sample]):
     """The samples of tar files by index, as dicts of bytes: `{"__key__": "a/1", "jpg": b"…", "cls": b"7"}`.
 
     Files that follow one another and have the same name up to its first dot are one sample; what follows the dot is the
-    name of the value, in lower case. Names without a dot, and those that begin with `__name__`, are left out, as
-    WebDataset does. `DecodeSample` and the operations of `headrace.images` decode values.
+    name of the value, in lower case. Files whose names have no dot or begin with `__name__` are skipped, as in
+    WebDataset. `DecodeSample` and the operations of `headrace.images` decode values.
 
     >>> from headrace.sources import write_tar
     >>> paths = write_tar([{"__key__": "dog", "txt": "a dog", "cls": 3}], folder / "a.tar")
@@ -583,7 +583,7 @@ def _opened(path: str) -> files.File | Inflated:
 
 
 # ---------------------------------------------------------------------------------------------------------- decode
-# The values of samples as what their extensions say.
+# Decodes the values of samples by their extensions.
 
 
 Decoder = Callable[[bytes], Any]
@@ -610,7 +610,7 @@ DECODERS: dict[str, Decoder] = {
 class DecodeSample(transforms.Map):
     """Decodes the values of a sample of a tar file, each by the last part of its extension.
 
-    `txt` becomes text, `cls` an int, `json` what it says, `npy` an array, and `npz` a dict of arrays; the names that
+    `txt` becomes text, `cls` an int, `json` its value, `npy` an array, and `npz` a dict of arrays; the names that
     WebDataset has for these work too. All other values stay bytes: for images there is `headrace.images`, as in
     `images.Decode(key="jpg")`, which decodes no more than later operations need.
 

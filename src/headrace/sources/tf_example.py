@@ -1,6 +1,8 @@
 """`tf.train.Example` and `SequenceExample`, parsed to NumPy and written without TensorFlow.
 
-An `Example` is a protocol buffer: a map from names to lists of floats, of ints, or of bytes.
+An `Example` is a protocol buffer: a map from names to lists of floats, of ints, or of bytes. From top to bottom: the
+wire format, elements restored by their notes, parsing of single records, writing, and the parser of many records with
+expected features, which reads them in step.
 """
 
 import functools
@@ -437,7 +439,7 @@ def encode_example(element: Any, *, plain: bool = False) -> bytes:
 
     Args:
         element: A dict of arrays, numbers, text, bytes, None, and dicts, lists and tuples of these; or one of them.
-        plain: Whether to leave out the note: values then come back flat, as int64, float32 and bytes.
+        plain: Whether to omit the note: values then come back flat, as int64, float32 and bytes.
 
     >>> encode_example({"a": np.array([1])})
     b'\\n\\x0c\\n\\n\\n\\x01a\\x12\\x05\\x1a\\x03\\n\\x01\\x01'

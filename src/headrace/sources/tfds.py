@@ -38,7 +38,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def folder_of(given: str | os.PathLike, data_dir: str | os.PathLike | None) -> str:
-    """The folder with the files of a dataset, which is given by that folder or by its name in `data_dir`."""
+    """The folder with the files of a dataset, from that folder itself or from the dataset's name in `data_dir`."""
     folder = files.absolute(os.path.expanduser(given))
     named = isinstance(given, str) and _NAME.fullmatch(given) is not None
     if data_dir is not None:

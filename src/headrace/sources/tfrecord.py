@@ -1,4 +1,8 @@
-"""TFRecord files: streams of bytes, and random access through an index of offsets."""
+"""TFRecord files: streams of bytes, and random access through an index of offsets.
+
+Every checksum is verified before a record is returned. From top to bottom: CRC32C, the framing of records,
+decompression, random access, and streams.
+"""
 
 import contextlib
 import functools

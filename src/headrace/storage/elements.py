@@ -26,7 +26,7 @@ from headrace.storage.indices import BlockSource, checked_index, checked_indices
 from headrace.storage.private import Untrusted, check_kept, create, make_folder, open_lock
 
 # ---------------------------------------------------------------------------------------------------------- layout
-# How an element is laid out in bytes: what it is made of is its layout, which many elements share.
+# How an element is laid out in bytes. The structure of an element is its layout, which many elements share.
 #
 # A layout is text, a `list` or a `dict` with the layouts of what they hold. All numbers are little-endian, and each
 # value begins at a multiple of 8 bytes.

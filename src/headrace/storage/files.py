@@ -1,8 +1,8 @@
 """Local and remote files: which ones a path or pattern means, and their bytes by offset.
 
-A path with a protocol (`s3://`, `gs://`, `http://`, `memory://`, `zip://`) is read through fsspec, see `remote/`; any
-other is a local file. Files are opened when they are first read. A pool limits how many are open, and insists on one
-version of each file for as long as it exists, in all processes.
+A path with a protocol (`s3://`, `gs://`, `http://`, `memory://`, `zip://`) is read through fsspec, see
+`headrace.storage.remote`; any other is a local file. Files are opened when they are first read. A pool limits how many
+are open, and insists on one version of each file for as long as it exists, in all processes.
 """
 
 import contextlib
@@ -247,8 +247,8 @@ def base_name(path: str) -> str:
 def expand(paths: Any, *, what: str, folders: bool = False) -> list[str]:
     """The files that a path, a pattern (`*`, `?`, `[…]`, `{000..009}`), or a sequence of these means, in a fixed order.
 
-    The matches of a pattern are sorted by name; those of names in braces are in the order in which they are given.
-    Raises `FileNotFoundError` that names all missing paths, before anything is read, and an error for a folder unless
+    The matches of a pattern are sorted by name; those of names in braces keep the order in the braces. Raises
+    `FileNotFoundError` that names all missing paths, before anything is read, and an error for a folder unless
     `folders`. `what` is the kind of files, for messages.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else paths

@@ -1,4 +1,4 @@
-"""Arrays in memory as a source: element `i` is row `i` of every array."""
+"""Sources in memory: arrays (element `i` is row `i` of every array), ranges, and elements in shared memory."""
 
 import functools
 import pickle

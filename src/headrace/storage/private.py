@@ -1,8 +1,8 @@
 """Data that is stored on disk for later runs: private to this user, and used only if nobody else can have written it.
 
 Whoever can write to a cache decides which elements a source has, and an index says where in a file to look. So every
-file that Headrace writes and reads back is opened here: made with the mode 0600, and refused if another user owns it or
-may have changed it. What is changed or locked in place is never opened through a link, which others may have made.
+file that Headrace writes and reads back is opened here: created with the mode 0600, and refused if another user owns it
+or may have changed it. What is changed or locked in place is never opened through a link, which others may have made.
 """
 
 import contextlib

@@ -5,12 +5,8 @@ concurrent requests. Transient faults (a dropped connection, a busy server, a ti
 times, with increasing waits; other faults raise at once. So does a file that is replaced while it is open: all bytes
 that are read or cached belong to one version.
 
-| file | |
-|---|---|
-| `addresses` | what an address or a pattern means, and what its server says about it |
-| `fetching` | bytes of remote files |
-| `cache` | a folder of limited size, which several processes may share |
-| `reading` | files by offset, as streams, and as local copies |
+From top to bottom: retries, addresses and patterns, the cache folder (of limited size, which several processes may
+share), requests for bytes, and files by offset, as streams and as local copies.
 """
 
 import contextlib

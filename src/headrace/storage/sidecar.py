@@ -53,7 +53,7 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def _find(self, file: files.File) -> np.ndarray:
-        """Finds the int64 numbers in the file itself; tells `advance` how many bytes it has gone on."""
+        """Finds the int64 numbers in the file itself; reports to `advance` how many bytes it has read."""
 
     def advance(self, num_bytes: int) -> None:
         """Shows how far the search in the file has come."""

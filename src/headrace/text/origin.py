@@ -1,7 +1,7 @@
-"""Where a tokenizer comes from: what worker processes get instead of it, and what identifies it.
+"""Where a tokenizer comes from: what worker processes receive in its place, and what identifies it.
 
-If users give a path, workers get the path, and the file must be the same for all of them; if they give an object,
-workers get the contents of its file.
+If the user passes a path, workers receive the path, and the file must be the same for all of them; if the user passes
+an object, workers receive the contents of its file.
 """
 
 import contextlib

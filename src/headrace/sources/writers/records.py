@@ -39,7 +39,7 @@ def write_array_record(
             so on. Missing folders are created.
         options: Options of ArrayRecord's writer; by default each record can be read on its own.
         plain: Whether to write no more than plain values, without notes on what the format does not have of them:
-            dtypes, shapes, tuples and so on are then lost. Text is written as UTF-8.
+            dtypes, shapes, and tuples, for example, are then lost. Text is written as UTF-8.
         num_shards: How many files to write; 1 by default.
         overwrite: Whether to replace existing files, which are an error otherwise; old shards of another count are
             removed at the end.

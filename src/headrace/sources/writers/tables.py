@@ -73,7 +73,7 @@ class TableWriter:
         schema_of: The schema of a file; None if it does not say.
         schema_without_rows: The schema for a file without rows, given the first shard.
         schema: A schema to which values are converted.
-        plain: Whether to leave out notes, and convert values that do not fit into their column.
+        plain: Whether to omit notes, and to convert values that do not fit their column.
         row_group_rows: The most rows in a row group.
         rows_only: Whether the format cannot say that elements were no dicts.
     """
@@ -106,7 +106,7 @@ class TableWriter:
 
 
 class TableFile:
-    """Collects rows into row groups; the first group determines the schema, unless one is given."""
+    """Collects rows into row groups; the first group determines the schema, unless the caller passes one."""
 
     def __init__(self, path: str, table: TableWriter, first: str | None, schema: Any):
         self._path = path
