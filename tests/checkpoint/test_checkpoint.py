@@ -151,7 +151,7 @@ def test_a_checkpoint_that_grain_wrote_with_orbax_restores(tmp_path, kind):
 
 def test_bad_checkpoints_are_told(tmp_path):
     handler = headrace.checkpoint.CheckpointHandler()
-    with pytest.raises(PipelineError, match="got IterDataset. Give `iter"):
+    with pytest.raises(PipelineError, match="got IterDataset. Pass `iter"):
         handler.save(tmp_path, args=headrace.checkpoint.CheckpointSave(dataset()))
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -211,7 +211,7 @@ def test_a_state_of_another_operation_names_both():
         (headrace.IterDataset.mix([ranged(headrace)]), "mix"),
     ):
         with pytest.raises(
-            StateError, match=f"which Grain wrote.*WindowShuffleIterDataset where the pipeline has {said}"
+            StateError, match=f"Grain saved this state with .*WindowShuffleIterDataset where the pipeline has {said}"
         ):
             iter(ours).set_state(theirs.get_state())
 
@@ -250,7 +250,7 @@ def test_a_state_of_a_later_epoch_of_an_interleave_says_what_it_lacks():
 
     found, states = walked(build(grain))
     assert_restored(build, found, states, range(9))
-    with pytest.raises(StateError, match="Grain wrote the state in an InterleaveIterDataset with a later epoch"):
+    with pytest.raises(StateError, match="Grain saved this state of an InterleaveIterDataset with a later epoch"):
         iter(build(headrace)).set_state(states[10])
 
 

@@ -269,7 +269,7 @@ def test_a_clip_after_the_end_is_an_error(videos):
         ({"fps": 0}, "`fps` must be a positive number of frames per second; got 0"),
         ({"frames": 3, "fps": 2}, "give one"),
         ({"size": (0, 3)}, "size"),
-        ({"duration": -1}, "`duration` of a clip must be a number of seconds, above 0; got -1"),
+        ({"duration": -1}, "`duration` of a clip must be a number of seconds above 0; got -1"),
     ],
 )
 def test_arguments_that_make_no_sense(options, said):

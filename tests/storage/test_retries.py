@@ -56,7 +56,7 @@ def test_a_read_that_fails_at_first_succeeds(memory, caplog):
         os.pread(file._fd, 8, memory.address)
 
     def put_back():
-        until(lambda: "Trying again" in caplog.text, "not logged", seconds=60)
+        until(lambda: "Retrying" in caplog.text, "not logged", seconds=60)
         memory.put_back()
 
     thread = threading.Thread(target=put_back)
@@ -85,7 +85,7 @@ def test_it_gives_up_after_so_many_seconds(memory, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "headrace"), pytest.raises(RemoteError, match=r"failed \d times in \d s"):
         LocalFile("/proc/self/mem").read(memory.address, 8)
     assert time.monotonic() - began < 60
-    assert caplog.text.count("Trying again") >= 1
+    assert caplog.text.count("Retrying") >= 1
 
 
 @pytest.mark.parametrize("value", ["a few", "-1", "nan"])

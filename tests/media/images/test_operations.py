@@ -283,7 +283,7 @@ def test_the_spec_of_a_pipeline(tmp_path):
     assert ds.element_spec["image"] == ShapeDtypeStruct((None, None, 1), np.dtype(np.uint8))
     ds = ds.random_map(RandomResizedCrop(24)).batch(1)
     assert ds.element_spec["image"] == ShapeDtypeStruct((1, 24, 24, 1), np.dtype(np.uint8)) == spec_of(ds[0]["image"])
-    with pytest.raises(SpecError, match="may make anything"):
+    with pytest.raises(SpecError, match="may return anything"):
         Compose([len]).output_spec(ShapeDtypeStruct((3, 3, 3), np.dtype(np.uint8)))
 
 
@@ -337,7 +337,7 @@ def test_mixes_of_batches():
         ("no labels under 'label'; it has", {"image": PHOTO[None]}),
         ("takes batches with labels", PHOTO[None]),
         ("Labels are from 0 to 3; with num_classes=3", (np.stack([PHOTO] * 2), np.array([0, 3]))),
-        ("integers, with `num_classes` given", (np.stack([PHOTO] * 2), np.array([0.5, 3]))),
+        ("integers with `num_classes` set", (np.stack([PHOTO] * 2), np.array([0.5, 3]))),
     ],
 )
 def test_what_mixes_do_not_take(text, element):
@@ -361,7 +361,7 @@ def test_what_mixes_do_not_take(text, element):
         ("scale must be two positive numbers in ascending order", lambda: RandomResizedCrop(7, scale=(1, 0.5))),
         ("p must be a probability", lambda: RandomHorizontalFlip(1.5)),
         ("padding_mode must be one of constant, edge", lambda: RandomCrop(7, padding_mode="wrap")),
-        ("padding has 1 or 2 or 4 numbers", lambda: RandomCrop(7, (1, 2, 3))),
+        ("padding must have 1 or 2 or 4 numbers", lambda: RandomCrop(7, (1, 2, 3))),
         ("brightness must be a positive number", lambda: ColorJitter(brightness=-1)),
         ("hue must be a positive number, or two from -0.5 to 0.5", lambda: ColorJitter(hue=0.6)),
         ("one number for each channel", lambda: Normalize([1, 2], [1])),
