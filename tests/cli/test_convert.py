@@ -177,7 +177,7 @@ def test_a_source_that_changed_is_converted_anew(tmp_path, capsys):
     assert len([name for name in names_in(tmp_path) if name.startswith("b-")]) == 3
     write_rows(rows)
     assert convert(rows, tmp_path / "b.parquet", "--shards", 4) == 1
-    assert "has left 3 shards of something else" in capsys.readouterr().err
+    assert "left 3 shards of different data" in capsys.readouterr().err
     assert convert(rows, tmp_path / "b.parquet", "--shards", 4, "--overwrite") == 0
     paths = shard_names(str(tmp_path / "b.parquet"), 4)
     assert [row for path in paths for row in pq.read_table(path).to_pylist()] == ROWS

@@ -181,7 +181,7 @@ def test_states_go_on_in_their_epoch_and_then_with_the_next(k):
     [
         (lambda: numbers().repeat(), "since it never ends"),
         (lambda: Tail(stream()), "only its own code can order anew"),
-        (lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=1)), "has a DataLoader"),
+        (lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=1)), "not of a DataLoader"),
     ],
 )
 def test_passes_that_cannot_differ_are_told(build, why):
@@ -331,7 +331,7 @@ def test_states_know_their_epoch():
     assert (other.epoch, list(other)) == (3, expected[5:])
     other.load_state_dict(state)
     other.set_epoch(4)
-    with pytest.raises(StateError, match=r"The state is of epoch 3, and `set_epoch\(4\)` was called after"):
+    with pytest.raises(StateError, match=r"The state is of epoch 3, but `set_epoch\(4\)` was called after"):
         iter(other)
     other.set_epoch(3)
     assert list(other) == expected[5:]
@@ -363,7 +363,7 @@ def test_it_can_be_pickled():
         (
             lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=2)),
             1,
-            "has a DataLoader. Let its sampler read several epochs",
+            "not of a DataLoader. Let its sampler read several epochs",
         ),
     ],
 )

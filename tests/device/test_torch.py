@@ -465,7 +465,7 @@ def test_a_process_group_says_so_too(tmp_path):
             torch.distributed.destroy_process_group()
         """.strip()
     )
-    assert "The process group says that there are 3 ranks" in found
+    assert "The process group reports 3 ranks" in found
     assert "ds.shard(3, torch.distributed.get_rank(), drop_remainder=True)" in found
 
 

@@ -267,7 +267,7 @@ def test_a_clip_after_the_end_is_an_error(videos):
     [
         ({"frames": 0}, "frames"),
         ({"fps": 0}, "`fps` must be a positive number of frames per second; got 0"),
-        ({"frames": 3, "fps": 2}, "give one"),
+        ({"frames": 3, "fps": 2}, "Pass either `frames`"),
         ({"size": (0, 3)}, "size"),
         ({"duration": -1}, "`duration` of a clip must be a number of seconds above 0; got -1"),
     ],

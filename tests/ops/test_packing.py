@@ -306,7 +306,7 @@ def test_the_report_compares_strategies_over_the_same_sequences():
         ("'first_fit' has no option 'bos_token_id'; it has .*num_packing_bins", {"bos_token_id": 1}),
         ("'concat_split' has no option 'seed'", {"strategy": "concat_split", "seed": 1}),
         ("empty_sequences must be one of 'drop', 'error', 'keep'; got 'skip'", {"empty_sequences": "skip"}),
-        ("meta_features must be a sequence of at least one name; got the string 'tok'", {"meta_features": "tok"}),
+        ("meta_features must be a sequence of names; got the string 'tok'", {"meta_features": "tok"}),
         ("bos_handling must be a BOSHandling", {"strategy": "concat_split", "bos_handling": "replace"}),
     ],
 )

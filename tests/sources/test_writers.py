@@ -379,7 +379,7 @@ def test_the_first_row_group_fixes_the_types(tmp_path):
     assert pq.read_table(path).to_pydict() == {"x": [1.0, 2.5]}
     with pytest.raises(PipelineError, match=r"has the columns \['y'\], but those before it have \['x'\]"):
         write_parquet([{"x": 1}, {"y": 1}], tmp_path / "b.parquet")
-    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but the schema \['x'\]"):
+    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but the schema has \['x'\]"):
         write_parquet([{"y": 1}], tmp_path / "b.parquet", schema=schema)
 
 

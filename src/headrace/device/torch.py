@@ -322,9 +322,8 @@ class TorchDataset(IterableDataset):
     def _made_in_epoch(self, epoch: int) -> Dataset:
         if not isinstance(self._ds, Dataset):
             raise PipelineError(
-                f"Cannot set epoch {epoch}: TorchDataset selects the epoch of a dataset, and this one wraps a "
-                f"{type(self._ds).__name__}. Let its sampler read several epochs: `IndexSampler(..., "
-                "num_epochs=10)`."
+                f"TorchDataset can select epoch {epoch} of a dataset, but not of a {type(self._ds).__name__}. Let "
+                "its sampler read several epochs: `IndexSampler(..., num_epochs=10)`."
             )
         return dataset_of(in_epoch(self._ds._stream_op, epoch))
 
