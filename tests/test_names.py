@@ -284,7 +284,7 @@ def test_any_module_of_grain_is_headraces():
 
         assert nested is headrace.experimental
         assert grain.loader is headrace.loader
-        with pytest.raises(ModuleNotFoundError, match="`grain` is Headrace here"):
+        with pytest.raises(ModuleNotFoundError, match="`grain` is an alias of Headrace here"):
             import grain.nothing
     assert headrace.loader.__name__ == "headrace.loader"
     assert headrace.loader.__spec__ is spec

@@ -24,7 +24,7 @@ OWN = {
     "data": "",
     "device.torch": "CudaDevice OtherDevice ToTorchDevice",
     "diagnosis": "",
-    "errors": "Quoted available format_error frames_of_interrupt full_disk_named hide_internal_frames install_command optional rebuild_error users_frames without_memory_addresses without_secrets",
+    "errors": "Quoted available translate_full_disk format_error install_command interrupt_traceback optional rebuild_error hide_internal_frames user_traceback without_memory_addresses without_secrets",
     "exporters": "Exporter debug_report export_of",
     "iterator": "NoStats PipelineIterator",
     "monitoring": "",

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from headrace.engine.iteration import Iteration
-from headrace.errors import ClosedError, HeadraceError, StateError, show_users_frames
+from headrace.errors import ClosedError, HeadraceError, StateError, hide_internal_frames
 from headrace.exporters import DEBUG_EVERY_S, Export, Exporter, debug_report, export_of
 from headrace.ops.base import Op
 from headrace.ops.global_batch import has_global_state
@@ -315,7 +315,7 @@ class PipelineIterator(_Checkpointable[T]):
         try:
             position = positions.restore(self._iteration.op, state, strict=strict)
         except HeadraceError as e:
-            show_users_frames(e)
+            hide_internal_frames(e)
             raise
         self._iteration.go_to(position)
 

@@ -1,4 +1,8 @@
-"""Arrays in named shared memory, for processes that users start."""
+"""Arrays in named shared memory, for processes that users start.
+
+Memory that a killed process leaves behind is removed by the next process that makes some, and memory that another user
+could have written is never read.
+"""
 
 import atexit
 import contextlib
@@ -58,8 +62,8 @@ class NamedMemory:
     Args:
         name: The name; by default one that is free.
         size: How many bytes to make; without it, the memory must exist.
-        mark: The first bytes of the memory. They tell memory of this library from that of others if a name that the
-            user gives is taken.
+        mark: The first bytes of the memory. They distinguish memory of this library from that of others, if a name that
+            the user chose is taken.
     """
 
     def __init__(self, name: str | None = None, *, size: int | None = None, mark: bytes = b""):
@@ -87,7 +91,7 @@ class NamedMemory:
             fd = _open(self.name, os.O_RDWR)
         except FileNotFoundError:
             raise PipelineError(
-                f"There is no shared memory of the name {self.name!r}: it was removed, or its maker has ended."
+                f"There is no shared memory named {self.name!r}: it was removed, or its creator has ended."
             ) from None
         except PermissionError:
             raise _untrusted(self.name, "it belongs to another user") from None
@@ -108,8 +112,8 @@ class NamedMemory:
                     self.name = _fresh_name()
                 elif not mark or not _remove_abandoned(self.name, mark[:MARK_BYTES]):
                     raise PipelineError(
-                        f"There is shared memory of the name {self.name!r} already: choose another, or attach to it by "
-                        "giving the name alone."
+                        f"Shared memory named {self.name!r} already exists: choose another name, or attach to it "
+                        "by passing only the name."
                     ) from None
                 continue
             # A name that the user gave has its own lock: the mapping lives on in children that outlive its maker.
@@ -133,8 +137,8 @@ class NamedMemory:
             there = os.fstatvfs(fd)
             free = there.f_bavail * there.f_frsize
             raise MemoryError(
-                f"There is no room for {size / 2**20:,.0f} MiB of shared memory: {free / 2**20:,.0f} MiB are free in "
-                "/dev/shm. Make it larger, or share less."
+                f"Not enough room for {size / 2**20:,.0f} MiB of shared memory: {free / 2**20:,.0f} MiB are free "
+                "in /dev/shm. Enlarge it, or share less."
             ) from e
 
     def keep(self) -> None:
@@ -200,16 +204,17 @@ def _unlink(name: str) -> None:
 def _others_hand(status: os.stat_result) -> str:
     """Why other users may have written to memory; empty if they cannot have."""
     if status.st_uid != os.geteuid():
-        return f"it belongs to the user {status.st_uid}, and this process runs as {os.geteuid()}"
+        return f"it belongs to user {status.st_uid}, but this process runs as user {os.geteuid()}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"other users may write to it (its mode is {stat.S_IMODE(status.st_mode):o})"
+        return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
     return ""
 
 
 def _untrusted(name: str, why: str) -> PipelineError:
     return PipelineError(
-        f"Will not read the shared memory {name!r}: {why}, and objects that others put there could run their code "
-        "here. Only processes of one user can share memory; choose another name, or remove it."
+        f"Refusing to read the shared memory {name!r}: {why}, and objects that others stored there could run "
+        "their code here. Only processes of the same user can share memory; choose another name, or remove "
+        "it."
     )
 
 
@@ -331,7 +336,7 @@ class SharedMemoryArray(np.ndarray):
     def __new__(cls, shape: Iterable[int] | int, dtype: npt.DTypeLike = float) -> "SharedMemoryArray":
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if not all(isinstance(n, int | np.integer) and n >= 0 for n in shape):
-            raise PipelineError(f"The shape of a SharedMemoryArray must be of ints of 0 or more; got {shape!r}.")
+            raise PipelineError(f"The shape of a SharedMemoryArray must consist of nonnegative ints; got {shape!r}.")
         if np.dtype(dtype).hasobject:
             raise PipelineError("A SharedMemoryArray cannot hold Python objects: another process could not read them.")
         size = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
@@ -352,9 +357,7 @@ class SharedMemoryArray(np.ndarray):
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> "SharedMemoryArray":
         """The array of this process, or of another one of this user."""
         if np.dtype(metadata.dtype).hasobject:
-            raise PipelineError(
-                "A SharedMemoryArray cannot hold Python objects, but the metadata has a dtype of objects."
-            )
+            raise PipelineError("A SharedMemoryArray cannot hold Python objects, but the metadata has an object dtype.")
         return cls._on(NamedMemory(metadata.name), metadata.shape, metadata.dtype)
 
     @classmethod
@@ -392,7 +395,7 @@ class SharedMemoryArray(np.ndarray):
         threading.Thread(target=_close, args=(shm, unlink), name="headrace-close-shm").start()
 
     def reduce_by_value(self) -> Any:
-        """How a worker hands the array over: as a copy, since its memory ends with it."""
+        """Pickles the array as a copy when a worker sends it, since the memory ends with the worker."""
         return _copied, (np.asarray(self),)
 
     def __reduce__(self) -> Any:

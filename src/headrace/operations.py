@@ -1,6 +1,6 @@
-"""The older way to write a `DataLoader`'s operations: each gets an iterator of records and returns one.
+"""The older way to write a `DataLoader`'s operations: each receives an iterator of records and returns one.
 
-Your own operation must give every record that it yields the metadata of the last record that it used. To restore a
+Your own operation must attach to every record that it yields the metadata of the last record that it used. To restore a
 state, the loader calls the operation again after that record, so it must hold nothing back when it yields.
 """
 
@@ -142,7 +142,6 @@ def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] 
     data = (batch_fn or trees.stack)([record.data for record in records])
     if data is None and batch_fn is None:
         raise PipelineError(
-            f"A batch got {len(records)} elements that are all None: does the function of a `map` before it lack a "
-            "`return`?"
+            f"All {len(records)} elements of a batch are None: does the function of a `map` before it lack a `return`?"
         )
     return Record(records[-1].metadata.remove_record_key(), data)

@@ -63,7 +63,7 @@ class ReadOptions:
     >>> list(ds)
     [0, 1, 2, 3]
 
-    Differs from Grain: without these options, Headrace measures whether threads pay; Grain starts 16.
+    Differs from Grain: without these options, Headrace measures whether threads help; Grain starts 16.
 
     Args:
         num_threads: Threads that read ahead; 0 reads in the consumer's own thread.
@@ -85,7 +85,7 @@ class ReadOptions:
             import logging  # hardly ever needed
 
             logging.getLogger("headrace").warning(
-                "prefetch_buffer_size=%d is smaller than num_threads=%d, so no more than %d threads have work. Make "
+                "prefetch_buffer_size=%d is smaller than num_threads=%d, so at most %d threads have work. Make "
                 "it at least num_threads.",
                 size,
                 threads,
@@ -115,8 +115,8 @@ class MultiprocessingOptions:
 
     Args:
         num_workers: Worker processes; 0 computes in the consumer's own process. With AUTOTUNE, the consumer's own
-            process begins; a worker for each core goes on if that is faster, and workers are added and given up as the
-            consumer waits, and as cores and memory are free.
+            process starts; one worker for each core takes over if that is faster, and workers are added or removed
+            depending on how long the consumer waits and how many cores and how much memory are free.
         per_worker_buffer_size: Outputs that each worker may have ready; cheap ones travel several at a time. With
             AUTOTUNE, one at first, more while that helps, and fewer again if memory gets short.
         enable_profiling: Each worker serves JAX's profiler and logs the address: XProf or TensorBoard can capture a
@@ -150,8 +150,8 @@ class MultiprocessingOptions:
         most = max(MOST_WORKERS, MOST_WORKERS_PER_CORE * (os.cpu_count() or 1))
         if isinstance(self.num_workers, int) and self.num_workers > most:
             raise PipelineError(
-                f"num_workers={self.num_workers} is more than the {most} that are allowed on a machine with "
-                f"{os.cpu_count()} cores. Start with one worker per core."
+                f"num_workers={self.num_workers} exceeds the limit of {most} on a machine with {os.cpu_count()} "
+                "cores. Start with one worker per core."
             )
 
 
@@ -165,8 +165,8 @@ class RayOptions(MultiprocessingOptions):
     Differs from Grain: there, workers run on one machine.
 
     Args:
-        num_workers: Actors. Those that the cluster has no room for start when it has. AUTOTUNE, the default, uses what
-            the cluster has free, now and later.
+        num_workers: How many actors. Those that the cluster has no room for start later, when it has. AUTOTUNE, the
+            default, uses what the cluster has free, now and later.
         address: The cluster, as for `ray.init`: "auto", or an address. By default the Ray that this process uses, or
             one that is started on this machine and ends with the iterator.
         num_cpus: What each actor reserves.
@@ -188,16 +188,15 @@ class RayOptions(MultiprocessingOptions):
         check_counts(self, "num_workers", least=0, autotune=True)
         if self.address is not None and self.address.startswith("ray://"):
             raise PipelineError(
-                f"RayOptions(address={self.address!r}) is for Ray Client, whose driver is elsewhere. Run on a node of "
-                'the cluster, which may have no CPUs for others (`ray start --num-cpus=0`), with address="auto".'
+                f"RayOptions(address={self.address!r}) is for Ray Client, whose driver runs on another machine. "
+                'Run on a node of the cluster with address="auto"; the node may offer no CPUs (`ray start '
+                "--num-cpus=0`)."
             )
         check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
         if not isinstance(self.num_cpus, int | float) or self.num_cpus < 0:
             raise PipelineError(f"num_cpus must be a number of at least 0; got {self.num_cpus!r}.")
         if self.num_workers is AUTOTUNE and not self.num_cpus and not self.resources:
-            raise PipelineError(
-                "num_workers=AUTOTUNE needs workers that reserve something: give num_cpus or resources."
-            )
+            raise PipelineError("num_workers=AUTOTUNE needs workers that reserve something: set num_cpus or resources.")
 
 
 class ExecutionTrackingMode(enum.Enum):
@@ -214,7 +213,7 @@ class ExecutionTrackingMode(enum.Enum):
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """What to do about a record that cannot be read, or that makes a function raise.
+    """What to do with a record that cannot be read, or that makes a function raise.
 
     Errors of the pipeline itself, such as batches of unequal shapes, and of a server that does not answer are never
     skipped.
@@ -226,13 +225,13 @@ class ErrorPolicy:
     Differs from Grain: there, an error always ends the run.
 
     Args:
-        action: "raise" ends the run. "skip" leaves the record out. A function gets the `BadRecord` and returns what the
-            operation that failed should have returned, or `None` to leave the record out; it runs in workers too.
+        action: "raise" ends the run. "skip" drops the record. A function receives the `BadRecord` and returns what the
+            operation that failed should have returned, or `None` to drop the record; it runs in workers too.
         max_errors: The run ends with a `BadRecordsError` after more bad records than this in one epoch; `None` for any
             number.
-        max_ratio: It also ends if bad records are more than this share of all that were read, from the eleventh bad
-            one on; `None` for any share.
-        quarantine: A JSON lines file that lists each bad record once, also over several runs.
+        max_ratio: The run also ends if bad records exceed this share of all records read, from the eleventh bad one on;
+            `None` for any share.
+        quarantine: A JSON lines file that lists each bad record once, even over several runs.
     """
 
     action: "str | Callable[[BadRecord], Any]" = "raise"
@@ -373,14 +372,14 @@ class Config:
         """A setting's value, as an attribute."""
         if name in _SETTINGS:
             return self._values[name]
-        raise AttributeError(f"There is no setting {name!r}; there are {sorted(_SETTINGS)}.")
+        raise AttributeError(f"There is no setting {name!r}; the settings are {sorted(_SETTINGS)}.")
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_SETTINGS})
 
     def _check(self, name: str) -> None:
         if name not in _SETTINGS:
-            raise PipelineError(f"There is no setting {name!r}; there are {sorted(_SETTINGS)}.")
+            raise PipelineError(f"There is no setting {name!r}; the settings are {sorted(_SETTINGS)}.")
 
 
 config = Config()

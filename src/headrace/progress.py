@@ -1,6 +1,6 @@
 """Progress of long work: a bar of tqdm once it has taken two seconds, in a terminal or a notebook.
 
-Where output goes elsewhere, in worker processes, and without tqdm, nothing is shown. `TQDM_DISABLE=1` in the
+Nothing is shown without a terminal or notebook, in worker processes, or without tqdm. `TQDM_DISABLE=1` in the
 environment turns bars off.
 """
 
@@ -50,7 +50,7 @@ class Bar:
         self._bar: Any = None
         self._is_over = not is_shown()
 
-    def tell(self, done: int, total: int | None = None) -> None:
+    def report(self, done: int, total: int | None = None) -> None:
         """Says how many are done, and how many there are."""
         if not self._is_over:
             with self._lock:

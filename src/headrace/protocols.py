@@ -120,7 +120,7 @@ class ChunkLimits:
 
 @dataclass
 class PoolLoad:
-    """What the streams that share a pool tell each other.
+    """What the streams that share a pool know of each other.
 
     Attributes:
         num_streams: How many streams share the workers now.
@@ -150,7 +150,7 @@ class PendingTask(Protocol):
 
 
 class TaskPool(Protocol):
-    """Workers that compute tasks: see `engine/workers/tasks.py` for the tasks and for what runs them.
+    """Workers that compute tasks: see `headrace.engine.workers` for the tasks and for what runs them.
 
     A pool never changes a result. It replaces a worker that dies and computes its tasks again; a task over which
     workers die repeatedly is an error. A pool belongs to one iterator at a time. To use another pool, subclass
@@ -187,7 +187,7 @@ class TaskPool(Protocol):
         """Gives a task to `worker`, or to the worker with the fewest tasks.
 
         The pool calls `make(number)` to make the task when it sends it. The number changes when the worker is replaced,
-        which tells a stream to send its position again. `describe()` names the elements for an error.
+        so that a stream knows that it must send its position again. `describe()` names the elements for an error.
         """
         ...
 
@@ -216,7 +216,7 @@ class TaskPool(Protocol):
         ...
 
     def forget_stream(self, worker: int, task: Any) -> None:
-        """Tells a worker to close a stream that it keeps open, without waiting for it."""
+        """Asks a worker to close a stream that it keeps open, without waiting for it."""
         ...
 
     def work_of_workers(self) -> list[str]:

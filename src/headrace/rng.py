@@ -26,10 +26,10 @@ _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _SMALL_BITS = 16
 _SHORT = 1 << (_SMALL_BITS - 2)
-_FEW = 16  # up to so many passes over an index are cheaper one by one
+_FEW = 16  # up to this many passes over an index are cheaper one by one
 _FEW_SMALL = 1 << 11
-_LAST_FEW = 32  # so many that still walk go on one by one
-_ALONE = 1 << 11  # a group of so many indices gains nothing from others
+_LAST_FEW = 32  # once this few remain, they continue one by one
+_ALONE = 1 << 11  # a group of this many indices gains nothing from being joined with others
 
 
 def seed_sequence(seed: Any, count: int) -> list[Any]:
@@ -219,7 +219,7 @@ def shuffled_together(
 ) -> np.ndarray:
     """`shuffled_indices` of many groups at once: `counts[g]` indices, one group's after the other's.
 
-    Each group has a range and a seed of its own, so passes cost little where many groups have few indices each.
+    Each group has its own range and seed, so passes cost little where many groups have few indices each.
     """
     out = np.empty_like(indices)
     ends = np.cumsum(counts)

@@ -1,9 +1,9 @@
-"""Threads that nobody waits for endlessly: they are told to stop, and given up if they do not.
+"""Threads that are never waited for indefinitely: they are asked to stop, and abandoned if they do not.
 
 A thread may be in a function that never returns, such as a read from a server that is gone. Closing waits `CLOSE_S` for
 all threads together, and so does the end of a program; then a warning names the function. The program waits because
 Python freezes threads that still run at exit, with the locks that they hold, and whoever needs such a lock would then
-wait for ever.
+wait indefinitely.
 """
 
 import _thread
@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ClosedError
-from headrace.errors.notebooks import place
+from headrace.errors.notebooks import code_location
 from headrace.errors.signals import in_pipeline, let_through, suppress
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def has_gil() -> bool:
 
 
 def thread_wanted_s() -> float:
-    """How long this thread has run or, where the system tells, waited for a core."""
+    """How long this thread has run or, where the system reports it, waited for a core."""
     queued_s = 0.0
     with suppress(OSError, ValueError):
         fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
@@ -59,7 +59,7 @@ def thread_wanted_s() -> float:
 def on_cores_s(threads: Iterable[threading.Thread]) -> tuple[float, float]:
     """How long threads have run, and how long they have waited for a core.
 
-    If the system does not tell, it is how long this process has run, and nothing.
+    If the system does not report it, these are how long this process has run, and 0.
     """
     ran_ns = waited_ns = 0
     try:
@@ -75,7 +75,7 @@ def on_cores_s(threads: Iterable[threading.Thread]) -> tuple[float, float]:
 
 
 def start_thread(target: Callable[..., None], *args: Any, name: str, stop: Callable[[], None]) -> threading.Thread:
-    """Starts a thread; `stop` tells it to return when the program ends."""
+    """Starts a thread; `stop` asks it to return when the program ends."""
 
     def run() -> None:
         _running[thread] = stop
@@ -130,7 +130,7 @@ class _Releases:
 
 
 def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) -> None:
-    """Waits for threads that were told to stop; warns if some do not."""
+    """Waits for threads that were asked to stop; warns if some do not."""
     deadline = time.monotonic() + seconds
     waited_for = [thread for thread in threads if thread not in _given_up and thread is not threading.current_thread()]
     for thread in waited_for:
@@ -141,8 +141,9 @@ def join_threads(threads: Sequence[threading.Thread], seconds: float = CLOSE_S) 
         _given_up.update(stuck)
         places = ", ".join(sorted({_place(thread) for thread in stuck}))
         warnings.warn(
-            f"Gave up waiting for {len(stuck)} thread{'s' * (len(stuck) > 1)} after {seconds:.0f} s, in {places}. What "
-            "runs there goes on until it returns or the program ends; give reads that can hang a timeout.",
+            f"Gave up waiting for {len(stuck)} thread{'s' * (len(stuck) > 1)} after {seconds:.0f} s, in {places}. "
+            "The code there keeps running until it returns or the program ends; add a timeout to reads that can "
+            "hang.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -155,7 +156,7 @@ def _place(thread: threading.Thread) -> str:
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith((_PACKAGE + os.sep, threading.__file__)):
-            found = f"{code.co_qualname} ({place(code.co_filename, frame.f_lineno)})"
+            found = f"{code.co_qualname} ({code_location(code.co_filename, frame.f_lineno)})"
         frame = frame.f_back
     return found
 
@@ -183,7 +184,7 @@ class ThreadPool:
         from concurrent.futures import Future  # takes 5 ms, and most pipelines do not need it
 
         if self._closed:
-            raise ClosedError("These threads were closed while they were given work.")
+            raise ClosedError("These threads were closed while work was being submitted.")
         future: Future[Any] = Future()
         self._tasks.put((future, function, args))
         if len(self.threads) - self._leaving < self._num_threads:
@@ -213,7 +214,7 @@ class ThreadPool:
 
 
 def _stop(tasks: "queue.SimpleQueue[Any]", num_threads: int) -> None:
-    """Cancels the tasks of a queue and tells its threads to end."""
+    """Cancels the tasks of a queue and asks its threads to end."""
     with contextlib.suppress(queue.Empty):
         while True:
             task = tasks.get_nowait()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from headrace.errors.notebooks import place
+from headrace.errors.notebooks import code_location
 from headrace.rng import seeded_globals
 
 _F = TypeVar("_F")
@@ -247,7 +247,7 @@ def _show(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__name__", repr(function))
-    return f"{function.__name__} at {place(code.co_filename, code.co_firstlineno)}"
+    return f"{function.__name__} at {code_location(code.co_filename, code.co_firstlineno)}"
 
 
 _OF_FUNCTION: dict[type, type] = {

@@ -1,7 +1,8 @@
-"""Which objects are containers: the node types of optree and of JAX, and all mappings.
+"""Trees of values: which objects are containers, and how trees are mapped, stacked, copied and described.
 
-optree takes a type for a leaf until it is registered. The node types that only JAX knows are registered when they are
-first seen. Mappings are not, since few of their classes could be made again from their items: they become dicts.
+Containers are the node types of optree and of JAX, and all mappings. optree takes a type for a leaf until it is
+registered. The node types that only JAX knows are registered when they are first seen. Mappings are not, since few of
+their classes could be made again from their items: they become dicts.
 """
 
 import contextlib
@@ -412,8 +413,8 @@ def _stack_mixed(rows: Sequence[Any], kinds: set[type], where: str, empty: Empty
         a, b = _first_difference(rows, type)
         raise StructureError(
             f"A batch needs elements of the same structure{_at(where)}: element {a} has {type(rows[a]).__name__}, "
-            f"element {b} has {type(rows[b]).__name__}. Give all elements one structure in a `map` before the batch, "
-            "or batch with a `batch_fn`."
+            f"element {b} has {type(rows[b]).__name__}. Give all elements one structure in a `map` before the "
+            "batch, or pass a `batch_fn`."
         )
     return _stack_leaves(rows, where)
 
@@ -451,8 +452,8 @@ def _stack_tensors(rows: Sequence[Any], where: str, empty: Empty | None) -> np.n
 def _stack_leaves(rows: Sequence[Any], where: str) -> np.ndarray:
     if isinstance(rows[0], bytes):  # of a class of its own, such as an encoded image
         raise StructureError(
-            f"A batch cannot be made of {type(rows[0]).__name__}{_at(where)}, the bytes of files. Decode them in a "
-            "`map` before the batch, such as `map(headrace.images.Decode())`, or batch with a `batch_fn`."
+            f"A batch cannot be made of {type(rows[0]).__name__}{_at(where)}, the bytes of files. Decode them in "
+            "a `map` before the batch, such as `map(headrace.images.Decode())`, or pass a `batch_fn`."
         )
     arrays = [np.asarray(row) for row in rows]
     if len({array.shape for array in arrays}) > 1:
@@ -521,7 +522,7 @@ _IMMUTABLE: set[type] = {int, float, bool, complex, str, bytes, type(None), rang
 def make_private(rows: list[Any]) -> list[Any]:
     """Elements that the caller may change: copies only what somebody else can still see.
 
-    The reference count tells whether an object is shared: one that a source has just made has the count of a fresh
+    The reference count shows whether an object is shared: one that a source has just made has the count of a fresh
     object in the same place. Views of arrays are always copied.
     """
     if _all_immutable(rows):
@@ -660,7 +661,7 @@ def field_in(element: Any, key: str, what: str) -> Any:
             return element[key]
         except KeyError:
             raise PipelineError(
-                f"The element has no {what} under {key!r}; it has {sorted(map(str, element))}. Give `key` its name."
+                f"The element has no {what} under {key!r}; it has {sorted(map(str, element))}. Set `key` to its name."
             ) from None
     if isinstance(element, tuple | list):
         if not element:

@@ -151,7 +151,7 @@ def test_a_checkpoint_that_grain_wrote_with_orbax_restores(tmp_path, kind):
 
 def test_bad_checkpoints_are_told(tmp_path):
     handler = headrace.checkpoint.CheckpointHandler()
-    with pytest.raises(PipelineError, match="got IterDataset. Give `iter"):
+    with pytest.raises(PipelineError, match="got IterDataset. Pass `iter"):
         handler.save(tmp_path, args=headrace.checkpoint.CheckpointSave(dataset()))
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -236,7 +236,7 @@ def test_an_elastic_iterator_with_workers_and_past_its_end():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda ds: ElasticIterator(ds.to_iter_dataset(), 4, hp.NoSharding()), "reads a MapDataset; got IterDataset"),
+        (lambda ds: ElasticIterator(ds.to_iter_dataset(), 4, hp.NoSharding()), "takes a MapDataset; got IterDataset"),
         (lambda ds: ElasticIterator(ds, 4, hp.ShardOptions(0, 3)), "does not divide evenly among 3 shards"),
         (lambda ds: ElasticIterator(ds, 4, (0, 1)), "must be ShardOptions; got tuple"),
         (lambda ds: ElasticIterator(ds, 0, hp.NoSharding()), "global_batch_size must be a positive int"),

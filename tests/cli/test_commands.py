@@ -344,7 +344,7 @@ def test_inspect_an_address(data, capsys):
 
 def test_inspect_nothing(data, tmp_path, capsys):
     assert "No file matches" in error_of(capsys, "inspect", tmp_path / "none.parquet")
-    assert "is a folder that has " in error_of(capsys, "inspect", data)
+    assert "is a folder with " in error_of(capsys, "inspect", data)
     np.save(tmp_path / "empty.npy", np.zeros((0, 3)))
     assert inspected(capsys, tmp_path / "empty.npy")["first_record"] is None
     assert "First record" not in out_of(capsys, "inspect", tmp_path / "empty.npy")

@@ -89,10 +89,10 @@ def test_errors_are_one_line_and_a_status(tmp_path, capsys):
     err = capsys.readouterr().err
     assert re.fullmatch(r"headrace: No file matches .*missing.jsonl.\n", err)
     assert convert(write_rows(tmp_path / "a.jsonl"), tmp_path / "b.xyz") == 1
-    assert "ends in '.xyz'; the suffixes that can be written are .array_record" in capsys.readouterr().err
+    assert "ends in '.xyz'; the supported suffixes are .array_record" in capsys.readouterr().err
     np.save(tmp_path / "a.npy", np.arange(3))
     assert convert(tmp_path / "a.npy", tmp_path / "b.csv") == 1
-    assert "A record is no dict" in capsys.readouterr().err
+    assert "A record is not a dict" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         convert("a", "b.parquet", "--shards", "0")
     assert "must be a whole number of at least 1; got '0'" in capsys.readouterr().err
@@ -177,7 +177,7 @@ def test_a_source_that_changed_is_converted_anew(tmp_path, capsys):
     assert len([name for name in names_in(tmp_path) if name.startswith("b-")]) == 3
     write_rows(rows)
     assert convert(rows, tmp_path / "b.parquet", "--shards", 4) == 1
-    assert "has left 3 shards of something else" in capsys.readouterr().err
+    assert "left 3 shards of different data" in capsys.readouterr().err
     assert convert(rows, tmp_path / "b.parquet", "--shards", 4, "--overwrite") == 0
     paths = shard_names(str(tmp_path / "b.parquet"), 4)
     assert [row for path in paths for row in pq.read_table(path).to_pylist()] == ROWS
@@ -241,4 +241,4 @@ def test_other_records_of_the_same_file_are_another_conversion(tmp_path, capsys,
         patched.setattr(records, "framed", framed_or_full)
         assert convert(f"{source}[0:60]", target, "--shards", 4) == 1
     assert convert(f"{source}[31:60]", target, "--shards", 4) == 1
-    assert "has left 2 shards of something else" in capsys.readouterr().err
+    assert "left 2 shards of different data" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_pools_share_a_ray_that_was_started_and_a_fork_is_told_that_it_cannot(tm
             try:
                 list(ds.mp_prefetch(RayOptions(num_workers=1)))
             except RuntimeError as e:
-                os._exit(7 if "is a fork" in str(e) else 1)
+                os._exit(7 if "was forked" in str(e) else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ")
 
         import ray

@@ -86,7 +86,7 @@ def test_an_error_of_worker_init_fn_is_told():
 
 def test_another_cluster_than_the_joined_one_is_refused():
     iterator = iter(MapDataset.range(5).to_iter_dataset().map(str).mp_prefetch(RayOptions(address="10.9.8.7:6379")))
-    with pytest.raises(PipelineError, match="names another cluster than the one that this process has joined"):
+    with pytest.raises(PipelineError, match="names a different cluster from the one that this process has joined"):
         next(iterator)
     iterator.close()
 
@@ -96,7 +96,7 @@ def test_another_cluster_than_the_joined_one_is_refused():
     [
         ({"num_workers": -1}, "num_workers must be an int of at least 0 or AUTOTUNE"),
         ({"num_cpus": -1}, "num_cpus must be a number of at least 0"),
-        ({"num_cpus": 0}, "give num_cpus or resources"),
+        ({"num_cpus": 0}, "set num_cpus or resources"),
         ({"address": "ray://127.0.0.1:10001"}, "is for Ray Client.* Run on a node"),
     ],
 )
@@ -230,7 +230,9 @@ def test_a_file_that_is_only_here_is_recognized(cluster, tmp_path):
             time.sleep(0.2)
         ds = MapDataset.source(TextLinesDataSource(str(folder / "lines.txt"))).to_iter_dataset()
         iterator = iter(ds.mp_prefetch(RayOptions(num_workers=1, resources={"away": 1})))
-        with pytest.raises(DataError, match=r"lines.txt is on this machine, and not on .*, a node of the Ray cluster"):
+        with pytest.raises(
+            DataError, match=r"lines.txt exists on this machine but not on .*, a node of the Ray cluster"
+        ):
             next(iterator)
         iterator.close()
     finally:
@@ -248,7 +250,7 @@ def test_a_cluster_that_cannot_be_joined_is_an_error(tmp_path):
             print(type(e).__name__, str(e)[:46])
     """
     out, err = run(code, tmp_path)
-    assert out == "WorkerError The Ray cluster at '127.0.0.1:1' could not be", err[-2000:]
+    assert out == "WorkerError Could not join the Ray cluster at '127.0.0.1:1'", err[-2000:]
 
 
 def test_pools_that_wait_for_their_next_epoch_make_room():

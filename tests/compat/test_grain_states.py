@@ -198,7 +198,7 @@ def ranged(lib):
 def test_a_state_of_several_workers_says_so():
     theirs = iter(grain.experimental.multithread_prefetch(ranged(grain).batch(2), 2, 1))
     next(theirs)
-    with pytest.raises(StateError, match="Grain wrote the state with 2 workers.*one worker or none.*`skip`"):
+    with pytest.raises(StateError, match="Grain saved this state with 2 workers.*one worker or none.*`skip`"):
         iter(headrace.experimental.multithread_prefetch(ranged(headrace).batch(2), 2, 1)).set_state(theirs.get_state())
 
 
@@ -211,7 +211,7 @@ def test_a_state_of_another_operation_names_both():
         (headrace.IterDataset.mix([ranged(headrace)]), "mix"),
     ):
         with pytest.raises(
-            StateError, match=f"which Grain wrote.*WindowShuffleIterDataset where the pipeline has {said}"
+            StateError, match=f"Grain saved this state with .*WindowShuffleIterDataset where the pipeline has {said}"
         ):
             iter(ours).set_state(theirs.get_state())
 
@@ -250,7 +250,7 @@ def test_a_state_of_a_later_epoch_of_an_interleave_says_what_it_lacks():
 
     found, states = walked(build(grain))
     assert_restored(build, found, states, range(9))
-    with pytest.raises(StateError, match="Grain wrote the state in an InterleaveIterDataset with a later epoch"):
+    with pytest.raises(StateError, match="Grain saved this state of an InterleaveIterDataset with a later epoch"):
         iter(build(headrace)).set_state(states[10])
 
 
@@ -298,5 +298,5 @@ def test_batches_of_one_worker_go_on_where_the_wheel_was(tmp_path):
     for workers in (0, 1):
         assert_restored(lambda lib, n=workers: packed(lib, n), elements, states, (0, 1, 4, len(elements) - 1))
     _, states = walks["2"]
-    with pytest.raises(StateError, match="Grain wrote the state with 2 workers"):
+    with pytest.raises(StateError, match="Grain saved this state with 2 workers"):
         iter(packed(headrace, 2)).set_state(states[3])

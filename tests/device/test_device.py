@@ -259,9 +259,9 @@ def test_a_leaf_that_jax_cannot_take_is_named(leaf, kind):
             next(iterator)
     message = str(caught.value)
     assert "leaf ['meta'][1]" in message
-    assert f"it is {kind}, of which JAX has no arrays" in message
-    assert "Drop the key in a `map` before `device_put`" in message
-    assert "keep it outside of the element" in message
+    assert f"it is {kind}, which a JAX array cannot hold" in message
+    assert "In a `map` before `device_put`, drop the key" in message
+    assert "keep outside the element" in message
     assert "device_put" in caught.value.__notes__[0]
     assert "element 2 (pipeline at test_device.py" in caught.value.__notes__[0]
 

@@ -331,7 +331,7 @@ def test_states_know_their_epoch():
     assert (other.epoch, list(other)) == (3, expected[5:])
     other.load_state_dict(state)
     other.set_epoch(4)
-    with pytest.raises(StateError, match=r"The state is of epoch 3, and `set_epoch\(4\)` was called since"):
+    with pytest.raises(StateError, match=r"The state is of epoch 3, but `set_epoch\(4\)` was called after"):
         iter(other)
     other.set_epoch(3)
     assert list(other) == expected[5:]
@@ -363,7 +363,7 @@ def test_it_can_be_pickled():
         (
             lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=2)),
             1,
-            "has a DataLoader. Let its sampler read several epochs",
+            "not of a DataLoader. Let its sampler read several epochs",
         ),
     ],
 )

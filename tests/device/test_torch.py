@@ -450,9 +450,9 @@ def warnings_of_a_rank(code, **environment):
 )
 def test_ranks_that_read_the_same_are_told_once(code, line):
     found = warnings_of_a_rank(code, WORLD_SIZE="4", RANK="1")
-    assert found.startswith("RuntimeWarning <string> WORLD_SIZE says that there are 4 ranks, and this pipeline is not")
+    assert found.startswith("RuntimeWarning <string> WORLD_SIZE reports 4 ranks, but this pipeline is not")
     assert line in found
-    assert found.count("ranks, and") == 1
+    assert found.count("ranks, but") == 1
 
 
 def test_a_process_group_says_so_too(tmp_path):
@@ -467,7 +467,7 @@ def test_a_process_group_says_so_too(tmp_path):
             torch.distributed.destroy_process_group()
         """.strip()
     )
-    assert "The process group says that there are 3 ranks" in found
+    assert "The process group reports 3 ranks" in found
     assert "ds.shard(3, torch.distributed.get_rank(), drop_remainder=True)" in found
 
 
@@ -517,7 +517,9 @@ def test_a_damaged_field_of_a_state_is_an_error(field, value):
     dataset = TorchDataset(MapDataset.range(20))
     next(iter(dataset))
     state = dataset.state_dict() | {field: value}
-    with pytest.raises(StateError, match="A state is a dict" if field == "state" else f"damaged: `{field}` is an int"):
+    with pytest.raises(
+        StateError, match="A state is a dict" if field == "state" else f"damaged: `{field}` must be an int"
+    ):
         restored(TorchDataset(MapDataset.range(20)), state)
 
 
@@ -539,7 +541,7 @@ def test_states_of_something_else_are_named():
     with pytest.raises(StateError, match="got bytes"):
         dataset.load_state_dict(b"")  # type: ignore[arg-type]
     dataset.load_state_dict(dataset.state_dict() | {"worker": 1, "num_workers": 2})
-    with pytest.raises(StateError, match="that of worker 1 of 2, and this is worker 0 of 1"):
+    with pytest.raises(StateError, match="from worker 1 of 2, but this is worker 0 of 1"):
         iter(dataset)
 
 

@@ -107,7 +107,7 @@ LOADER = headrace.load(range(3))
     ("call", "instead"),
     [
         (lambda: DS.batch(2, drop_last=True), "`drop_remainder=`"),
-        (lambda: DS.shuffle(buffer_size=9), r"`ds.shuffle\(n, seed=0\)` for a buffer of a stream"),
+        (lambda: DS.shuffle(buffer_size=9), r"`ds.shuffle\(n, seed=0\)` for a buffered shuffle of a stream"),
         (lambda: DS.repeat(count=2), r"`ds.repeat\(n\)`"),
         (lambda: DS.cache(filename="x"), r"`ds.cache\(path\)`"),
         (lambda: headrace.load(DS, collate_fn=list), r"`transformations=\[Batch\(n, batch_fn=function\)\]`"),

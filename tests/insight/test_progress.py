@@ -133,7 +133,7 @@ def test_threads_share_a_bar(seen, capfd):
             thread.start()
         for thread in threads:
             thread.join()
-        bar.tell(bar._done, bar._total)
+        bar.report(bar._done, bar._total)
         assert (bar._done, bar._total) == (4000, 4000)
     assert "Counting: 100%" in capfd.readouterr().err
 
@@ -141,7 +141,7 @@ def test_threads_share_a_bar(seen, capfd):
 def test_a_bar_that_is_closed_stays_closed(seen, capfd):
     bar = Bar("Ended")
     bar.close()
-    bar.tell(3, 4)
+    bar.report(3, 4)
     bar.advance()
     assert capfd.readouterr().err == ""
 

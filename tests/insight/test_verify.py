@@ -394,7 +394,7 @@ def test_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="match no file: .*b.tfrecord"):
         headrace.verify([write_records(tmp_path / "a.tfrecord"), tmp_path / "b.tfrecord"])
     np.save(tmp_path / "a.npy", np.arange(3))
-    with pytest.raises(DataError, match="is a folder that has 1 of NumPy, .*; 1 of TFRecord"):
+    with pytest.raises(DataError, match="is a folder with 1 of NumPy, .*; 1 of TFRecord"):
         headrace.verify(tmp_path)
 
 

@@ -561,7 +561,7 @@ def forgot(element):
 def test_a_batch_of_a_loader_that_is_all_none_is_an_error(others):
     operations = [*others, hp.MapTransform(lambda element: forgot(0)), hp.Batch(2)]
     loader = hp.DataLoader(data_source=range(8), sampler=hp.SequentialSampler(8, seed=1), operations=operations)
-    with pytest.raises(PipelineError, match=r"2 elements that are all None.*`return`"):
+    with pytest.raises(PipelineError, match=r"All 2 elements of a batch are None.*`return`"):
         list(loader)
 
 
@@ -690,7 +690,7 @@ def test_a_state_of_another_loader_is_refused_by_field(changes, field):
         ({"next_index": 3}, "looks like the state of a dataset's iterator"),
         (None, "got NoneType"),
         (b'{"version": 2}', "is damaged"),
-        (b'{"parent": 3, "next_index_in_buffer": 0}', "which Grain wrote, has a FlatMap"),
+        (b'{"parent": 3, "next_index_in_buffer": 0}', "Grain saved this state with a FlatMap"),
     ],
 )
 def test_what_is_no_state_is_told(state, says):

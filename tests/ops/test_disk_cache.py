@@ -295,7 +295,7 @@ def test_bad_records_are_left_out_if_the_policy_comes_before(tmp_path, kind):
 
 
 def test_what_cannot_be_kept_is_an_error(tmp_path):
-    with pytest.raises(PipelineError, match=r"cannot keep <object .* at \['a'\]: it keeps dicts"):
+    with pytest.raises(PipelineError, match=r"cannot store <object .* at \['a'\]: it stores dicts"):
         list(MapDataset.range(3).map(lambda x: {"a": object()}).cache(tmp_path))
     assert folders(tmp_path) == []
 
@@ -306,7 +306,7 @@ def test_a_damaged_cache_is_an_error_that_says_what_to_do(tmp_path):
     (name,) = folders(tmp_path)
     os.truncate(tmp_path / name / "records", 10)
     with pytest.raises(
-        DataError, match=f"{name} cannot be read as a cache of elements: .* Remove it: it is made again"
+        DataError, match=f"{name} cannot be read as a cache of elements: .* Remove it, and it will be rebuilt"
     ):
         list(build())
 
@@ -613,7 +613,7 @@ def test_a_cache_that_others_may_have_changed_is_refused(tmp_path, which):
     {"the path": tmp_path / "cache", "the folder": folder, "a file": folder / "records"}[which].chmod(0o777)
     again = MapDataset.range(5).map(str).cache(tmp_path / "cache")
     for use in (list, lambda ds: ds[0], lambda ds: list(ds.to_iter_dataset().mp_prefetch(1))):
-        with pytest.raises(PipelineError, match=r"cache\(.*does not use .*mode is 777.*another folder"):
+        with pytest.raises(PipelineError, match=r"cache\(.*does not use .*mode 777.*another folder"):
             use(again)
 
 
@@ -627,7 +627,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path, which):
         shutil.rmtree(folder)
     paths = {"the path": tmp_path / "cache", "the folder": folder, "a file": folder / "records", "the lock": lock}
     os.chown(paths[which], 12345, 12345)
-    with pytest.raises(PipelineError, match="belongs to the user 12345, and this process runs as 0"):
+    with pytest.raises(PipelineError, match="belongs to user 12345, but this process runs as user 0"):
         list(MapDataset.range(5).map(str).cache(tmp_path / "cache"))
 
 
@@ -713,8 +713,8 @@ def test_a_full_disk_is_told_with_the_path_and_what_to_do(tmp_path):
     cache, stream, *files = said.stdout.splitlines()
     for line in (cache, stream):
         assert line.startswith(f"True {tmp_path}/cache/")
-        assert line.endswith("File too large. Make room, or keep the elements elsewhere: `cache(another_path)`.")
+        assert line.endswith("File too large. Free some space, or cache to another folder: `cache(another_path)`.")
     assert len(files) == 4
     for name, line in zip(("tfrecord", "array_record", "parquet", "tar"), files, strict=True):
         assert line.startswith(f"True {tmp_path}/a.{name} could not be written: ")
-        assert line.endswith("File too large. Make room, and call it again.")
+        assert line.endswith("File too large. Free some space, and call it again.")

@@ -170,7 +170,7 @@ def test_the_records_of_a_far_away_file_are_counted_by_its_end(tmp_path, far_awa
 def test_a_file_that_is_no_array_record_is_named(tmp_path, change):
     path = Path(write_array_record(tmp_path / "x", named("x", 100)))
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match="x cannot be read as ArrayRecord: .* Was it written to its end"):
+    with pytest.raises(DataError, match="x cannot be read as ArrayRecord: .* Was its writer closed"):
         ArrayRecordDataSource(path)
 
 
@@ -273,7 +273,7 @@ def test_when_other_code_has_all_descriptors_no_file_is_called_damaged(tmp_path)
         assert len(descriptors_under(tmp_path)) == 1
         source.close()
         hold_all_descriptors(held)
-        with pytest.raises(OSError, match=r"this process may have 200, .* raise the limit with `ulimit -n`.*/020"):
+        with pytest.raises(OSError, match=r"this process is limited to 200, .* raise the limit with `ulimit -n`.*/020"):
             source[0]
     finally:
         for fd in held:
@@ -292,7 +292,7 @@ def test_an_array_record_file_that_was_written_anew_is_an_error(tmp_path, chosen
     write_array_record(tmp_path / "x", named("new", 4))
     os.utime(path, ns=(1, 1))
     for reader in (source, pickle.loads(sent)):
-        with pytest.raises(DataError, match="x has changed since its source was made. Make the source again"):
+        with pytest.raises(DataError, match="x has changed since its source was created. Recreate the source"):
             reader[1]
     assert ArrayRecordDataSource(path + chosen)[1] == named("new", 4)[1]
 

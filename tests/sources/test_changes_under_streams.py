@@ -42,6 +42,6 @@ def test_a_file_that_is_written_to_under_a_stream_is_an_error(tmp_path, kind, cu
     else:
         overwrite(path)
     seen = [first]
-    with pytest.raises(DataError, match="x has changed since its source was made"):
+    with pytest.raises(DataError, match="x has changed since its source was created"):
         seen.extend(elements)
     assert len({str(one) for one in seen}) == (1 if kind != "parquet" else len(seen))

@@ -84,7 +84,7 @@ def test_a_file_that_changes_while_it_is_open_is_an_error_that_names_it(name, tm
     assert len(outcomes) == 3
     for outcome in outcomes:
         assert "refused (DataError: " in outcome
-        assert "has changed since its source was made" in outcome
+        assert "has changed since its source was created" in outcome
         assert str(tmp_path) in outcome
 
 

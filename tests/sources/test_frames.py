@@ -229,9 +229,9 @@ def test_loaders_take_frames():
 
 
 def test_errors():
-    with pytest.raises(PipelineError, match="several columns of one name: x. Rename"):
+    with pytest.raises(PipelineError, match="columns of the table have the same name: x. Rename"):
         MapDataset.source(pd.DataFrame([[1, 2]], columns=["x", "x"]))
-    with pytest.raises(PipelineError, match="several columns of one name: x. Rename"):
+    with pytest.raises(PipelineError, match="columns of the table have the same name: x. Rename"):
         MapDataset.source(pa.table([[1], [2]], names=["x", "x"]))
     with pytest.raises(PipelineError, match="at least one"):
         MapDataset.source(pd.DataFrame())

@@ -134,7 +134,7 @@ def test_what_is_no_function_is_an_error(given, message):
 
 
 def test_a_function_that_gives_nothing_to_iterate_is_an_error():
-    with pytest.raises(PipelineError, match="must return something to iterate; it returned int: 7"):
+    with pytest.raises(PipelineError, match="must return an iterable; it returned int: 7"):
         next(iter(from_generator(lambda: 7)))  # type: ignore[arg-type,return-value]
 
 
@@ -142,7 +142,7 @@ def test_a_function_that_gives_one_generator_again_is_an_error():
     shared = squares()
     ds = from_generator(lambda: shared)
     next(iter(ds))
-    with pytest.raises(PipelineError, match="a generator that was already started"):
+    with pytest.raises(PipelineError, match="a generator that had already started"):
         next(iter(ds))
 
 

@@ -39,7 +39,9 @@ def test_a_path_that_does_not_exist():
 def test_a_compressed_file_is_a_stream(path, tmp_path):
     packed = tmp_path / "data.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(PipelineError, match=r"data.jsonl.gz can only be read in order.*`headrace.open\(path\)`"):
+    with pytest.raises(
+        PipelineError, match=r"data.jsonl.gz is compressed, so it can only be read in order.*`headrace.open\(path\)`"
+    ):
         MapDataset.source(packed)
     assert list(headrace.open(packed)) == ROWS
 

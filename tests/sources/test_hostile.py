@@ -114,9 +114,9 @@ def test_an_archive_that_needs_more_memory_than_there_is(tmp_path):
     said = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     )
-    assert said.stdout.startswith(
-        f"True {tmp_path / 'a.npz'} cannot be read as a `.npz` file: there is too little memory"
-    ), said.stderr
+    assert said.stdout.startswith(f"True {tmp_path / 'a.npz'} cannot be read as a `.npz` file: not enough memory"), (
+        said.stderr
+    )
 
 
 def test_an_idx_file_that_says_it_is_long(tmp_path):
@@ -201,7 +201,7 @@ def test_hdf5_takes_data_only_from_files_in_its_folder(tmp_path, kind):
     assert pickle.loads(pickle.dumps(Hdf5DataSource(path)))[3] == {"x": 3}
     write(path, False)
     for options in ({}, {"group": "x"}):
-        with pytest.raises(DataError, match=r"a.h5 takes data from '.*b.(raw|h5)', which is not in its folder"):
+        with pytest.raises(DataError, match=r"a.h5 reads data from '.*b.(raw|h5)', outside its folder"):
             Hdf5DataSource(path, **options)
     assert Hdf5DataSource(path, external=True)[3] == {"x": 3}
 

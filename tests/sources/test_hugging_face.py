@@ -302,7 +302,7 @@ def test_datasets_of_another_kind_are_errors_that_say_what_to_do():
     splits = datasets.DatasetDict({"train": dataset, "test": dataset})
     with pytest.raises(PipelineError, match=r"splits \['train', 'test'\]: choose one, as in `split='train'`; got None"):
         HuggingFaceDataSource(splits)
-    with pytest.raises(PipelineError, match="no splits with names, but 'test' has the name"):
+    with pytest.raises(PipelineError, match="no named splits, but 'test' names"):
         HuggingFaceDataSource(dataset, split="test")
     assert_equal(HuggingFaceDataSource(splits, split="test")[0], {"x": np.int64(1)})
     streams = datasets.IterableDatasetDict({"test": dataset.to_iterable_dataset()})
@@ -311,7 +311,7 @@ def test_datasets_of_another_kind_are_errors_that_say_what_to_do():
         HuggingFaceDataSource(dataset.to_iterable_dataset())
     with pytest.raises(PipelineError, match="It has random access: use `MapDataset.source"):
         HuggingFaceIterDataset(dataset)
-    with pytest.raises(PipelineError, match="Needed a `datasets.Dataset`; got builtins.list"):
+    with pytest.raises(PipelineError, match="Expected a `datasets.Dataset`; got builtins.list"):
         HuggingFaceDataSource([1, 2])
     with pytest.raises(PipelineError, match=r"got builtins.str. Load it first: `datasets.load_dataset\('squad'"):
         HuggingFaceDataSource("squad")

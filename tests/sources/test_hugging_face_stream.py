@@ -119,7 +119,7 @@ def test_shards_are_shared_out_among_workers():
 
 @pytest.mark.parametrize("num_shards", [0, 4])
 def test_more_parts_than_shards_are_an_error(num_shards):
-    with pytest.raises(PipelineError, match=f"must be from 1 to 3, its shards; got {num_shards}"):
+    with pytest.raises(PipelineError, match=f"must be from 1 to 3, the number of its shards; got {num_shards}"):
         HuggingFaceIterDataset(streaming(), num_shards=num_shards)
 
 

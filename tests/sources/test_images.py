@@ -114,7 +114,7 @@ def test_a_flat_folder_has_no_labels(tmp_path):
 def test_images_both_in_the_folder_and_in_folders_are_asked_about(classes):
     root, _ = classes
     write(root / "loose.png")
-    with pytest.raises(PipelineError, match=r"has 1 images directly in it, as in 'loose.png', and 16 in folders"):
+    with pytest.raises(PipelineError, match=r"has 1 images directly in it, such as 'loose.png', and 16 in folders"):
         ImageFolderDataSource(root)
     assert len(ImageFolderDataSource(root, flat=True)) == 17
     assert len(ImageFolderDataSource(root, flat=False)) == 16
@@ -143,7 +143,7 @@ def test_folders_without_images_are_an_error(tmp_path):
     write(tmp_path / "a.png")
     with pytest.raises(PipelineError, match="pass `flat=True`"):
         ImageFolderDataSource(tmp_path, flat=False)
-    with pytest.raises(PipelineError, match="`channels` is 1"):
+    with pytest.raises(PipelineError, match="`channels` must be 1"):
         ImageFolderDataSource(tmp_path, channels=2)
 
 
@@ -276,7 +276,7 @@ def test_a_file_that_ends_too_early_is_named(tmp_path, kind, left):
     (tmp_path / f"1{suffix}").write_bytes(content[: left if isinstance(left, int) else int(left * len(content))])
     source = ImageFolderDataSource(tmp_path)
     source[0]
-    with pytest.raises(DataError, match=rf"1{suffix} does not decode as an image: .*(begin with|is empty)"):
+    with pytest.raises(DataError, match=rf"1{suffix} does not decode as an image: .*(start with|is empty)"):
         source[1]
     stream = iter(MapDataset.source(source).to_iter_dataset())
     next(stream)
@@ -319,7 +319,7 @@ def test_a_damaged_header_of_a_jpeg_is_an_error():
 
 def test_what_is_no_image_is_named(tmp_path):
     (tmp_path / "x.jpg").write_bytes(b"<html>not found</html>")
-    with pytest.raises(DataError, match=r"x\.jpg does not decode as an image: .*22 bytes that begin with 3c 68 74 6d"):
+    with pytest.raises(DataError, match=r"x\.jpg does not decode as an image: .*22 bytes that start with 3c 68 74 6d"):
         ImageFolderDataSource(tmp_path)[0]
 
 
@@ -336,7 +336,7 @@ def test_what_is_no_image_is_named(tmp_path):
     ],
 )
 def test_names_are_put_where_the_folder_is(folder, joined):
-    assert files.below(folder, "c/d.png") == joined
+    assert files.path_below(folder, "c/d.png") == joined
 
 
 @pytest.mark.parametrize("root", ["memory://headrace-images/train", "zip://train::file://{folder}/images.zip"])

@@ -139,7 +139,7 @@ def test_a_source_travels_as_paths(tmp_path):
     kept.unlink()
     assert pickle.loads(pickled)[5] == values(1, 5)[0]
     write(path, b"1\n")
-    with pytest.raises(DataError, match="x has changed since its source was made"):
+    with pytest.raises(DataError, match="x has changed since its source was created"):
         pickle.loads(pickled)[0]
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path, opened):
     assert not opened or source[2] == "three"
     os.truncate(path, 10)
     for _ in range(2):
-        with pytest.raises(DataError, match="x has changed since its source was made. Make the source again"):
+        with pytest.raises(DataError, match="x has changed since its source was created. Recreate the source"):
             source[2]
     assert list(TextLinesDataSource(path)) == ["one", "two", "th"]
 

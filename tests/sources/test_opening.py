@@ -99,7 +99,7 @@ def test_a_file_is_opened_by_its_suffix(tmp_path, suffix):
 def test_a_file_is_opened_by_its_first_bytes(tmp_path, suffix, name):
     written(suffix, tmp_path / f"a.{suffix}").rename(tmp_path / name)
     if suffix == "jsonl" and ("parquet" in name or "tfrecord" in name):
-        with pytest.raises(DataError, match="does not begin as (Parquet|TFRecord) files do: its first bytes are b'{"):
+        with pytest.raises(DataError, match="does not start as (Parquet|TFRecord) files do: its first bytes are b'{"):
             open(tmp_path / name)
         return
     assert kind(open(tmp_path / name)) == CLASSES[suffix]
@@ -124,7 +124,7 @@ def test_several_files_patterns_and_folders_are_one_source(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", ONE_AT_A_TIME)
 def test_formats_of_one_file_say_so(tmp_path, suffix):
     paths = [written(suffix, tmp_path / f"{i}.{suffix}") for i in range(2)]
-    with pytest.raises(PipelineError, match="files are opened one at a time; got 2"):
+    with pytest.raises(PipelineError, match="files one at a time; got 2"):
         open(paths)
 
 
@@ -197,7 +197,9 @@ def test_compressed_idx_is_a_source_and_other_compressed_files_say_so(tmp_path):
     source = open(tmp_path / "train-images-idx2-ubyte.gz")
     assert (kind(source), source[1].tolist()) == ("IdxDataSource", [3, 4, 5])
     (tmp_path / "a.npy.gz").write_bytes(gzip.compress(b"\x93NUMPY"))
-    with pytest.raises(DataError, match="a.npy.gz is compressed, but NumPy files are not read so. Decompress it first"):
+    with pytest.raises(
+        DataError, match="a.npy.gz is compressed, but compressed NumPy files are not supported. Decompress it first"
+    ):
         open(tmp_path / "a.npy.gz")
 
 
@@ -241,11 +243,13 @@ def test_a_folder_that_hugging_face_saved(tmp_path):
 
 
 def test_a_folder_of_several_formats_must_be_told(tmp_path):
-    with pytest.raises(DataError, match="is a folder that has no data files. Known are"):
+    with pytest.raises(DataError, match="is a folder with no data files. Known formats are"):
         open(tmp_path)
     written("parquet", tmp_path / "a.parquet")
     written("tfrecord", tmp_path / "a.tfrecord")
-    with pytest.raises(DataError, match="1 of TFRecord, as .*; 1 of Parquet, as .*|1 of Parquet, as .*; 1 of TFRecord"):
+    with pytest.raises(
+        DataError, match="1 of TFRecord, such as .*; 1 of Parquet, such as .*|1 of Parquet, such as .*; 1 of TFRecord"
+    ):
         open(tmp_path)
     assert kind(open(tmp_path, format="parquet")) == "ParquetDataSource"
     assert kind(open(tmp_path, format="TFRecord")) == "TFRecordDataSource"
@@ -322,17 +326,17 @@ def test_unknown_files_are_an_error_that_lists_what_is_known(tmp_path):
     with pytest.raises(DataError) as caught:
         open(tmp_path / "a.xyz")
     message = str(caught.value)
-    assert "a.xyz has no known format: it begins with b'\\x01\\x02\\x03'" in message
+    assert "a.xyz has no known format: it starts with b'\\x01\\x02\\x03'" in message
     for form in FORMATS:
         assert f"{form.name} ({' '.join(form.suffixes)})" in message
-    with pytest.raises(PipelineError, match="There is no format 'xyz'; there are ArrayRecord, TFRecord"):
+    with pytest.raises(PipelineError, match="There is no format 'xyz'; the formats are ArrayRecord, TFRecord"):
         open(tmp_path / "a.xyz", format="xyz")
 
 
 def test_damaged_files_are_an_error(tmp_path):
     path = written("parquet", tmp_path / "a.parquet")
     path.write_bytes(b"XXXX" + path.read_bytes()[4:])
-    with pytest.raises(DataError, match="a.parquet does not begin as Parquet files do: its first bytes are b'XXXX"):
+    with pytest.raises(DataError, match="a.parquet does not start as Parquet files do: its first bytes are b'XXXX"):
         open(path)
 
 
@@ -344,7 +348,7 @@ def test_missing_files_are_all_named(tmp_path):
 
 def test_a_folder_among_files_says_so(tmp_path):
     (tmp_path / "sub").mkdir()
-    with pytest.raises(PipelineError, match="sub is a folder; folders are opened one at a time"):
+    with pytest.raises(PipelineError, match="sub is a folder; open folders one at a time"):
         open([tmp_path / "sub"])
 
 

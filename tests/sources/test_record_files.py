@@ -103,14 +103,16 @@ def test_an_empty_file_is_an_empty_source(kind, tmp_path):
 
 
 def test_records_past_the_end_of_a_file_are_an_error(kind, shards):
-    with pytest.raises(PipelineError, match=r"has 70 records, but those from 60 to 80 were requested. `\[60:\]` means"):
+    with pytest.raises(
+        PipelineError, match=r"has 70 records, but those from 60 to 80 were requested. `\[60:\]` selects"
+    ):
         kind.source(f"{shards[0]}[60:80]")
     source = kind.source(SimpleNamespace(filename=shards[0], skip=60, take=20, examples_in_shard=80))
     assert source[9] == named("a", 70)[69]
     for _ in range(2):
         with pytest.raises(PipelineError, match=r"/a\.\w+ has 70 records, but those from 60 to 80 were requested"):
             source[10]
-    with pytest.raises(PipelineError, match="has 70 records, but 71 are to be skipped"):
+    with pytest.raises(PipelineError, match="has 70 records, but the slice skips 71"):
         kind.source(SimpleNamespace(filename=shards[0], skip=71, take=-1, examples_in_shard=0))
 
 

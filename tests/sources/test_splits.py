@@ -57,7 +57,7 @@ def test_slices_are_those_of_hugging_face():
     for text, length in itertools.product(some_slices(300), (1, 3, 25, 50, 99, 1000)):
         (theirs,) = datasets.ReadInstruction.from_spec(text).to_absolute({"train": length})
         if rounds_to_none(text, length):
-            with pytest.raises(PipelineError, match="rounds to none"):
+            with pytest.raises(PipelineError, match="rounds to 0"):
                 parse(text)[0].bounds(length, clips=True)
         else:
             ours = parse(text)[0].bounds(length, clips=True)
@@ -154,15 +154,15 @@ def test_a_state_is_of_its_part():
         ("train[:80%]", r"has the name 'train'\. Write `ds\.split\('\[:80%\]'\)`, or .*open\(path, split='train\[:80%"),
         ("80%", r"write a slice in brackets, with a colon, as in `\[:80%\]`"),
         (":80%", r"write a slice in brackets, as in `\[:80%\]`"),
-        ("[::2]", "have no step"),
-        ("[3]", "a slice has a colon"),
+        ("[::2]", "cannot have a step"),
+        ("[3]", "a slice needs a colon"),
         ("[:5]+[6:x]", r"'\[6:x\]', in '\[:5\]\+\[6:x\]' is not a split"),
         ("[10:50%]", "same unit"),
-        ("[:1.5]", "only percents have fractions"),
-        ("[:101%]", "at most 100"),
-        ("[:11]", r"'\[:11\]' goes to 11, but there are only 10 records\. Leave that end out"),
-        ("[-4%:]", "4% of 10 records rounds to none"),
-        ("[1shard:]", "only folders of TFDS are sliced by shards"),
+        ("[:1.5]", "only percentages can have fractions"),
+        ("[:101%]", "must be at most 100"),
+        ("[:11]", r"'\[:11\]' reaches 11, but there are only 10 records. Omit that end"),
+        ("[-4%:]", "4% of 10 records rounds to 0"),
+        ("[1shard:]", "only TFDS folders can be sliced by shards"),
         ("", "'' is not a split. Write it as in `train`"),
         (None, "None is not a split"),
     ],
@@ -287,7 +287,9 @@ def test_wrong_splits_of_hugging_face_are_said(saved):
     ):
         headrace.open(saved, split="[:5]")
     streams = datasets.IterableDatasetDict({"train": datasets.load_from_disk(saved / "train").to_iterable_dataset()})
-    with pytest.raises(PipelineError, match=r"lengths are not known\. Choose one, as in `split='train'`, and .*`take`"):
+    with pytest.raises(
+        PipelineError, match=r"lengths are unknown. Choose one split, as in `split='train'`, and .*`take`"
+    ):
         HuggingFaceIterDataset(streams, split="train[:5]")
     assert len(list(HuggingFaceIterDataset(streams, split="train"))) == 60
 
@@ -341,7 +343,7 @@ def test_images_in_folders_of_splits(tmp_path):
     source = headrace.open(tmp_path, split="train[1:]")
     assert (len(source), source.class_names) == (2, ["cat", "dog"])
     assert source.__where__(1)[0].endswith("3.png")
-    with pytest.raises(PipelineError, match="folder of the kind images, which is opened on its own"):
+    with pytest.raises(PipelineError, match="folder of the kind images, which must be opened alone"):
         headrace.open(tmp_path, split="train+test")
 
 
@@ -363,10 +365,10 @@ def test_arrays_and_lines_in_parts(tmp_path):
 
 def test_wrong_splits_of_files_are_said(tables, tmp_path):
     with pytest.raises(
-        PipelineError, match=r"tables has no split 'tset'; .*Did you mean 'test'\? The names are those of files"
+        PipelineError, match=r"tables has no split 'tset'; .*Did you mean 'test'\? Splits are named after files"
     ):
         headrace.open(tables, split="tset")
-    with pytest.raises(PipelineError, match="there is only test. .*without a name, a slice is of all files"):
+    with pytest.raises(PipelineError, match="there is only test. .*without a name, a slice covers all files"):
         headrace.open(tables / "test.parquet", split="train[:80%]")
     with pytest.raises(PipelineError, match="files are verified as a whole"):
         headrace.verify(tables, split="train[:80%]")
@@ -430,7 +432,7 @@ def test_tfds_by_name_has_all_that_a_path_has(data_dir, monkeypatch):
     [
         (
             "smal",
-            "There is no dataset 'smal' in .*; there are many, small. Did you mean 'small'. `data_dir`, or TFDS_DATA.*`tfds build`",
+            "There is no dataset 'smal' in .*; there are many, small. Did you mean 'small'. Set `data_dir` or TFDS_DATA.*`tfds build`",
         ),
         ("small:3.0.0", "has no version 3.0.0; there are 1.0.0, 1.9.0, 1.10.0"),
         ("many/bgi", "many has no config 'bgi' in .*; there are big, tiny. Did you mean 'big'"),
@@ -454,14 +456,14 @@ def test_tfds_by_name_behind_an_address(data_dir, tmp_path, monkeypatch):
 
 def test_wrong_names_of_tfds_are_said(data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
-    with pytest.raises(FileNotFoundError, match="'data/mnist' is not a folder, and not the name .* no dataset 'data'"):
+    with pytest.raises(FileNotFoundError, match="'data/mnist' is neither a folder nor the name .* no dataset 'data'"):
         TfdsDataSource("data/mnist")
     shutil.copytree(data_dir / "many", tmp_path / "many", ignore=shutil.ignore_patterns(".config"))
     with pytest.raises(FileNotFoundError, match="no versions of a dataset. Is it one of its configs, as in 'many/big'"):
         TfdsDataSource("many", data_dir=tmp_path)
-    with pytest.raises(PipelineError, match="'../small' is not the name of a dataset of TFDS"):
+    with pytest.raises(PipelineError, match="'../small' is not the name of a TFDS dataset"):
         headrace.open("tfds:../small", data_dir=data_dir)
-    with pytest.raises(PipelineError, match="`data_dir` is for datasets of TFDS by name"):
+    with pytest.raises(PipelineError, match="`data_dir` applies only to TFDS datasets opened by name"):
         headrace.open(data_dir / "small", data_dir=data_dir)
     (tmp_path / "many" / ".config").mkdir()
     (tmp_path / "many" / ".config" / "metadata.json").write_text('{"default_config_name": "../../other"}')

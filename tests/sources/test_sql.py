@@ -210,8 +210,8 @@ def test_keys_that_do_not_tell_rows_apart_are_errors(tmp_path):
 @pytest.mark.parametrize(
     ("query", "key", "message"),
     [
-        (QUERY, "nope", r"returns no column 'nope' as a key, only \['id', 'name', 'score'\]"),
-        (QUERY, "no pe", r"returns no column 'no pe' as a key"),
+        (QUERY, "nope", r"returns no column 'nope' to use as the key; it returns \['id', 'name', 'score'\]"),
+        (QUERY, "no pe", r"returns no column 'no pe' to use as the key"),
         ("SELECT * FROM nowhere", "id", "cannot be read: no such table: nowhere. The query was: SELECT"),
         ("SELECT id people", "id", "cannot be read: no such column: id"),
         ("SELECT id FROM people WHERE", "id", "cannot be read: near"),
@@ -233,7 +233,7 @@ def test_a_row_that_is_gone_is_an_error(tmp_path):
     assert len(source) == 10
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("DELETE FROM people WHERE id = -47")
-    with pytest.raises(DataError, match="no row with the key -47 any more: the table was changed"):
+    with pytest.raises(DataError, match="no longer has a row with the key -47: the table changed"):
         source.__getitems__([0, 1])
 
 

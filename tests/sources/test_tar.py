@@ -17,7 +17,7 @@ import webdataset
 from headrace import IterDataset, MapDataset, images, sources
 from headrace.errors import DataError, PipelineError, StateError
 from headrace.sources import DecodeSample, TarDataSource, TarIterDataset, write_tar
-from headrace.storage.files import in_braces
+from headrace.storage.files import expand_braces
 from headrace.testing import assert_equal, assert_resumable
 
 ODD_NAMES = ["a.jpg", "a.JSON", "README", "__meta__/x.json", "__x__", "__y__.txt", "d.e/b.seg.png", "./c.txt"]
@@ -117,18 +117,18 @@ def test_samples_without_a_key_get_their_number(tmp_path):
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (b"bytes", "A sample of a tar file is a dict of files by extension.*got bytes"),
-        ({"__key__": "a.b", "txt": "x"}, "key 'a.b' and the extension 'txt' would not be read again"),
+        (b"bytes", "A sample of a tar file must be a dict of files by extension.*got bytes"),
+        ({"__key__": "a.b", "txt": "x"}, "would not read back as the key 'a.b' and the extension 'txt'"),
         ({"__key__": "__a__/b", "txt": "x"}, "key '__a__/b' and the extension"),
         ({"__key__": 3, "txt": "x"}, "key 3 "),
         ({"__key__": "a", "TXT": "x"}, "extension 'TXT'"),
         ({"__key__": "a", "x/y": "x"}, "extension 'x/y'"),
         ({"__key__": "a"}, "sample 'a' has no files"),
-        ({"jpg": np.zeros((2, 2))}, "jpg is to hold a value of the type ndarray, and its extension does not say how"),
-        ({"cls": 1.5}, "cls is to hold a value of the type float"),
+        ({"jpg": np.zeros((2, 2))}, "jpg cannot hold a value of the type ndarray: its extension names no encoding"),
+        ({"cls": 1.5}, "cls cannot hold a value of the type float"),
         ({"json": {1, 2}}, "json cannot hold this value: .*set"),
         ({"json": {"a": (1, 2)}}, "json cannot hold this value: it would be read back as another one"),
-        ({"jpg": "text"}, "jpg is to hold a value of the type str.*give text the extension `txt`"),
+        ({"jpg": "text"}, "jpg cannot hold a value of the type str.*use the extension `txt` for text"),
         ({"npy": np.array([None])}, "npy cannot hold this value: .*allow_pickle"),
     ],
 )
@@ -145,7 +145,7 @@ def test_plain_files_lose_what_their_extension_does_not_say(tmp_path):
 
 
 def test_two_samples_with_one_key_are_an_error_when_written(tmp_path):
-    with pytest.raises(PipelineError, match="Two samples, one after the other, have the key 'a'"):
+    with pytest.raises(PipelineError, match="Two consecutive samples have the key 'a'"):
         write_tar([{"__key__": "a", "txt": "1"}, {"__key__": "a", "cls": 1}], tmp_path / "a.tar")
 
 
@@ -208,7 +208,7 @@ def test_a_state_of_another_file(shards, zipped, state):
         iterator = TarIterDataset(paths).__iter__()
         iterator.set_state(state)
         for _ in range(2):
-            with pytest.raises(StateError, match="It is not the file that the state was saved with"):
+            with pytest.raises(StateError, match="The state was saved with a different file"):
                 next(iterator)
 
 
@@ -277,7 +277,7 @@ def test_values_are_decoded_by_their_extensions():
     [("cls", b"x"), ("json", b"{"), ("txt", b"\xff"), ("npy", b""), ("npz", b"PK\3\4"), ("npy", b"\x93NUMPY")],
 )
 def test_values_that_do_not_decode_are_errors_with_their_key(name, value):
-    with pytest.raises(DataError, match=f"'{name}' of the sample 'dog/1' cannot be decoded: .*begins with"):
+    with pytest.raises(DataError, match=f"'{name}' of the sample 'dog/1' cannot be decoded: .*starts with"):
         DecodeSample().map({"__key__": "dog/1", name: value})
 
 
@@ -348,11 +348,13 @@ def test_folders_and_devices_have_no_files(tmp_path, kind):
 @pytest.mark.parametrize("pax", [{}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}])
 def test_sparse_files_are_errors(tmp_path, pax):
     sparse = entry("b.bin", tarfile.REGTYPE if pax else tarfile.GNUTYPE_SPARSE, pax_headers=pax)
-    both(write(tmp_path / "a.tar", [("a.txt", b"1"), (sparse, b"2")]), "without its empty parts, .*without `--sparse`")
+    both(write(tmp_path / "a.tar", [("a.txt", b"1"), (sparse, b"2")]), "as a sparse file, .*without `--sparse`")
 
 
 def test_unknown_kinds_are_errors(tmp_path):
-    both(write(tmp_path / "a.tar", [(entry("a.txt", b"M"), b"1")]), r"'a.txt' has the kind b'M', which is not read")
+    both(
+        write(tmp_path / "a.tar", [(entry("a.txt", b"M"), b"1")]), r"'a.txt' has the type b'M', which is not supported"
+    )
 
 
 def test_a_global_header_that_names_files_is_an_error(tmp_path):
@@ -377,7 +379,7 @@ def test_an_archive_that_ends_too_early_wherever_it_is_cut(tmp_path):
     for cut in (0, 1, 100, 512, 600, 1024, 1211, 1536, 2048, 3071):
         path = tmp_path / f"{cut}.tar"
         path.write_bytes(whole[:cut])
-        both(path, f"{cut}.tar is damaged at offset .* Was it written or copied to its end")
+        both(path, f"{cut}.tar is damaged at offset .* Is the file truncated")
         (tmp_path / f"{cut}.tar.gz").write_bytes(gzip.compress(whole[:cut]))
         with pytest.raises(DataError, match=f"{cut}.tar.gz is damaged at offset"):
             list(TarIterDataset(tmp_path / f"{cut}.tar.gz"))
@@ -390,7 +392,7 @@ def test_an_archive_that_ends_too_early_wherever_it_is_cut(tmp_path):
 def test_an_archive_without_an_end_can_be_given_one(tmp_path):
     whole = write(tmp_path / "a.tar", [("a.txt", b"1")], tarfile.GNU_FORMAT).read_bytes()
     (tmp_path / "a.tar").write_bytes(whole[:1024])
-    with pytest.raises(DataError, match="ends without the blocks of zeros") as raised:
+    with pytest.raises(DataError, match="lacks the blocks of zeros") as raised:
         TarDataSource(tmp_path / "a.tar")
     (note,) = raised.value.__notes__
     assert os.system(note.partition(": ")[2]) == 0
@@ -468,7 +470,7 @@ def test_much_in_a_small_compressed_archive_is_an_error(tmp_path):
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
         archive.addfile(entry("a.bin", size=3 << 20), io.BytesIO(bytes(3 << 20)))
     path = tmp_path / "a.tar.gz"
-    with pytest.raises(DataError, match=r"a.tar.gz.*at least 3145728 bytes, and `max_sample_bytes` is 1000000"):
+    with pytest.raises(DataError, match=r"a.tar.gz.*at least 3145728 bytes, but `max_sample_bytes` is 1000000"):
         list(TarIterDataset(path, max_sample_bytes=1_000_000))
     assert len(list(TarIterDataset(path))) == 1
 
@@ -478,7 +480,7 @@ def test_a_file_that_changes_under_a_stream_is_an_error(tmp_path):
     iterator = iter(TarIterDataset(path))
     next(iterator)
     os.utime(path, (1, 1))
-    with pytest.raises(DataError, match="a.tar has changed since its source was made"):
+    with pytest.raises(DataError, match="a.tar has changed since its source was created"):
         list(iterator)
 
 
@@ -497,14 +499,14 @@ def test_a_file_that_changes_under_a_stream_is_an_error(tmp_path):
     ],
 )
 def test_braces(path, expected):
-    assert in_braces(path) == expected
+    assert expand_braces(path) == expected
 
 
 def test_missing_files_in_braces_are_named_and_too_many_are_an_error(tmp_path, shards):
     write_tar(numbered(3), tmp_path / "a-1.tar")
     with pytest.raises(FileNotFoundError, match=r"2 of 3 paths of tar files match no file: \S*a-0.tar, \S*a-2.tar"):
         TarDataSource(str(tmp_path / "a-{0..2}.tar"))
-    with pytest.raises(PipelineError, match="the most are 100000"):
+    with pytest.raises(PipelineError, match="the limit is 100000"):
         TarDataSource("{0..999999999999}.tar")
     (tmp_path / "a-{0,1}.tar").write_bytes((tmp_path / "a-1.tar").read_bytes())
     assert TarDataSource(str(tmp_path / "a-{0,1}.tar")).paths == [str(tmp_path / "a-{0,1}.tar")]

@@ -260,7 +260,7 @@ def test_what_protocol_buffers_allow_is_parsed():
 @pytest.mark.parametrize(
     ("record", "features", "message"),
     [
-        (encode({"y": [1]}), {"x": np.int64}, "it has no feature 'x'. Give that a default"),
+        (encode({"y": [1]}), {"x": np.int64}, "it has no feature 'x'. Set a default"),
         (encode({"x": [1.5]}), {"x": np.int64}, "feature 'x' has floats, not ints"),
         (encode({"x": [1, 2]}), {"x": np.int64}, r"feature 'x' has 2 values, not the 1 of \(\)"),
         (encode({"x": [1, 2]}), {"x": Feature(np.int64, (3,))}, r"has 2 values, not the 3 of \(3,\)"),
@@ -435,12 +435,12 @@ def test_what_an_example_cannot_hold_is_named():
         ([1, 2**64], "Feature 'x' has 18446744073709551616, but an Example holds only int64"),
         (np.ma.array([1, 2], mask=[True, False]), "Feature 'x' is a masked array"),
         ({1: 2}, "The keys of a dict must be text; got 1"),
-        ({"__headrace__": 2}, "The name '__headrace__' is kept for notes"),
+        ({"__headrace__": 2}, "The name '__headrace__' is reserved for notes"),
         ("\ud800", "cannot be written as UTF-8"),
     ):
         with pytest.raises(PipelineError, match=message):
             encode_example({"x": value})
-    with pytest.raises(PipelineError, match="Two values would be the feature 'a/b'"):
+    with pytest.raises(PipelineError, match="Two values would become the feature 'a/b'"):
         encode_example({"a": {"b": 1}, "a/b": 2})
 
 

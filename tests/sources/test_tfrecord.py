@@ -77,7 +77,7 @@ def test_a_source_is_pickled_as_paths(tmp_path):
     assert repr(copy) != repr(TFRecordDataSource(write(tmp_path / "u", records)))
     other = pickle.loads(pickled)
     write(tmp_path / "t", records[1:])
-    with pytest.raises(DataError, match="t has changed since its source was made"):
+    with pytest.raises(DataError, match="t has changed since its source was created"):
         other[0]
 
 
@@ -115,7 +115,7 @@ def test_addresses_are_read_as_paths_are(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d[:-1], "record 2, offset 42: it has 1000 bytes, and the file ends 1 bytes too early"),
+        (lambda d: d[:-1], "record 2, offset 42: it has 1000 bytes, but the file ends 1 bytes too early"),
         (lambda d: d[:47], "record 2, offset 42: the file ends 5 bytes into it, before its length"),
         (lambda d: d + b"\0\0\0", "record 3, offset 1058: the file ends 3 bytes into it"),
         (lambda d: d[:43] + b"\xff" + d[44:], "record 2, offset 42: the checksum of its length is wrong"),
@@ -154,7 +154,7 @@ def test_a_file_that_was_written_anew_is_an_error(tmp_path, verify):
     write(tmp_path / "t", [b"new"] * 30)
     os.utime(path, ns=(1, 1))
     for reader in (source, pickle.loads(pickle.dumps(source))):
-        with pytest.raises(DataError, match="t has changed since its source was made"):
+        with pytest.raises(DataError, match="t has changed since its source was created"):
             reader[3]
 
 
@@ -174,7 +174,7 @@ def test_a_file_that_has_become_shorter_is_an_error(tmp_path):
     path = Path(write(tmp_path / "t", some_records(30)))
     source = TFRecordDataSource(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match="t has changed since its source was made"):
+    with pytest.raises(DataError, match="t has changed since its source was created"):
         source[29]
 
 

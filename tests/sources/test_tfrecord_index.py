@@ -85,5 +85,5 @@ def test_a_file_that_is_still_written_is_an_error(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(tfrecord, "find_offsets", find_while_it_is_written)
-    with pytest.raises(DataError, match="t was written to while it was indexed"):
+    with pytest.raises(DataError, match="t was modified while it was being indexed"):
         TFRecordDataSource(path)

@@ -70,8 +70,8 @@ def test_tfrecords_are_the_same_with_workers(tmp_path):
 @pytest.mark.parametrize(
     ("change", "before", "message"),
     [
-        (lambda data: data[:-1], 2, "record 2, offset 42: it has 1000 bytes, and the file ends 1 bytes too early"),
-        (lambda data: data[:100], 2, "record 2, offset 42: it has 1000 bytes, and the file ends 958 bytes too early"),
+        (lambda data: data[:-1], 2, "record 2, offset 42: it has 1000 bytes, but the file ends 1 bytes too early"),
+        (lambda data: data[:100], 2, "record 2, offset 42: it has 1000 bytes, but the file ends 958 bytes too early"),
         (lambda data: data[:47], 2, "record 2, offset 42: the file ends 5 bytes into it, before its length"),
         (lambda data: data + b"\0\0\0", 3, "record 3, offset 1058: the file ends 3 bytes into it"),
         (lambda data: data[:43] + b"\xff" + data[44:], 2, "record 2, offset 42: the checksum of its length is wrong"),
@@ -111,7 +111,7 @@ def test_a_tfrecord_state_of_another_file_is_an_error(tmp_path, offset):
     iterator = iter(TFRecordIterDataset(write(tmp_path / "t", [b"12345", b"67890", b"z" * 1000])))
     iterator.set_state({"reader_offset": offset})
     for _ in range(2):
-        with pytest.raises(StateError, match="not the file that the state was saved with"):
+        with pytest.raises(StateError, match="The state was saved with a different file"):
             next(iterator)
 
 

@@ -87,7 +87,7 @@ def test_shards_read_one_after_the_other_give_what_was_written(tmp_path, suffix,
 @every_format
 def test_a_generator_is_written_to_one_file(tmp_path, suffix, write, read):
     assert read(write((record for record in RECORDS), tmp_path / f"a.{suffix}")) == RECORDS
-    with pytest.raises(PipelineError, match="An iterator cannot be cut into 2 shards"):
+    with pytest.raises(PipelineError, match="An iterator cannot be split into 2 shards"):
         write(iter(RECORDS), tmp_path / f"b.{suffix}", num_shards=2)
 
 
@@ -125,8 +125,8 @@ def test_gaps_of_a_filter_are_left_out(tmp_path):
         ([2.5j], "Feature 'record' is of the class complex; an Example holds numbers"),
         ([b"bytes", {"x": 1}], "A record is not bytes, but those before it are bytes"),
         ([{"x": 1}, b"bytes"], "A record is bytes, but those before it are not bytes"),
-        (b"bytes", "Records are an iterable of bytes or dicts; got bytes"),
-        (7, "Records are a dataset, a source or an iterable; got int"),
+        (b"bytes", "Records must be an iterable of bytes or dicts; got bytes"),
+        (7, "Records must be a dataset, a source or an iterable; got int"),
         (MapDataset.source(RECORDS).repeat(), "These records never end"),
     ],
 )
@@ -256,7 +256,7 @@ def test_another_job_does_not_take_over_shards(tmp_path):
     with pytest.raises(OSError, match="on fire"):
         write_tfrecord(Breaking(60), tmp_path / "a.tfrecord", num_shards=4, job="j")
     for job, num_shards in (("k", 4), (None, 4), ("j", 5)):
-        with pytest.raises(FileExistsError, match="has left 2 shards of something else"):
+        with pytest.raises(FileExistsError, match="left 2 shards of different data"):
             write_tfrecord(RECORDS, tmp_path / "a.tfrecord", num_shards=num_shards, job=job)
     paths = write_tfrecord(RECORDS, tmp_path / "a.tfrecord", num_shards=5, job="j", overwrite=True)
     assert read_tfrecord(paths) == RECORDS
@@ -371,15 +371,15 @@ def test_large_rows_end_a_row_group(tmp_path):
 
 def test_the_first_row_group_fixes_the_types(tmp_path):
     rows = [{"x": 1}, {"x": 2.5}]
-    with pytest.raises(PipelineError, match="Column 'x' cannot be written as int64.*give `schema`") as caught:
+    with pytest.raises(PipelineError, match="Column 'x' cannot be written as int64.*pass `schema`") as caught:
         write_parquet(rows, tmp_path / "a.parquet", row_group_rows=1)
     assert "writing record 1" in caught.value.__notes__
     schema = pa.schema([("x", pa.float32())])
     (path,) = write_parquet(rows, tmp_path / "a.parquet", row_group_rows=1, schema=schema)
     assert pq.read_table(path).to_pydict() == {"x": [1.0, 2.5]}
-    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but those before it \['x'\]"):
+    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but those before it have \['x'\]"):
         write_parquet([{"x": 1}, {"y": 1}], tmp_path / "b.parquet")
-    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but the schema \['x'\]"):
+    with pytest.raises(PipelineError, match=r"has the columns \['y'\], but the schema has \['x'\]"):
         write_parquet([{"y": 1}], tmp_path / "b.parquet", schema=schema)
 
 
@@ -423,7 +423,7 @@ def test_csv_shards_without_rows_have_the_names_of_the_first(tmp_path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "b.parquet")
     (path,) = write_csv(ParquetDataSource(tmp_path / "b.parquet"), tmp_path / "b.csv")
     assert Path(path).read_text() == '"x"\n'
-    with pytest.raises(PipelineError, match="no records, so the names of the columns, with which a CSV"):
+    with pytest.raises(PipelineError, match="no records, so the column names for the header of the CSV"):
         write_csv([], tmp_path / "c.csv")
     assert not (tmp_path / "c.csv").exists()
 
@@ -446,7 +446,7 @@ def test_rows_that_are_none_are_named(tmp_path, write, row, message):
 
 def test_a_column_that_begins_with_nulls_says_what_to_do(tmp_path):
     rows = [{"x": None}, {"x": 1}]
-    with pytest.raises(PipelineError, match="all its values are null: to choose them, call `write_parquet` and give"):
+    with pytest.raises(PipelineError, match="all its values are null: to choose them, call `write_parquet` and pass"):
         write_parquet(rows, tmp_path / "a.parquet", row_group_rows=1)
     write_parquet(rows, tmp_path / "a.parquet", row_group_rows=1, schema=pa.schema([("x", pa.int64())]))
 
@@ -475,7 +475,7 @@ def test_json_lines_hold_arrays_as_lists_and_bytes_as_text(tmp_path):
         (1j, "complex is not text"),
         (float("nan"), "not JSON compliant"),
     ):
-        with pytest.raises(PipelineError, match=f"JSON cannot hold this record: .*{message}.*Map the dataset"):
+        with pytest.raises(PipelineError, match=f"JSON cannot hold this record: .*{message}.*Convert its values"):
             write_json_lines([{"x": value}], tmp_path / "b.jsonl")
 
 

@@ -90,7 +90,9 @@ def test_a_pool_travels_without_its_files_and_with_their_versions(tmp_path):
             file.write("changed")
     for other in (pool, travelled):
         for path in (first, second):
-            with pytest.raises(DataError, match=f"{path} has changed since its source was made. Make the source again"):
+            with pytest.raises(
+                DataError, match=f"{path} has changed since its source was created. Recreate the source"
+            ):
                 other.get(path)
     assert travelled.get(third).read(0, 9) == b"changed"  # nobody had seen it before
 

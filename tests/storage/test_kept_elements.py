@@ -153,11 +153,11 @@ class Own:
 @pytest.mark.parametrize(
     ("element", "said"),
     [
-        (Own(), "cannot keep <.*Own object at .*: it keeps dicts"),
-        ({"a": [1, {"b": Own}]}, r"cannot keep <class '.*Own'> at \['a'\]\[1\]\['b'\]: "),
-        ({"a": np.array([None, 1])}, r"cannot keep an array of object at \['a'\]: "),
-        ({(1, 2): 3}, r"cannot keep the key \(1, 2\): "),
-        ({1, 2}, "cannot keep {1, 2}: .* or keep them in memory, with `cache\\(\\)`"),
+        (Own(), "cannot store <.*Own object at .*: it stores dicts"),
+        ({"a": [1, {"b": Own}]}, r"cannot store <class '.*Own'> at \['a'\]\[1\]\['b'\]: "),
+        ({"a": np.array([None, 1])}, r"cannot store an array of object at \['a'\]: "),
+        ({(1, 2): 3}, r"cannot store the key \(1, 2\): "),
+        ({1, 2}, "cannot store {1, 2}: .* or cache them in memory with `cache\\(\\)`"),
     ],
 )
 def test_what_cannot_be_kept_is_an_error_that_says_where(tmp_path, element, said):

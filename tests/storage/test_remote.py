@@ -337,7 +337,7 @@ def test_files_inside_archives_also_far_away(server, tmp_path):
 
 
 def test_an_unknown_protocol_and_a_missing_driver_say_so():
-    with pytest.raises(PipelineError, match="nosuch://a is not an address.*Is its protocol spelt right"):
+    with pytest.raises(PipelineError, match="nosuch://a is not an address.*Is its protocol spelled correctly"):
         files.open_file("nosuch://a")
     try:
         import gcsfs  # noqa: F401

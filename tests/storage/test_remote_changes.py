@@ -19,9 +19,7 @@ from tests.storage.test_remote_s3 import address
 server, cache_folder, bucket = test_remote.server, test_remote.cache_folder, test_remote_s3.bucket
 
 OLD = some_bytes(2_000_000)
-REPLACED = (
-    "was replaced while it was open: its server said 2000000 bytes and ETag=.*, and now says .*Make the source again"
-)
+REPLACED = "was replaced while it was open: its server reported 2000000 bytes and ETag=.*, and now reports .*Recreate the source"
 
 
 @pytest.fixture(params=["http", "s3"])
@@ -118,7 +116,7 @@ def test_a_file_that_is_opened_again_must_be_the_same(replace):
     replace(some_bytes(2_000_000, seed=1))
     pool.close()
     for other in (pool, pickle.loads(travelled)):
-        with pytest.raises(DataError, match="has changed since its source was made. Make the source again"):
+        with pytest.raises(DataError, match="has changed since its source was created. Recreate the source"):
             other.get(path)
 
 
@@ -128,7 +126,7 @@ def test_a_source_of_lines_that_are_replaced_is_an_error(replace):
     travelled = pickle.dumps(source)
     replace(b"".join(b"%07d\n" % i for i in range(2000, 3000)))
     for other in (source, pickle.loads(travelled)):
-        with pytest.raises(DataError, match="has changed since its source was made"):
+        with pytest.raises(DataError, match="has changed since its source was created"):
             other[3]
 
 

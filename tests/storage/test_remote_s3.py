@@ -64,7 +64,7 @@ def test_an_s3_server_that_is_down_is_an_error_with_the_address(monkeypatch):
     monkeypatch.setattr(remote, "ATTEMPTS", 2)
     path = Address("s3://data/a", key="k", secret="s", endpoint_url="http://127.0.0.1:9")
     with pytest.raises(
-        RemoteError, match=r"Looking at s3://data/a failed 2 times in \d+ s, at last with .*Is the server up"
+        RemoteError, match=r"Looking at s3://data/a failed 2 times in \d+ s, most recently with .*Is the server up"
     ):
         files.open_file(path)
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import DataError, PipelineError, RemoteError
 from headrace.storage import remote
 from headrace.storage.files import LocalFile
-from headrace.storage.remote import patiently
+from headrace.storage.remote import with_retries
 from tests.support.proc import until
 
 PAGE = mmap.PAGESIZE
@@ -56,7 +56,7 @@ def test_a_read_that_fails_at_first_succeeds(memory, caplog):
         os.pread(file._fd, 8, memory.address)
 
     def put_back():
-        until(lambda: "Trying again" in caplog.text, "not logged", seconds=60)
+        until(lambda: "Retrying" in caplog.text, "not logged", seconds=60)
         memory.put_back()
 
     thread = threading.Thread(target=put_back)
@@ -85,7 +85,7 @@ def test_it_gives_up_after_so_many_seconds(memory, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "headrace"), pytest.raises(RemoteError, match=r"failed \d times in \d s"):
         LocalFile("/proc/self/mem").read(memory.address, 8)
     assert time.monotonic() - began < 60
-    assert caplog.text.count("Trying again") >= 1
+    assert caplog.text.count("Retrying") >= 1
 
 
 @pytest.mark.parametrize("value", ["a few", "-1", "nan"])
@@ -93,7 +93,7 @@ def test_it_gives_up_after_so_many_seconds(memory, monkeypatch, caplog):
 def test_settings_that_make_no_sense(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     with pytest.raises(PipelineError, match=name):
-        patiently(lambda: None, "x", "Reading")
+        with_retries(lambda: None, "x", "Reading")
 
 
 def test_a_fault_that_stays_is_raised_at_once(tmp_path):

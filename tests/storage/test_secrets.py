@@ -268,7 +268,7 @@ def test_options_with_keys_are_not_shown(monkeypatch):
         raise ValueError("no access for firstSecret")
 
     with pytest.raises(RemoteError, match="no access for …") as caught:
-        remote.patiently(fails, path, "Looking at")
+        remote.with_retries(fails, path, "Looking at")
     assert not shows(shown(caught.value))
 
 

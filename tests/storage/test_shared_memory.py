@@ -308,7 +308,7 @@ def test_memory_that_was_not_written_to_its_end_is_not_read(name):
         shared.SharedMemoryDataSource([1] * 100, name={name!r})
     """) as (maker, _):
         maker.wait(WAIT_S)
-    with pytest.raises(PipelineError, match="is not complete: its maker is still writing, or was killed"):
+    with pytest.raises(PipelineError, match="is incomplete: its creator is still writing, or was killed"):
         SharedMemoryDataSource(name=name)
     SharedMemoryDataSource([1], name=name).unlink()
 
@@ -342,7 +342,9 @@ def refused(name, why):
         lambda: SharedMemoryDataSource(name=name)[0],
         lambda: SharedMemoryArray.from_metadata(SharedMemoryArrayMetadata(name, (3,), np.int8)),
     ):
-        with pytest.raises(PipelineError, match=f"Will not read .*{name}': {why}.*could run their code here"):
+        with pytest.raises(
+            PipelineError, match=f"Refusing to read the shared memory .*{name}': {why}.*could run their code here"
+        ):
             attach()
 
 
@@ -350,7 +352,7 @@ def refused(name, why):
 def test_memory_of_another_user_is_not_read(name, tmp_path):
     path = planted(name, tmp_path)
     os.chown(path, 12345, 12345)
-    refused(name, "it belongs to the user 12345, and this process runs as 0")
+    refused(name, "it belongs to user 12345, but this process runs as user 0")
     with pytest.raises(PipelineError, match="already"):
         SharedMemoryDataSource([1], name=name)
     assert path.exists()
@@ -376,7 +378,7 @@ def test_memory_that_cannot_be_opened_says_whose_it_is(name):
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_memory_that_others_may_write_to_is_not_read(name, tmp_path, mode):
     planted(name, tmp_path).chmod(mode)
-    refused(name, rf"other users may write to it \(its mode is {mode:o}\)")
+    refused(name, rf"other users can write to it \(mode {mode:o}\)")
     assert not (tmp_path / "ran").exists()
 
 

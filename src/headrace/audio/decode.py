@@ -14,15 +14,15 @@ import numpy as np
 from headrace import transforms
 from headrace.errors import DataError, PipelineError, optional
 from headrace.options import check_count
-from headrace.sources.media import Clip, Seconds, name_of, stream_of
+from headrace.sources.media import Clip, Seconds, describe_media, open_media
 from headrace.trees import ShapeDtypeStruct, field_in, with_field
 
 # --------------------------------------------------------------------------------------------------------- reading
-# Samples of audio files, no more of them than a clip needs.
+# Reads the samples of audio files, and only those that a clip needs.
 #
-# libsndfile goes straight to a sample of WAV and FLAC. In other formats it may be off by some, so these are decoded
-# from their start. Resampled samples are on one grid for all clips of a file: a clip is what it is in the whole, as far
-# as the filter of soxr reaches no further than `AROUND_S`.
+# libsndfile seeks to the exact sample in WAV and FLAC. In other formats it may be off by a few, so these are decoded
+# from their start. All clips of a file are resampled on one grid, so a clip equals the same part of the whole file,
+# provided that soxr's filter reaches no further than `AROUND_S`.
 
 
 WHAT = "audio"
@@ -35,11 +35,12 @@ _CUT_OFF = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 
 def read(source: Any, start: float, duration: float | None, sampling_rate: int | None) -> tuple[np.ndarray, int]:
     """A clip as an array of time and channel, and its sampling rate."""
-    with opened(source) as file:
+    with open_audio(source) as file:
         rate = file.samplerate
         if start >= file.frames / rate:
             raise DataError(
-                f"{name_of(source, WHAT)} is {file.frames / rate:g} s long, and a clip is to begin at {start:g} s."
+                f"{describe_media(source, WHAT)} is {file.frames / rate:g} s long, but the clip should start at "
+                f"{start:g} s."
             )
         if sampling_rate is None or sampling_rate == rate:
             first = round(start * rate)
@@ -56,24 +57,24 @@ def seconds_of(source: Any) -> float:
     >>> seconds_of(folder / "a.wav")
     2.0
     """
-    with opened(source) as file:
+    with open_audio(source) as file:
         return file.frames / file.samplerate
 
 
 def check(source: Any) -> None:
     """Decodes all of a file, without keeping it; raises if it is damaged."""
-    with opened(source) as file:
+    with open_audio(source) as file:
         for first in range(0, file.frames, CHECKED_FRAMES):
             count = min(CHECKED_FRAMES, file.frames - first)
             _check_count(file.read(count, dtype="float32"), count)
 
 
 @contextlib.contextmanager
-def opened(source: Any) -> Iterator[Any]:
+def open_audio(source: Any) -> Iterator[Any]:
     """Opens a file, given by path, address or its bytes; errors of the library name it."""
     soundfile = optional("soundfile", extra="audio")
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(stream_of(source, WHAT))
+        stream = stack.enter_context(open_media(source, WHAT))
         try:
             file = stack.enter_context(soundfile.SoundFile(stream))
             _check_whole(file)
@@ -81,7 +82,7 @@ def opened(source: Any) -> Iterator[Any]:
         except (soundfile.LibsndfileError, _Damaged) as e:
             text = re.sub("Error opening <.*?>: ", "", str(e).strip().rstrip("."))
             raise DataError(
-                f"{name_of(source, WHAT)} does not decode as audio: {text}. Was it written or copied to its end?"
+                f"{describe_media(source, WHAT)} does not decode as audio: {text}. Is the file truncated?"
             ) from e
 
 
@@ -92,7 +93,7 @@ class _Damaged(Exception):
 def _check_whole(file: Any) -> None:
     cut = _CUT_OFF.search(file.extra_info)
     if cut and int(cut[2]) < int(cut[1]) < UNKNOWN_BYTES:
-        raise _Damaged(f"it has {cut[2]} bytes of samples, and its header says {cut[1]}")
+        raise _Damaged(f"it has {cut[2]} bytes of samples, but its header says {cut[1]}")
     if not file.frames:
         raise _Damaged("it has no samples")
 
@@ -111,7 +112,7 @@ def _samples(file: Any, first: int, count: int) -> np.ndarray:
 
 def _check_count(found: np.ndarray, count: int) -> None:
     if len(found) < count:
-        raise _Damaged(f"it ends {count - len(found)} samples before its header says")
+        raise _Damaged(f"it is {count - len(found)} samples shorter than its header says")
 
 
 def _resampled(file: Any, start: float, duration: float | None, sampling_rate: int) -> np.ndarray:
@@ -128,7 +129,7 @@ def _resampled(file: Any, start: float, duration: float | None, sampling_rate: i
 
 
 # ---------------------------------------------------------------------------------------------------------- decode
-# Decoding as operations on elements: a clip at a time that is given, or drawn.
+# Decoding as operations on elements: a clip at a chosen or a random time.
 
 
 KEY = "audio"
@@ -136,7 +137,7 @@ RATE = "sampling_rate"
 
 
 class Audio:
-    """What operations on audio have in common: how it is decoded, and where in elements it is."""
+    """The base of operations on audio: how it is decoded, and where it is in an element."""
 
     def __init__(self, sampling_rate: int | None, mono: bool, key: str, pad: bool):
         if sampling_rate is not None:
@@ -149,7 +150,7 @@ class Audio:
     def _decoded(self, element: Any, start: float, duration: float | None) -> Any:
         audio = field_in(element, self.key, "audio")
         if isinstance(audio, np.ndarray) and audio.dtype != np.uint8:
-            raise PipelineError(f"The audio is decoded already: it is an array of {audio.dtype}.")
+            raise PipelineError(f"The audio is already decoded: it is an array of {audio.dtype}.")
         given = audio.tobytes() if isinstance(audio, np.ndarray) else audio
         samples, rate = read(given, start, duration, self.sampling_rate)
         if self.mono:
@@ -173,10 +174,10 @@ class Audio:
 
 
 class Decode(Audio, transforms.Map):
-    """Decodes the audio of each element: all of it, or a clip, of which no more is read than it needs.
+    """Decodes the audio of each element: all of it, or a clip, for which only the needed part is read.
 
     Audio is the path of a file, an address, or the bytes of one; it becomes an array of float32 with the axes time and
-    channel. In elements that are dicts, `sampling_rate` is set to its rate. A clip that goes on after the end of the
+    channel. In elements that are dicts, `sampling_rate` is set to its rate. A clip that extends past the end of the
     file is shorter, unless `pad=True`. Of WAV and FLAC only the clip is decoded; other formats are decoded from their
     start.
 
@@ -189,10 +190,10 @@ class Decode(Audio, transforms.Map):
     (8000, 1)
 
     Args:
-        sampling_rate: Samples in a second, whatever the file has; `None` for its own.
-        mono: Whether to take the mean of the channels; the array then has the axis time alone.
-        start: Where the clip begins, in seconds; or the name of the field of elements that says so.
-        duration: How long it is, likewise; by default it goes on to the end.
+        sampling_rate: Samples per second to resample to; `None` keeps the file's rate.
+        mono: Whether to average the channels; the array then has only the time axis.
+        start: Where the clip begins, in seconds; or the name of the field that holds it.
+        duration: How long it is, likewise; by default, up to the end of the file.
         key: The audio's name, in elements that are dicts.
         pad: Whether silence follows a clip that ends before its duration, so that clips have one length.
     """
@@ -210,7 +211,7 @@ class Decode(Audio, transforms.Map):
         super().__init__(sampling_rate, mono, key, pad)
         self.clip = Clip(start, duration).check()
         if pad and duration is None:
-            raise PipelineError("pad=True fills a clip up to its duration: give `duration` too.")
+            raise PipelineError("pad=True pads a clip to its duration, so it needs `duration`.")
 
     def map(self, element: Any) -> Any:
         return self._decoded(element, *self.clip.of(element))

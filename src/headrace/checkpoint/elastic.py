@@ -1,4 +1,4 @@
-"""Iterators with global states: another number of shards can go on from them."""
+"""Iterators with global states, which another number of shards can restore."""
 
 import json
 from typing import Any
@@ -33,16 +33,16 @@ class ElasticIterator(IterDataset, _Checkpointable):
     >>> next(whole)
     array([4, 5, 6, 7])
 
-    Another global batch size goes on from there too, with batches that begin at that element.
+    Another global batch size can resume from the same state; its batches then begin at that element.
 
-    It is a dataset and its own iterator: `iter(it)` goes on where `next(it)` has stopped. In a pipeline, as in
+    It is a dataset and its own iterator: `iter(it)` continues where `next(it)` stopped. In a pipeline, as in
     `it.map(f)`, it begins at the start; states stay global.
 
     Differs from Grain: a shard has consecutive rows, and all shards end together, before a batch that is not full.
 
     Args:
         ds: A dataset without `filter` and `flat_map`: every index must have an element.
-        global_batch_size: How many rows all shards together get in a step.
+        global_batch_size: How many rows all shards together receive in a step.
         shard_options: The shard that this process reads, or `ShardBySharding(sharding)`.
         read_options: Threads that read ahead.
         multiprocessing_options: Worker processes.
@@ -79,31 +79,31 @@ class ElasticIterator(IterDataset, _Checkpointable):
         return self._iterator.__next__()
 
     def get_state(self) -> dict[str, Any]:
-        """Where the iterator is: the same for all shards."""
+        """Returns the iterator's position, which is the same for all shards."""
         return self._iterator.get_state()
 
     def state_as_array(self, size: int = 1 << 14) -> np.ndarray:
-        """The state as `size` bytes."""
+        """Returns the state as an array of `size` bytes."""
         return self._iterator.state_as_array(size)
 
     def set_state(self, state: dict[str, Any] | np.ndarray, *, strict: bool = True) -> None:
-        """Goes to a state of any shard."""
+        """Restores a state of any shard."""
         self._iterator.set_state(state, strict=strict)
 
     def get_next_index(self) -> int:
-        """How many global batches it has handed over."""
+        """Returns how many global batches it has yielded."""
         return self._iterator.get_next_index()
 
     def set_next_index(self, index: int) -> None:
-        """Goes to a global batch by its number."""
+        """Moves to a global batch by its number."""
         self._iterator.set_next_index(index)
 
     def start_prefetch(self) -> None:
-        """Begins to compute ahead, before you ask for the first element."""
+        """Starts to compute ahead, before you ask for the first element."""
         self._iterator.start_prefetch()
 
     def close(self) -> None:
-        """Gives back threads, processes and memory."""
+        """Releases threads, processes and memory."""
         self._iterator.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class ElasticDatasetIterator(StreamIterator):
             state = json.loads(positions.unpack(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
-            raise StateError(f"The state of an ElasticIterator is a dict with {FIELD!r}, an int; got {state!r}.")
+            raise StateError(f"The state of an ElasticIterator is a dict with the int {FIELD!r}; got {state!r}.")
         index = int(state[FIELD])
         length = len(self._dataset._ds)
         size = self._dataset._global_batch_size
@@ -160,14 +160,14 @@ class ElasticDatasetIterator(StreamIterator):
 
 def _check(ds: Any, shard_options: Any) -> None:
     if not isinstance(ds, MapDataset):
-        raise PipelineError(f"An ElasticIterator reads a MapDataset; got {type(ds).__name__}.")
+        raise PipelineError(f"ElasticIterator takes a MapDataset; got {type(ds).__name__}.")
     if not isinstance(shard_options, ShardOptions | ShardBySharding):
         raise PipelineError(f"shard_options must be ShardOptions; got {type(shard_options).__name__}.")
     sparse = _sparse(ds._op)
     if sparse is not None:
         raise PipelineError(
-            f"An ElasticIterator needs an element at every index; {sparse.label()} (pipeline at {sparse.site}) drops "
-            "some. Leave it out, or do without elastic states."
+            f"ElasticIterator needs an element at every index; {sparse.label()} (pipeline at {sparse.site}) drops "
+            "some. Remove it, or iterate over the dataset without ElasticIterator."
         )
 
 

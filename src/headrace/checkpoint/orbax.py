@@ -1,6 +1,6 @@
-"""What Orbax needs to save and restore iterators, alone or together with a model.
+"""Saves and restores iterators with Orbax, alone or together with a model.
 
-States are small, so `save` takes and writes them at once: in an asynchronous save, the iterator may go on as soon as
+States are small, so `save` takes and writes them at once: in an asynchronous save, the iterator may continue as soon as
 `save` returns. Each process writes its own file.
 """
 
@@ -42,7 +42,7 @@ class CheckpointHandler(ocp.CheckpointHandler):
 def _iterator(item: Any, args: Any) -> Any:
     iterator = item if args is None else args.item
     if not hasattr(iterator, "get_state") or not hasattr(iterator, "set_state"):
-        hint = " Give `iter(...)` of it." if hasattr(iterator, "__iter__") else ""
+        hint = " Pass `iter(...)` of it." if hasattr(iterator, "__iter__") else ""
         raise PipelineError(
             f"CheckpointSave and CheckpointRestore take an iterator of a dataset or loader; got "
             f"{type(iterator).__name__}.{hint}"

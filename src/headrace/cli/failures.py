@@ -3,7 +3,7 @@
 import os
 import traceback
 
-from headrace.errors import HeadraceError, format_error, users_frames
+from headrace.errors import HeadraceError, format_error, user_traceback
 from headrace.errors.addresses import redacted
 from headrace.errors.one_line import one_line
 
@@ -18,5 +18,5 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(users_frames(error))
+    frames = traceback.extract_tb(user_traceback(error))
     return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

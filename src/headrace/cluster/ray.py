@@ -1,9 +1,9 @@
-"""The pool of Ray actors: gives them tasks, takes in their answers in order, and replaces actors that are lost.
+"""A pool of Ray actors: it sends them tasks, receives their answers in order, and replaces actors that are lost.
 
-Ray calls back when an answer has arrived on this machine; the pool handles it when somebody waits for a result. An
-actor computes its tasks in the order in which it got them, so the first one without an answer is the one that it died
-over. Tasks are pure: those of an actor that is lost, with its node or alone, go to others. Only an actor that dies
-while its node lives counts against a task.
+Ray calls back when an answer has arrived on this machine; the pool handles it when a caller waits for a result. An
+actor computes its tasks in order of arrival, so the first one without an answer is the one that it died over. Tasks are
+pure: if an actor is lost, alone or with its node, its tasks go to other actors. Only an actor that dies while its node
+lives counts against a task.
 """
 
 import contextlib
@@ -37,9 +37,10 @@ from headrace.options import AUTOTUNE, AutotuneParameter, RayOptions
 from headrace.protocols import ChunkLimits
 
 # --------------------------------------------------------------------------------------------------------- cluster
-# The Ray that pools run on: the one that this process uses already, a cluster at an address, or one on this machine.
+# The Ray cluster that pools run on: the one that this process already uses, one at an address, or one on this machine.
 #
-# What Headrace has started or joined, it leaves when its last pool closes. A Ray that the user has started stays.
+# Headrace leaves a cluster that it has started or joined when its last pool closes. A cluster that the user has started
+# stays.
 
 
 CONNECT_S = 10.0
@@ -74,14 +75,15 @@ def connection() -> tuple[str, str] | None:
 
 
 def enter(pool: int, options: RayOptions) -> bool:
-    """Starts or joins a Ray for a pool, unless this process has one; returns whether it is for pools alone."""
+    """Starts or joins a Ray cluster for a pool, unless this process has one; returns whether it is for pools alone."""
     global _ours, _is_embedded
     ray = library()
     with _lock:
         if _is_fork and ray.is_initialized():
             raise WorkerError(
-                "This process is a fork of one that uses Ray, whose threads are not here. Start it anew instead "
-                '(`multiprocessing.get_context("spawn")`), or use worker processes: `mp_prefetch(num_workers)`.'
+                "This process was forked from one that uses Ray, and Ray's threads do not survive a fork. Start "
+                'it with `multiprocessing.get_context("spawn")`, or use worker processes: '
+                "`mp_prefetch(num_workers)`."
             )
         if not ray.is_initialized():
             _is_embedded = options.address in (None, "local")
@@ -90,9 +92,9 @@ def enter(pool: int, options: RayOptions) -> bool:
             _pools.clear()
         elif options.address not in (None, "auto", "local", ray.get_runtime_context().gcs_address):
             raise PipelineError(
-                f"RayOptions(address={options.address!r}) names another cluster than the one that this process has "
-                f"joined, {ray.get_runtime_context().gcs_address}. A process can use one: leave out the address, or "
-                "call `ray.shutdown()` first."
+                f"RayOptions(address={options.address!r}) names a different cluster from the one that this "
+                f"process has joined, {ray.get_runtime_context().gcs_address}. A process can use only one: remove "
+                "the address, or call `ray.shutdown()` first."
             )
         is_ours = connection() == _ours
         if is_ours:
@@ -101,7 +103,7 @@ def enter(pool: int, options: RayOptions) -> bool:
 
 
 def leave(pool: int) -> None:
-    """Ends or leaves the Ray that was started or joined, after its last pool."""
+    """Stops or leaves the Ray that was started or joined, after its last pool."""
     global _ours
     with _lock:
         if pool not in _pools:
@@ -122,9 +124,9 @@ def _start(ray: Any, options: RayOptions) -> None:
                 ray.init(options.address, **quiet)
         except Exception as e:
             raise WorkerError(
-                f"The Ray cluster at {options.address!r} could not be joined ({type(e).__name__}: {e}). Check that it "
-                "runs and can be reached from here (`ray status`), and set RAY_AUTH_MODE=token if it wants a token. "
-                "Without an address, Ray starts on this machine."
+                f"Could not join the Ray cluster at {options.address!r} ({type(e).__name__}: {e}). Check that it "
+                "is running and reachable from here (`ray status`), and set RAY_AUTH_MODE=token if it requires a "
+                "token. Without an address, Ray starts on this machine."
             ) from e
         return
     with _own_signals():
@@ -174,7 +176,7 @@ def num_free(options: RayOptions) -> int:
 _PATHS = re.compile(r"(?:^|[\s'\"`(])(/[^\s'\"`(),;]+)")
 
 
-def only_here(error: BaseException, address: str) -> BaseException:
+def missing_file_error(error: BaseException, address: str) -> BaseException:
     """The error, or one that says that a file is on this machine and not on a node."""
     for each in _chain(error):
         if not _says_missing(each):
@@ -182,8 +184,8 @@ def only_here(error: BaseException, address: str) -> BaseException:
         path = next((path for path in _paths(each) if os.path.exists(path)), None)
         if path is not None:
             found = DataError(
-                f"{path} is on this machine, and not on {address}, a node of the Ray cluster. Put the data on storage "
-                "that all nodes reach under this path, or at an address (s3://, gs://, https://)."
+                f"{path} exists on this machine but not on {address}, a node of the Ray cluster. Put the data on "
+                "storage that all nodes mount at this path, or in remote storage (s3://, gs://, https://)."
             )
             found.__cause__ = error
             return found
@@ -229,19 +231,19 @@ MOST_BLIND = 4  # chunks under way until it is known how large they are
 
 
 def not_in_threads_of_ray(method: Callable[..., None]) -> Callable[..., None]:
-    """A method that runs in a new thread if Ray's calls it: those cannot ask Ray for something, and wait for ever.
+    """A method that runs in a new thread if one of Ray's calls it: Ray's own threads would wait for Ray indefinitely.
 
     They do so when objects are collected there, or when what they hold is the last that knows a pool.
     """
 
     @wraps(method)
-    def elsewhere(*args: Any, **kwargs: Any) -> None:
+    def in_new_thread(*args: Any, **kwargs: Any) -> None:
         if isinstance(threading.current_thread(), threading._DummyThread):
             threading.Thread(target=method, args=args, kwargs=kwargs, name="headrace-close").start()
         else:
             method(*args, **kwargs)
 
-    return elsewhere
+    return in_new_thread
 
 
 class PendingCall:
@@ -396,7 +398,7 @@ class RayPool(PoolBase):
             return
         if isinstance(error, bytes):
             self.close(wait=False)
-            raise self._from_elsewhere(unpack_error(error), place)
+            raise self._error_from_node(unpack_error(error), place)
         if isinstance(error, BaseException):
             self._did_not_start(worker, place, error)
             return
@@ -412,13 +414,13 @@ class RayPool(PoolBase):
         if self._bad_starts > 2:
             self.close(wait=False)
             raise WorkerError(
-                f"Ray actors end while they start: {error}\nHeadrace and what the pipeline imports must be installed "
-                "on all nodes, or named in RayOptions(runtime_env=...); look at `worker_init_fn` too."
+                f"Ray actors fail to start: {error}\nInstall Headrace and the pipeline's imports on all nodes, or "
+                "list them in RayOptions(runtime_env=...). Check `worker_init_fn` as well."
             ) from error
         self._add_worker()
 
     def _look_for_room(self) -> None:
-        """With AUTOTUNE, adds workers if the cluster has room for more; tells if there is none at all."""
+        """With AUTOTUNE, adds workers if the cluster has room for more; warns if there is none at all."""
         now = time.monotonic()
         has_none = all(worker.place is None for worker in self._workers)
         if has_none and now - self._made_room_s > MAKE_ROOM_S:
@@ -427,7 +429,7 @@ class RayPool(PoolBase):
         if has_none and not self._was_told and now - self._begun_s > NO_ROOM_S:
             self._was_told = True
             logging.getLogger("headrace").warning(
-                "Ray has had no room for a worker for %.0f s. Each needs %s CPUs%s; free are %s.",
+                "Ray has had no room for a worker for %.0f s. Each needs %s CPUs%s; %s are free.",
                 NO_ROOM_S,
                 self._options.num_cpus,
                 f" and {dict(self._options.resources)}" if self._options.resources else "",
@@ -460,7 +462,7 @@ class RayPool(PoolBase):
 
     @not_in_threads_of_ray
     def forget_stream(self, worker: int, task: Task) -> None:
-        """Tells a worker to close a stream that it keeps open."""
+        """Asks a worker to close a stream that it keeps open."""
         if self.closed:
             return
         with self.locked():
@@ -562,13 +564,13 @@ class RayPool(PoolBase):
             pending.answer = None if pending.cancelled else found
             if found.kind == FAILURE and not pending.cancelled:
                 error = unpack_error(found.pieces.read())
-                pending.answer = self._from_elsewhere(error, worker.place)
+                pending.answer = self._error_from_node(error, worker.place)
             if found.is_last:
                 self._replace(worker)
                 return
 
-    def _from_elsewhere(self, error: BaseException, place: ActorPlace | None) -> BaseException:
-        return error if place is None or place.node == self._node else only_here(error, place.address)
+    def _error_from_node(self, error: BaseException, place: ActorPlace | None) -> BaseException:
+        return error if place is None or place.node == self._node else missing_file_error(error, place.address)
 
     def ready(self, pending: PendingCall) -> bool:
         """Whether the answer is there."""
@@ -640,14 +642,15 @@ class RayPool(PoolBase):
             pending.attempts += 1
             if pending.attempts >= MOST_ATTEMPTS:
                 pending.answer = WorkerError(
-                    f"A Ray actor died while it computed {pending.describe()}, and so did the {MOST_ATTEMPTS - 1} that "
-                    "tried again. If memory ran out, reserve more CPUs for each worker (num_cpus), so that fewer run "
-                    f"on a node; otherwise look at what functions do with these elements. Ray says: {error}"
+                    f"A Ray actor died while computing {pending.describe()}, and so did the {MOST_ATTEMPTS - 1} "
+                    "that retried. If memory ran out, reserve more CPUs for each worker (num_cpus), so that "
+                    "fewer run on a node; otherwise check what your functions do with these elements. Ray says: "
+                    f"{error}"
                 )
         else:
             pending.losses += 1
             if pending.losses > MOST_LOSSES:
-                pending.answer = WorkerError(f"Ray has lost {pending.describe()} {MOST_LOSSES} times: {error}")
+                pending.answer = WorkerError(f"Ray lost {pending.describe()} {MOST_LOSSES} times: {error}")
         self._replace(worker)
 
     def _is_nodes_fault(self, worker: RayWorker, error: BaseException) -> bool:
@@ -706,7 +709,7 @@ class RayPool(PoolBase):
 
 
 def _close_idle() -> None:
-    """Makes room: closes the pools of this process that no iterator uses, or whose iterators nobody has any more."""
+    """Frees room: closes this process's pools that no iterator uses, or whose iterators were dropped."""
     with ctrl_c_later():  # Python drops exceptions that are raised while objects are collected
         gc.collect()
     for pool in open_pools(RayPool):

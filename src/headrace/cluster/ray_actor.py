@@ -1,4 +1,4 @@
-"""A worker that is a Ray actor: it gets tasks as arguments, and returns results as bytes.
+"""A worker that is a Ray actor: it receives tasks as arguments, and returns results as bytes.
 
 Ray imports this module where the actor runs, so nothing here needs the consumer's process.
 """
@@ -110,7 +110,7 @@ class Actor:
                 self._slot = Slot(anonymous_file(1))  # the thread may still write to the other
                 return *self._server.failure(self._server.late_error(step), self._slot), True
         if not answers:
-            raise WorkerError("A task ended without an answer: its error cannot be sent.")
+            raise WorkerError("A task failed, and its error could not be sent.")
         return *answers[0], False
 
 
@@ -149,7 +149,7 @@ def _check_versions(wanted: dict[str, str]) -> None:
         import ray
 
         raise WorkerError(
-            f"The node {ray.util.get_node_ip_address()} of the Ray cluster has other versions than this process: "
-            f"{', '.join(different)}. Install the same ones there, or name them in "
+            f"Node {ray.util.get_node_ip_address()} of the Ray cluster has different versions from this process: "
+            f"{', '.join(different)}. Install the same versions there, or list them in "
             "RayOptions(runtime_env={'pip': [...]})."
         )

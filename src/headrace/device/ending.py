@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from headrace.dataset import IterDataset
 from headrace.device.hosts import session
-from headrace.device.ranks import warn_of_ranks_without_jax
 from headrace.engine.hosts import Hosts
 from headrace.errors import PipelineError
 from headrace.ops.base import ProcessLocal, Unary
@@ -20,8 +19,8 @@ MOST_AGREED = 4096  # steps that were computed ahead, in units of `every`
 def stop_together(ds: IterDataset, *, every: int = 8) -> IterDataset:
     """Ends a dataset at the same step in all processes of a distributed JAX program.
 
-    Every few steps the processes tell each other how many elements they have, and all end after the smallest number:
-    a process that has more leaves the rest out. Put it before `device_put`.
+    Every few steps, the processes exchange how many elements they have, and all stop after the smallest number: a
+    process with more drops the rest. Put it before `device_put`.
 
     >>> from headrace import MapDataset
     >>> list(stop_together(MapDataset.range(5).filter(lambda x: x != 2).to_iter_dataset()))
@@ -31,7 +30,7 @@ def stop_together(ds: IterDataset, *, every: int = 8) -> IterDataset:
 
     Args:
         ds: The dataset; all processes must make and iterate over the same ones, in the same order.
-        every: After how many elements to ask again. A process computes as many ahead.
+        every: After how many elements to ask again. Each process computes this many ahead.
     """
     if not isinstance(ds, IterDataset):
         hint = " Call `to_iter_dataset()` first." if hasattr(ds, "to_iter_dataset") else ""
@@ -77,7 +76,7 @@ class StopTogether(Unary):
 
 
 class StopTogetherStream(UnaryStream):
-    """Hands over what all processes have; position: (how many have come, parent's)."""
+    """Yields what all processes have; position: (how many elements so far, the parent's position)."""
 
     def __init__(self, op: StopTogether, step: int, parent: Stream, hosts: Hosts, key: str, agreed: "_Agreed"):
         super().__init__((step, parent.position), parent)
@@ -101,7 +100,7 @@ class StopTogetherStream(UnaryStream):
         return self._run(self._feed.take(count), lambda j: (step + j, after(j)))
 
     def _agree(self, step: int, *, single_step: bool) -> None:
-        """Asks all processes how far they get before the next time; before the first, whether they read the same."""
+        """Asks all processes how far they can go before the next exchange; at first, whether they read the same."""
         if not self._agreed:
             self._hosts.compare(f"{self._key}/pipeline", self._compared)
         stop = (step // self._every + 1) * self._every
@@ -122,14 +121,16 @@ class StopTogetherStream(UnaryStream):
                 raise error
             for i, (_, _, failure) in enumerate(said):
                 if failure:
-                    raise PipelineError(f"Process {i} failed with {failure} at step {step}: see its own error.")
+                    raise PipelineError(
+                        f"Process {i} failed with {failure} at step {step}; see the error of that process."
+                    )
         self._hosts.forget(f"{self._key}/{stop - 2 * self._every}")
         while len(self._agreed) > MOST_AGREED:
             del self._agreed[next(iter(self._agreed))]
 
 
 class _Agreed(dict[int, list[str]]):
-    """What an iterator has heard from all processes, for when its streams are opened again: nobody says it twice."""
+    """What an iterator has learned from all processes, kept for reopened streams: no process sends it twice."""
 
 
 @stream_of.register

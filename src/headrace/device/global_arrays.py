@@ -1,8 +1,8 @@
-"""Makes global arrays of what each process of a distributed JAX program has.
+"""Makes global arrays from the parts that the processes of a distributed JAX program have.
 
 JAX cannot see whether processes agree: with parts of different sizes, or different rows where it expects copies, it
-makes an array that differs from process to process. So processes tell each other about their first element, and again
-when its shapes change, before they make an array of it.
+makes an array that differs from process to process. So the processes compare their first elements, and later ones whose
+shapes change, before they make an array of them.
 """
 
 import json
@@ -58,8 +58,8 @@ class GlobalArrays:
         rank = len(leaf.shape)
         if rank == 0 and not target.is_fully_replicated:
             raise PipelineError(
-                f"`device_put` cannot place {_called(name)}, a scalar, along the axes of {target}. Give the scalar a "
-                "sharding without axes: a tree with a sharding for each key."
+                f"`device_put` cannot place {_called(name)}, a scalar, along the axes of {target}. Pass a tree "
+                "with a sharding for each key, and give the scalar one without axes."
             )
         if rows is None or not self._is_rows(leaf):
             return self._jax.make_array_from_process_local_data(target, leaf)
@@ -113,10 +113,9 @@ class GlobalArrays:
         if len({each["ends"] for each in said}) > 1:
             counts = ", ".join(str(each["ends"]) for each in said)
             raise PipelineError(
-                f"The processes have different numbers of batches ({counts}), so some would wait for others "
-                "that have ended. Shard with drop_remainder=True, or end together with "
-                "`headrace.stop_together(batches)`. "
-                f"{HOW_TO}"
+                f"The processes have different numbers of batches ({counts}), so some would wait for others that "
+                "have finished. Shard with drop_remainder=True, or stop together with "
+                f"`headrace.stop_together(batches)`. {HOW_TO}"
             )
         self._compare_shapes([each["shapes"] for each in said], shapes)
         for name, (part, digest) in parts.items():
@@ -125,11 +124,11 @@ class GlobalArrays:
                 if their_part == part and their_digest != digest:
                     raise PipelineError(
                         f"The devices of processes {self._hosts.index} and {i} hold copies of the same rows of "
-                        f"{_called(name)}, and the two processes have read different ones. {HOW_TO}"
+                        f"{_called(name)}, but the two processes have read different rows. {HOW_TO}"
                     )
 
     def _later(self, shapes: list[Any]) -> list[Any]:
-        """The new shapes of all processes."""
+        """Returns the new shapes of all processes."""
         key = f"{self._key}/shapes {self._num_changes}"
         try:
             return [json.loads(each) for each in self._hosts.exchange(key, json.dumps(shapes), wait_s=CHANGED_S)]
@@ -147,7 +146,7 @@ class GlobalArrays:
         if any([name for name, _, _ in shapes] != names for shapes in said):
             found = {i: [name for name, _, _ in shapes] for i, shapes in zip(members, said, strict=True)}
             listed = "; ".join(f"process {i}: {each}" for i, each in found.items())
-            raise PipelineError(f"The processes have elements of different structure: {listed}.")
+            raise PipelineError(f"The processes have elements with different structures: {listed}.")
         k = next(k for k in range(len(own)) if any(shapes[k] != own[k] for shapes in said))
         kind, advice = (1, _SAME_SHAPE) if any(shapes[k][1] != own[k][1] for shapes in said) else (2, _SAME_DTYPE)
         found = [shapes[k][kind] if kind == 2 else tuple(shapes[k][1]) for shapes in said]
@@ -167,8 +166,8 @@ class GlobalArrays:
         own, others = _parts_by_process(target, len(shape))
         if any(part != whole for part, whole in zip(own[1:], others[1:], strict=True)):
             raise PipelineError(
-                f"The devices of this process hold only some columns of {_called(name)} with {target}, and each "
-                f"process reads all. {HOW_TO}"
+                f"With {target}, the devices of this process hold only some columns of {_called(name)}, but each "
+                f"process reads all of them. {HOW_TO}"
             )
         return str(own[0])
 
@@ -177,20 +176,20 @@ def check_placement(op: Op, device: Any) -> None:
     """Raises if a pipeline's elements cannot become global arrays with these shardings."""
     rows = _rows(op)
     for target in optional("jax", extra="jax").tree.leaves(device):
-        # One without axes may be for a scalar: the first element tells.
+        # A sharding without axes may be for a scalar: the first element decides.
         if rows is not None and not is_addressable(target) and not target.is_fully_replicated:
             _check_rows(rows, target)
     _check_after_rows(op)
     if not ends_together(op) and num_outputs(op) is None:
         raise PipelineError(
-            f"How many batches {op.label()} (pipeline at {op.site}) has is known only after reading them, so processes "
-            "may end at different steps, and the others would wait for ever. Let them end together: "
-            "`headrace.stop_together(batches)`; or read for ever: `repeat()`."
+            f"The number of batches of {op.label()} (pipeline at {op.site}) is known only after reading them, so "
+            "processes may end at different steps, and the others would wait indefinitely. Stop them together "
+            "with `headrace.stop_together(batches)`, or make the data endless with `repeat()`."
         )
 
 
 _SAME_SHAPE = f"Make them the same: batch with drop_remainder=True, and pad to a fixed length. {HOW_TO}"
-_SAME_DTYPE = "Convert them before they are batched, such as with `map(lambda x: np.asarray(x, np.float32))`."
+_SAME_DTYPE = "Convert them before batching, for example with `map(lambda x: np.asarray(x, np.float32))`."
 
 
 def _rows(op: Op) -> GlobalRows | None:
@@ -199,8 +198,8 @@ def _rows(op: Op) -> GlobalRows | None:
     different = [rows for rows in found[1:] if str(rows) != str(found[0])]
     if different:
         raise PipelineError(
-            f"{op.label()} (pipeline at {op.site}) joins global batches of which this process has different rows: "
-            f"{found[0]!r}, and {different[0]!r}. Give all the same batch size and rows."
+            f"{op.label()} (pipeline at {op.site}) joins global batches with different rows in this process: "
+            f"{found[0]!r}, and {different[0]!r}. Give all of them the same batch size and rows."
         )
     return found[0] if found else None
 
@@ -209,23 +208,24 @@ def _check_rows(rows: GlobalRows, target: Any) -> None:
     own = rows_on_devices(target, rows.batch_size)
     if not set(own.tolist()) <= set(rows.numbers.tolist()):
         raise PipelineError(
-            f"This process has {rows!r}, and its devices hold others with {target}. Take the rows from the "
+            f"This process has {rows!r}, but with {target} its devices hold other rows. Take the rows from the "
             "sharding: `global_batch(batch_size, rows=ShardBySharding(sharding))`."
         )
 
 
 def _check_after_rows(op: Op) -> None:
-    """Raises if processes would leave out different batches, or rows, of global batches."""
+    """Raises if processes would drop different batches, or different rows of global batches."""
     wrong = must_come_before_rows(op)
     if wrong is not None:
         raise PipelineError(
-            f"{wrong.label()} (pipeline at {wrong.site}) after `global_batch` sees the rows of this process alone, so "
-            "batches of different steps would be joined. Put it before `global_batch`."
+            f"{wrong.label()} (pipeline at {wrong.site}) after `global_batch` sees only the rows of this process, "
+            "so it would join batches of different steps. Put it before `global_batch`."
         )
     if _rows(op) is not None and not gather_options(op).on_error.raises and may_drop_rows(op):
         raise PipelineError(
-            "`on_error` may leave out rows of a global batch in one process alone: of random access, or in functions "
-            "after `global_batch`. Read a stream, `to_iter_dataset().global_batch(...)`, and put functions before it."
+            "`on_error` may drop rows of a global batch in one process only, with random access or in functions "
+            "after `global_batch`. Use a stream, `to_iter_dataset().global_batch(...)`, and put functions before "
+            "it."
         )
 
 

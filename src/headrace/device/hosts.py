@@ -1,4 +1,4 @@
-"""Numbers of iterators, under which the processes of a distributed JAX program tell each other about them."""
+"""Numbers iterators alike in all processes of a distributed JAX program, which can then refer to them."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Moves elements to JAX's devices ahead of the consumer.
 
 JAX keeps the memory that a transfer reads, or that an array on the CPU shares, for as long as it needs it, so nothing
-is copied for safety. What a GPU is to read is page-locked first.
+is copied for safety. Memory that a GPU will read is page-locked first.
 """
 
 import itertools
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset:
     """Moves elements to a device while the consumer computes with earlier ones; order and states are those of `ds`.
 
-    Put it last: after batches, and after `mp_prefetch`. Arrays get JAX's dtypes, so without `jax_enable_x64` an int64
+    Put it last: after batches, and after `mp_prefetch`. Arrays take JAX's dtypes, so without `jax_enable_x64` an int64
     array becomes an int32 array.
 
     >>> import jax
@@ -41,8 +41,8 @@ def device_put(ds: IterDataset, device: Any, *, cpu_buffer_size: int = 4, device
 
     Args:
         ds: The dataset.
-        device: A `jax.Device`; a `jax.sharding.Sharding`, which makes global arrays, to which each process gives its
-            own part; or a tree of these, such as one sharding for each key.
+        device: A `jax.Device`; a `jax.sharding.Sharding`, which makes global arrays to which each process contributes
+            its part; or a tree of these, such as one sharding for each key.
         cpu_buffer_size: How many elements to compute ahead, in a thread; with 0, only those to be moved next.
         device_buffer_size: How many elements to move ahead, in a thread; with 0, each moves when you ask for it.
     """
@@ -89,7 +89,7 @@ class DevicePut(Unary):
 
 
 class _Movers(dict[str, GlobalArrays]):
-    """What an iterator has asked other processes, which it does not ask again when its streams are opened again."""
+    """What an iterator has learned from other processes, kept for reopened streams."""
 
 
 # ----------------------------------------------------------------------------------------------- streams
@@ -117,8 +117,8 @@ def _check_device(device: Any) -> None:
     for target in targets:
         if not isinstance(target, jax.Device | jax.sharding.Sharding):
             raise PipelineError(
-                f"`device_put` takes a jax.Device, a jax.sharding.Sharding or a tree of these; got "
-                f"{type(target).__name__}: {target!r}. Devices are in `jax.devices()`."
+                "`device_put` takes a jax.Device, a jax.sharding.Sharding or a tree of these; got "
+                f"{type(target).__name__}: {target!r}. `jax.devices()` lists the devices."
             )
     if not targets:
         raise PipelineError(f"`device_put` needs a jax.Device or a jax.sharding.Sharding; got {device!r}.")
@@ -155,17 +155,17 @@ def _cannot_be_moved(device: Any, element: Any, error: Exception) -> PipelineErr
         targets = jax.tree.leaves(jax.tree.broadcast(device, element))
     except ValueError as e:
         return PipelineError(
-            f"The tree of devices of `device_put` does not fit the elements: {_first_line(e)}. Give one "
-            "device or sharding for all leaves, or a tree with the elements' keys."
+            f"The tree of devices of `device_put` does not fit the elements: {_first_line(e)}. Pass one device or "
+            "sharding for all leaves, or a tree with the elements' keys."
         )
     for (path, leaf), target in zip(jax.tree_util.tree_leaves_with_path(element), targets, strict=True):
         name = jax.tree_util.keystr(path)
         what = f"leaf {name}" if name else "an element"
         if not _is_numeric(leaf):
             return PipelineError(
-                f"`device_put` cannot move {what}: it is {_kind(leaf)}, of which JAX has no arrays. Drop the key in a "
-                "`map` before `device_put`, turn it into numbers there, or keep it outside of the element, which then "
-                "has an index to find it."
+                f"`device_put` cannot move {what}: it is {_kind(leaf)}, which a JAX array cannot hold. In a `map` "
+                "before `device_put`, drop the key, convert it to numbers, or replace it with an index into data "
+                "that you keep outside the element."
             )
         try:
             _try(target, leaf)
@@ -184,8 +184,8 @@ def _try(target: Any, leaf: Any) -> None:
 
 _ADVICE = {
     True: "Convert it to a dtype that JAX has, in a `map` before `device_put`.",
-    False: "A sharding must divide the axes of every leaf: batch with `drop_remainder=True` to a multiple of its "
-    "devices, or give a tree with a sharding for each key.",
+    False: "A sharding must divide the axes of every leaf: batch with `drop_remainder=True` to a multiple of "
+    "its devices, or pass a tree with a sharding for each key.",
 }
 """What to do if a leaf cannot be moved, by whether the target is a single device."""
 

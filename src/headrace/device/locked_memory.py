@@ -1,7 +1,7 @@
 """Brings elements into page-locked memory, from which a CUDA device fetches them by itself.
 
 Batches that workers made lie in slots of shared memory, which are locked where they are. Others are copied to a few
-slots of their own. Whoever reads the arrays keeps the slot, as everywhere: it is not written again while they live.
+separate slots. As everywhere, a slot is not rewritten while an array that reads it is alive.
 """
 
 import weakref
@@ -26,7 +26,7 @@ class LockedMemory:
         self._staging: Slots | None = None
 
     def __call__(self, element: Any) -> Any:
-        """The element with its arrays in locked memory, as far as that pays and succeeds."""
+        """Returns the element with its arrays in locked memory, where that helps and succeeds."""
         arrays = [leaf for leaf in trees.leaves(element) if type(leaf) is np.ndarray and not leaf.dtype.hasobject]
         if sum(array.nbytes for array in arrays) < LEAST_BYTES:
             return element

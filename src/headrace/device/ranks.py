@@ -1,4 +1,4 @@
-"""Whether PyTorch's ranks would train on the same elements."""
+"""Warns if PyTorch's ranks would train on the same elements."""
 
 import os
 import sys
@@ -31,8 +31,8 @@ def warn_of_unsharded(ds: Any, *, stacklevel: int) -> None:
     else:
         line = f"`ds = ds.shard({num_ranks}, {rank}, drop_remainder=True)` before `batch` and `to_iter_dataset`"
     warnings.warn(
-        f"{who} says that there are {num_ranks} ranks, and this pipeline is not sharded: each rank trains on the same "
-        f"elements. Add {line}. If that is intended, or if each rank has its own files, pass "
+        f"{who} reports {num_ranks} ranks, but this pipeline is not sharded, so each rank trains on the same "
+        f"elements. Add {line}. If this is intended, or if each rank reads its own files, pass "
         "`warn_unsharded=False`.",
         RuntimeWarning,
         stacklevel=stacklevel,
@@ -61,8 +61,8 @@ def _ranks() -> tuple[int, str, str]:
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size(), "The process group", "torch.distributed.get_rank()"
-    told = os.environ.get("WORLD_SIZE", "")
-    return int(told) if told.isdecimal() else 1, "WORLD_SIZE", 'int(os.environ["RANK"])'
+    declared = os.environ.get("WORLD_SIZE", "")
+    return int(declared) if declared.isdecimal() else 1, "WORLD_SIZE", 'int(os.environ["RANK"])'
 
 
 def _may_be_sharded(ds: Any, num_ranks: int) -> bool:

@@ -1,4 +1,4 @@
-"""Elements as tensors of PyTorch, without copying or ahead on a device, and pipelines as datasets of PyTorch."""
+"""PyTorch: elements as tensors, without copying or ahead on a device, and pipelines as PyTorch datasets."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ def as_tensors(batch: Any, *, int64: bool = False) -> Any:
 
     Args:
         batch: The batch, any tree of arrays.
-        int64: Whether integers of 16 and 32 bits become int64, also those of tensors. PyTorch's losses, such as
+        int64: Whether integers of 16 and 32 bits become int64, including those of tensors. PyTorch's losses, such as
             `cross_entropy`, take no others as targets.
     """
     return trees.tree_map(_as_int64 if int64 else _as_tensor, batch)
@@ -97,8 +97,8 @@ def prefetch_to_device(
 ) -> IterDataset:
     """Makes tensors on a device while the consumer computes with earlier ones; order and states are those of `ds`.
 
-    A tensor that you get is on the device, whole. A thread copies it there, on a CUDA stream of its own. Put this last:
-    after batches, and after `mp_prefetch`. Leaves that are no tensors stay as they are.
+    A tensor that you receive is completely on the device. A thread copies it there, on a separate CUDA stream. Put this
+    last: after batches, and after `mp_prefetch`. Leaves that are not tensors stay as they are.
 
     >>> from headrace import MapDataset
     >>> list(prefetch_to_device(MapDataset.range(4).batch(2).to_iter_dataset(), "cpu"))
@@ -134,12 +134,12 @@ class ToTorchDevice(Unary):
         except (RuntimeError, TypeError) as e:
             raise PipelineError(f"`prefetch_to_device` takes a torch.device or its name; got {self.device!r}.") from e
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise PipelineError("`prefetch_to_device` has no CUDA device: `torch.cuda.is_available()` is false.")
+            raise PipelineError("`prefetch_to_device` found no CUDA device: `torch.cuda.is_available()` is false.")
 
     def __reduce__(self) -> Any:
         raise PipelineError(
-            "`prefetch_to_device` cannot run in a worker process. Put `mp_prefetch` before it, and give PyTorch's "
-            "loader no workers."
+            "`prefetch_to_device` cannot run in a worker process. Put `mp_prefetch` before it, and use PyTorch's "
+            "DataLoader with num_workers=0."
         )
 
 
@@ -160,7 +160,7 @@ class OtherDevice:
         return _map_tensors(lambda tensor: tensor.to(self.device), as_tensors(element))
 
     def hand_over(self, element: Any) -> Any:
-        """What the consumer gets, called in its thread."""
+        """What the consumer receives; called in its thread."""
         return element
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class CudaDevice(OtherDevice):
         return tensor.to(self.device, non_blocking=True)
 
     def hand_over(self, element: Any) -> Any:
-        """Tells torch which stream reads the tensors, so that it does not reuse their memory before that has."""
+        """Records with torch which stream reads the tensors, so that it does not reuse their memory too early."""
         stream = torch.cuda.current_stream(self.device)
         for leaf in trees.leaves(element):
             if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
@@ -239,9 +239,9 @@ class TorchDataset(IterableDataset):
     takes elements `w`, `w + W`, ...; with `batch_size=None` the loader keeps the order, but each worker computes the
     elements of the others too.
 
-    Each pass reads the next epoch: it shuffles anew and draws other random numbers. A pass begins with its first
-    element. `set_epoch(epoch)` says which epoch the next pass reads. `state_dict()` and `load_state_dict()` are for
-    `torchdata`'s `StatefulDataLoader` and Lightning, and know their epoch. `len()` works where the length is known
+    Each pass reads the next epoch: it shuffles anew and draws other random numbers. A pass begins when its first
+    element is read. `set_epoch(epoch)` says which epoch the next pass reads. `state_dict()` and `load_state_dict()` are
+    for `torchdata`'s `StatefulDataLoader` and Lightning, and know their epoch. `len()` works where the length is known
     without reading the data.
 
     >>> from headrace import MapDataset
@@ -259,7 +259,7 @@ class TorchDataset(IterableDataset):
         advance_epochs: Whether each pass reads the next epoch. If not, all read the one of `set_epoch`, from 0 on.
         int64: Whether integers of 16 and 32 bits become int64, as PyTorch's losses need them.
         warn_unsharded: Whether to warn where PyTorch has several ranks and the pipeline is not sharded. Turn it off if
-            ranks shall read the same elements, or have files of their own.
+            ranks should read the same elements, or read their own files.
     """
 
     def __init__(self, ds: Any, *, advance_epochs: bool = True, int64: bool = False, warn_unsharded: bool = True):
@@ -293,7 +293,7 @@ class TorchDataset(IterableDataset):
     # ---- epochs
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next pass read an epoch of the pipeline, from 0 on: it shuffles each in an order of its own.
+        """Selects the epoch that the next pass reads, from 0 on: each epoch has its own order.
 
         >>> from headrace import MapDataset
         >>> dataset = TorchDataset(MapDataset.range(4).shuffle(seed=1))
@@ -307,7 +307,7 @@ class TorchDataset(IterableDataset):
         self._in_epoch(epoch)
         self._passes.next_epoch = epoch
         if self._last is not None:
-            self._last.go_on_in(epoch)
+            self._last.continue_in_epoch(epoch)
 
     @property
     def epoch(self) -> int:
@@ -316,11 +316,11 @@ class TorchDataset(IterableDataset):
 
     @property
     def sampler(self) -> Any:
-        """For Lightning, which tells the sampler of what it trains on its epoch."""
+        """For Lightning, which sets the epoch on the sampler of its training data."""
         return SimpleNamespace(set_epoch=self._follow_epoch)
 
     def _follow_epoch(self, epoch: int) -> None:
-        """Lets the next pass read the epoch of a framework, if epochs shall advance and the dataset has others."""
+        """Makes the next pass read the epoch of a framework, if epochs should advance and the dataset has others."""
         if self._advance_epochs and not self._no_next_epoch:
             self.set_epoch(epoch)
 
@@ -336,8 +336,8 @@ class TorchDataset(IterableDataset):
     def _made_in_epoch(self, epoch: int) -> Dataset:
         if not isinstance(self._ds, Dataset):
             raise PipelineError(
-                f"TorchDataset can go to epoch {epoch} of a dataset, and has a {type(self._ds).__name__}. Let its "
-                "sampler read several epochs: `IndexSampler(..., num_epochs=10)`."
+                f"TorchDataset can select epoch {epoch} of a dataset, but not of a {type(self._ds).__name__}. Let "
+                "its sampler read several epochs: `IndexSampler(..., num_epochs=10)`."
             )
         return dataset_of(in_epoch(self._ds._stream_op, epoch))
 
@@ -357,8 +357,8 @@ class TorchDataset(IterableDataset):
         epoch = self._passes.begin(advance=self._advance_epochs and not self._no_next_epoch)
         if self._no_next_epoch and self._passes.count == 2:
             warnings.warn(
-                f"A second pass over this TorchDataset gives the same elements as the first. {self._no_next_epoch} If "
-                "all passes shall be the same, give `advance_epochs=False`.",
+                "A second pass over this TorchDataset yields the same elements as the first. "
+                f"{self._no_next_epoch} If this is intended, pass `advance_epochs=False`.",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -376,8 +376,8 @@ class TorchDataset(IterableDataset):
         if state is not None and _decides(get_worker_info()) and state.get("epoch", 0) != self.epoch:
             self._loaded = state
             raise StateError(
-                f"The state is of epoch {state.get('epoch', 0)}, and `set_epoch({self.epoch})` was called since it was "
-                "loaded. Call it with the epoch of the state first."
+                f"The state is of epoch {state.get('epoch', 0)}, but `set_epoch({self.epoch})` was called after "
+                "it was loaded. Call `set_epoch` with the epoch of the state first."
             )
         self._last = _TensorIterator(self, state)
         return self._last
@@ -386,13 +386,14 @@ class TorchDataset(IterableDataset):
         iterator = iter(self._in_epoch(epoch))
         if not (hasattr(iterator, "get_state") and hasattr(iterator, "set_state")):
             raise PipelineError(
-                f"TorchDataset needs iterators with `get_state` and `set_state`; those of {type(self._ds).__name__} "
-                "have none. Make it a `MapDataset.source(...)`, or your own `IterDataset`."
+                "TorchDataset needs iterators with `get_state` and `set_state`; those of "
+                f"{type(self._ds).__name__} have none. Use `MapDataset.source(...)`, or write your own "
+                "`IterDataset`."
             )
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last iterator is, or, if a state was loaded since, where the next one will begin."""
+        """Returns the position of the last iterator or, if a state was loaded since, where the next one will begin."""
         if self._loaded is not None:
             return self._loaded
         if self._last is None:
@@ -400,7 +401,7 @@ class TorchDataset(IterableDataset):
         return self._last.get_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lets the next iterator begin where `state_dict()` was called, in its epoch."""
+        """Makes the next iterator begin where `state_dict()` was called, in its epoch."""
         _check_state(state_dict)
         if _decides(get_worker_info()) and state_dict.get("epoch", 0) != self.epoch:
             self.set_epoch(state_dict.get("epoch", 0))
@@ -457,8 +458,8 @@ class _TensorIterator(Iterator[Any]):
         if not self._is_restored and (epoch := self._dataset._begin_pass()) != self._epoch:
             self._open(epoch)
 
-    def go_on_in(self, epoch: int) -> None:
-        """If it is restored and has given nothing since, goes to the start of another epoch."""
+    def continue_in_epoch(self, epoch: int) -> None:
+        """Moves to the start of another epoch, if it was restored and has yielded nothing since."""
         self._is_restored = self._is_restored and (self._has_begun or epoch == self._epoch)
 
     def get_state(self) -> dict[str, Any]:
@@ -478,15 +479,15 @@ class _TensorIterator(Iterator[Any]):
         here = (self._worker, self._num_workers)
         if saved != here:
             raise StateError(
-                f"The state is that of worker {saved[0]} of {saved[1]}, and this is worker {here[0]} of {here[1]}. "
-                "Give the loader as many workers as it had; the number of Headrace's workers may differ."
+                f"The state is from worker {saved[0]} of {saved[1]}, but this is worker {here[0]} of {here[1]}. "
+                "Use as many workers in PyTorch's loader as before; the number of Headrace's workers may differ."
             )
         is_the_start = state["skip"] == self._skip and state["state"] == self._iterator.get_state()
         self._iterator.set_state(state["state"])
         self._skip = state["skip"]
         self._is_restored = not is_the_start
         if self._is_restored and (epoch := self._dataset._begin_pass()) != self._epoch:
-            raise StateError(f"The states of PyTorch's workers are of two epochs: {epoch} and {self._epoch}.")
+            raise StateError(f"The states of PyTorch's workers are from two epochs: {epoch} and {self._epoch}.")
 
     def close(self) -> None:
         close = getattr(self._iterator, "close", None)
@@ -504,8 +505,8 @@ def _check_state(state: Any) -> None:
     if not isinstance(state, dict) or state.keys() - {"epoch"} != _STATE_KEYS:
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise StateError(
-            f"This is not a state of a TorchDataset, which has the keys {sorted(_STATE_KEYS)}; got {found}. Give a "
-            "state of the pipeline to `set_state` of its iterator."
+            f"This is not a state of a TorchDataset, which has the keys {sorted(_STATE_KEYS)}; got {found}. Pass "
+            "a state of the pipeline itself to `set_state` of its iterator."
         )
     _check_field(state, "num_workers", 1, None)
     for name in ("worker", "skip"):
@@ -518,7 +519,9 @@ def _check_field(state: dict[str, Any], name: str, least: int, most: int | None)
     value = state[name]
     if type(value) is not int or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise StateError(f"The state of a TorchDataset is damaged: `{name}` is an int {bounds}; got {value!r:.80}.")
+        raise StateError(
+            f"The state of a TorchDataset is damaged: `{name}` must be an int {bounds}; got {value!r:.80}."
+        )
 
 
 # ------------------------------------------------------------------------------------------------ passes
@@ -527,8 +530,8 @@ def _check_field(state: dict[str, Any], name: str, least: int, most: int | None)
 class _Passes:
     """Which epoch a pass reads, in memory that this process shares with PyTorch's workers.
 
-    This process or worker 0 decides, and worker 0 announces it with what tells the pass from others: the base of its
-    workers' seeds, and a number. The other workers wait for that, and note the number, as seeds may come again.
+    This process or worker 0 decides, and worker 0 announces it with what identifies the pass: the base of its workers'
+    seeds, and a number. The other workers wait for that, and note the number, as seeds may come again.
     """
 
     _NEXT_EPOCH, _EPOCH, _NUMBER, _SEED, _HEARD = range(5)  # places; from `_HEARD` on, one for each worker
@@ -561,7 +564,7 @@ class _Passes:
         shared = self._shared
         seed = -1 if info is None else info.seed - info.id
         if info is not None and not _decides(info):
-            return self._heard(seed, self._HEARD + info.id % (self._SIZE - self._HEARD))
+            return self._wait_for_announcement(seed, self._HEARD + info.id % (self._SIZE - self._HEARD))
         epoch = self.next_epoch
         shared[self._EPOCH] = epoch
         self.next_epoch = epoch + advance
@@ -569,12 +572,14 @@ class _Passes:
         shared[self._SEED] = seed
         return epoch
 
-    def _heard(self, seed: int, place: int) -> int:
+    def _wait_for_announcement(self, seed: int, place: int) -> int:
         """Waits until worker 0 has announced the pass."""
         deadline = time.monotonic() + self._PATIENCE_S
         while int(self._shared[self._SEED]) != seed or self.count == int(self._shared[place]):
             if time.monotonic() > deadline:
-                raise PipelineError(f"Worker 0 of PyTorch's loader has not begun to read in {self._PATIENCE_S:.0f} s.")
+                raise PipelineError(
+                    f"Worker 0 of PyTorch's loader did not start reading within {self._PATIENCE_S:.0f} s."
+                )
             time.sleep(0.001)
         self._shared[place] = self.count
         return int(self._shared[self._EPOCH])

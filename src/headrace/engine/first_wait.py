@@ -32,7 +32,7 @@ class FirstWait:
     def update(self) -> None:
         bar = self._bar
         if bar is not None:
-            bar.tell(self._recorder.most_elements())
+            bar.report(self._recorder.most_elements())
 
     def __enter__(self) -> None:
         self._bar = Bar(self._title, unit="elements read")

@@ -24,8 +24,8 @@ from headrace.errors import (
     FilterError,
     HeadraceError,
     PipelineError,
-    frames_of_interrupt,
     hide_internal_frames,
+    interrupt_traceback,
 )
 from headrace.errors.signals import from_outside, in_pipeline, may_be_from_outside
 from headrace.ops import profile
@@ -43,6 +43,8 @@ LONGEST_RUN = 1 << 13
 SINGLE_STEPS = 64  # the fewest outputs to make one at a time after an error
 RUN_S = 0.006  # runs double while they take less than this
 RUN_BYTES = 4 << 20  # runs double while they take less memory than this
+# Whoever raised one of these may have done so at any line, also while an answer was read.
+AT_ANY_LINE = (MemoryError, RecursionError, StopIteration, StopAsyncIteration)
 WATCHED_S = 1.0  # an iterator that has taken this long, or uses workers, is watched for hangs
 
 
@@ -147,7 +149,7 @@ class Iteration:
         self._kept = ProcessLocal()
         self._drop_run(position)
         if unsettled is not None and may_be_from_outside(unsettled):
-            raise unsettled.with_traceback(frames_of_interrupt(unsettled))
+            raise unsettled.with_traceback(interrupt_traceback(unsettled))
 
     def _drop_run(self, position: Any) -> None:
         """Drops what is made and not handed over; the position is `position` from now on."""
@@ -166,7 +168,7 @@ class Iteration:
                 except BaseException as e:
                     e = self._handle(e)
                     if e is not None:
-                        raise e.with_traceback(frames_of_interrupt(e))  # noqa: B904  (it is the error, or what it came of)
+                        raise e.with_traceback(interrupt_traceback(e))  # noqa: B904  (it is the error, or what it came of)
                 self._raise_if_over()
 
     def _first_run(self, wait: FirstWait) -> Iterator[Any] | None:

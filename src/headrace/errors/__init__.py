@@ -2,10 +2,10 @@
 
     HeadraceError
     ├── PipelineError (ValueError)     an operation has arguments that make no sense
-    │   └── SeedError (TypeError)      a seed is no int
+    │   └── SeedError (TypeError)      a seed is not an int
     ├── StateError (ValueError)        a state does not fit the pipeline
-    │   ├── NextIndexError (IndexError)     it is past the end of the data
-    │   └── NoNextIndexError (NotImplementedError)   the number of outputs does not tell the place
+    │   ├── NextIndexError (IndexError)     the state is past the end of the data
+    │   └── NoNextIndexError (NotImplementedError)   the number of outputs does not determine the position
     ├── StructureError (ValueError)    elements cannot be stacked into one batch
     ├── DataError (ValueError)         stored data is damaged, or not what it should be
     │   └── DataMemoryError (MemoryError)   stored data that does not fit into memory
@@ -18,7 +18,7 @@
     ├── ClosedError (ValueError)       an iterator was used after `close()`
     ├── WorkerError (RuntimeError)     a worker process failed, or could not be given its work
     │   ├── UnpicklableError (ValueError)   something cannot be sent to worker processes
-    │   └── SharedMemoryFull (MemoryError)   too little memory for what workers hand over
+    │   └── SharedMemoryFull (MemoryError)   too little shared memory for the results of workers
     └── MissingDependency (ImportError)
 
 Errors in users' functions are raised unchanged, with a note that names the operation and the element. No error of
@@ -67,7 +67,7 @@ class PipelineError(HeadraceError, ValueError):
 
 
 class SeedError(PipelineError, TypeError):
-    """A seed that is no int.
+    """A seed that is not an int.
 
     >>> issubclass(SeedError, TypeError)
     True
@@ -97,7 +97,7 @@ class NextIndexError(StateError, IndexError):
 
 
 class NoNextIndexError(StateError, NotImplementedError):
-    """The number of outputs of a pipeline does not tell where in the data it is.
+    """The number of outputs of a pipeline does not determine its position in the data.
 
     >>> issubclass(NoNextIndexError, NotImplementedError)
     True
@@ -158,8 +158,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def full_disk_named(path: str, todo: str) -> Iterator[None]:
-    """Turns the error of a full disk into one that names what was written, and says what to do."""
+def translate_full_disk(path: str, todo: str) -> Iterator[None]:
+    """Turns the error of a full disk into one that names what was written and suggests what to do."""
     try:
         yield
     except (OSError, RuntimeError) as e:
@@ -261,7 +261,7 @@ class UnpicklableError(WorkerError, ValueError):
 
 
 class SharedMemoryFull(WorkerError, MemoryError):
-    """There is too little memory for what workers hand over.
+    """There is too little shared memory for the results of workers.
 
     >>> issubclass(SharedMemoryFull, WorkerError), issubclass(SharedMemoryFull, MemoryError)
     (True, True)
@@ -307,7 +307,7 @@ class StateWarning(UserWarning):
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that the pipeline left out, or replaced, because of an error.
+    """A record that the pipeline skipped or replaced because of an error.
 
     >>> def replace(bad):
     ...     return -bad.index
@@ -349,7 +349,7 @@ class BadRecord:
 
     @property
     def key(self) -> str:
-        """What tells it from other bad records, in this run and in one that goes on from a state."""
+        """What distinguishes it from other bad records, in this run and in one that resumes from a state."""
         return repr((self.source, self.file, self.index, self.epoch, self.element, self.error))
 
     def __str__(self) -> str:
@@ -419,7 +419,7 @@ def available(module: str) -> Any:
 
 
 def without_secrets(error: BaseException, secrets: Iterable[str] = ()) -> BaseException:
-    """The error; or, if its text or that of a cause shows a secret, one that says the same without it."""
+    """Returns the error; or, if its text or that of a cause shows a secret, a copy without it."""
     below = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     clean = None if below is None else without_secrets(below, secrets)
     text = format_error(error)
@@ -451,38 +451,38 @@ def rebuild_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[
     return error
 
 
-def users_frames(error: BaseException) -> TracebackType | None:
+def user_traceback(error: BaseException) -> TracebackType | None:
     """The traceback without the frames of this package before the first one of the user or of a worker.
 
     An error of this package says in its message what is wrong and where, so it needs none of them. All frames stay
     where the environment has `HEADRACE_TRACEBACK=full`, and in errors that this package did not expect.
     """
-    traceback, last = _users_part(error)
+    traceback, last = _user_part(error)
     if isinstance(error, KeyboardInterrupt):
         return traceback or last
     return traceback if traceback is not None or isinstance(error, HeadraceError) else error.__traceback__
 
 
-def frames_of_interrupt(error: BaseException) -> TracebackType | None:
+def interrupt_traceback(error: BaseException) -> TracebackType | None:
     """The traceback of an exception from outside, such as Ctrl-C: of this package, the frame that it came to at most.
 
-    That frame tells a pipeline around this one that the exception came from outside.
+    That frame lets a pipeline around this one recognize that the exception came from outside.
     """
-    traceback, last = _users_part(error)
+    traceback, last = _user_part(error)
     return traceback if isinstance(error, KeyboardInterrupt) and traceback is not None else last or traceback
 
 
 def hide_internal_frames(error: BaseException) -> None:
-    """Leaves out the frames of this package in the traceback of an error that goes to the user, and of its causes."""
+    """Removes this package's frames from the traceback of an error that the user sees, and from those of its causes."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        each.__traceback__ = users_frames(each)
+        each.__traceback__ = user_traceback(each)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
 
 
-def _users_part(error: BaseException) -> tuple[TracebackType | None, TracebackType | None]:
+def _user_part(error: BaseException) -> tuple[TracebackType | None, TracebackType | None]:
     """The traceback from the first frame that is not of this package on, and the last one of the package before it."""
     traceback = error.__traceback__
     last = None

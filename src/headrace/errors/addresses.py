@@ -1,7 +1,7 @@
 """Addresses as text: which parts may be shown, and which identify an object.
 
 What follows a `?` may be a signature, and what precedes an `@` a password: neither appears in any message, repr, state
-or file name. An object is identified by its address without the parts that say who may read it, and until when.
+or file name. An object is identified by its address, without the parts that grant access or limit it in time.
 """
 
 import hashlib
@@ -105,14 +105,14 @@ def identity(address: str, *, unsure: bool = False) -> str:
     return "::".join(_identity_of(link, unsure=unsure) for link in _CHAINED.split(address))
 
 
-def place_of(address: str) -> str:
+def bare_address(address: str) -> str:
     """One address without login and query; a path on this machine stays as it is."""
     link = _parsed(address)
     return f"{link.protocol}://{link.place}" if isinstance(link, AddressPart) else link
 
 
 def digest(text: str) -> str:
-    """A file name for a text, from which nobody can tell the text."""
+    """A file name for a text that does not reveal the text."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 

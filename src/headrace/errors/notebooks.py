@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-_told: dict[str, str] = {}  # in a worker process: the cells that the pipeline's code was written in, by file
+_registered: dict[str, str] = {}  # in a worker process: the cells that the pipeline's code was written in, by file
 
 
 def in_notebook() -> bool:
@@ -13,27 +13,27 @@ def in_notebook() -> bool:
     return hasattr(_shell(), "kernel")
 
 
-def place(file: str, line: int) -> str:
-    """A line of code for people: `In[8]:3` for one in a cell, else the file's name and the line.
+def code_location(file: str, line: int) -> str:
+    """Returns a line of code in readable form: `In[8]:3` in a notebook cell, otherwise the file name and the line.
 
-    >>> place("/home/me/train.py", 12)
+    >>> code_location("/home/me/train.py", 12)
     'train.py:12'
     """
-    return f"{_told.get(file) or _cell(file) or os.path.basename(file)}:{line}"
+    return f"{_registered.get(file) or _cell(file) or os.path.basename(file)}:{line}"
 
 
 def cells(files: Iterable[str]) -> dict[str, str]:
-    """Those of the files that are cells, with their names: what `tell` tells another process."""
-    return {file: cell for file in set(files) if (cell := _told.get(file) or _cell(file))}
+    """Returns the files that are notebook cells, with their names, to be registered in another process."""
+    return {file: cell for file in set(files) if (cell := _registered.get(file) or _cell(file))}
 
 
-def tell(cells: dict[str, str]) -> None:
-    """Lets `place` know cells of another process."""
-    _told.update(cells)
+def register_cells(cells: dict[str, str]) -> None:
+    """Registers the cells of another process."""
+    _registered.update(cells)
 
 
 def _cell(file: str) -> str | None:
-    """The cell that IPython has compiled under the name of this file."""
+    """Returns the cell that IPython compiled under this file name."""
     named = getattr(getattr(_shell(), "compile", None), "format_code_name", lambda name: None)(file)
     return None if named is None else named[1]
 

@@ -1,12 +1,12 @@
-"""Tells errors of the code that runs from exceptions that come from outside, at any line of it.
+"""Distinguishes errors of the running code from exceptions that come from outside, at any line of it.
 
 Signal handlers raise such exceptions (Ctrl-C, a timeout, a notice that the machine will go away), and so does
 `PyThreadState_SetAsyncExc` in another thread. They are for the user: no `except` clause of this package may swallow
 one, and nothing is tried again after one.
 
-Whoever is called cannot be recognized: handlers uninstall themselves, are classes, or are written in C. What can be
-seen is where Python stood. It lets these exceptions in only between instructions: at the start of a function, at a
-jump back, or after a call. And a handler gets the frame that it interrupts.
+The handler itself cannot be recognized: it may uninstall itself, be a class, or be written in C. What can be observed
+is where Python stood. It lets these exceptions in only between instructions: at the start of a function, at a jump
+back, or after a call. And a handler receives the frame that it interrupts.
 """
 
 import signal
@@ -49,7 +49,7 @@ def may_be_from_outside(error: BaseException) -> bool:
 
 
 def let_through(error: BaseException) -> None:
-    """Raises an error again that may have come from outside: the first line of an `except` clause that goes on."""
+    """Raises an error again if it may have come from outside. Call it first in an `except` clause that continues."""
     if _evidence(error) is not None:
         raise error
 

@@ -1,4 +1,4 @@
-"""Names that a wrong one may mean: a misspelled one, or one of PyTorch, tf.data or Hugging Face."""
+"""Suggests names for wrong ones: misspelled ones, and those of PyTorch, tf.data or Hugging Face."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -6,14 +6,14 @@ from itertools import islice
 from types import FunctionType
 from typing import Any, TypeVar
 
-from headrace.errors import show_users_frames
+from headrace.errors import hide_internal_frames
 
 MOST_KEYS = 20  # in an error
 
 C = TypeVar("C", bound=Callable[..., Any])
 K = TypeVar("K")
 
-_WORKERS = "`ds.mp_prefetch(n)`, after all that the workers compute", "`worker_count=n`"
+_WORKERS = "`ds.mp_prefetch(n)`, after everything that the workers should compute", "`worker_count=n`"
 _CHOSEN = (
     "`ds.map(lambda x: {name: x[name] for name in names})`",
     "`operations=[lambda x: {name: x[name] for name in names}]`",
@@ -24,18 +24,18 @@ _TO_DEVICE = (
     "`prefetch_to_device(ds, device)` of `headrace.device.torch`, or `headrace.device_put(ds, device)` for JAX",
     "`prefetch_to_device(loader.dataset, device)` of `headrace.device.torch`, or `headrace.device_put` for JAX",
 )
-_KEPT = "nothing: the workers of an iterator stay until it is closed, and the next ones start fast"
+_KEPT = "nothing: workers stay until the iterator is closed, and later ones start fast"
 _FUNCTION = "the function as first argument", "`operations=[function]`"
 _TENSORS = (
-    "nothing: elements are NumPy arrays, and `TorchDataset(ds)` of `headrace.device.torch` has tensors",
-    "nothing: elements are NumPy arrays, and `TorchDataset(loader)` of `headrace.device.torch` has tensors",
+    "nothing: elements are NumPy arrays, and `TorchDataset(ds)` of `headrace.device.torch` yields tensors",
+    "nothing: elements are NumPy arrays, and `TorchDataset(loader)` of `headrace.device.torch` yields tensors",
 )
 # What other libraries call it: what to write in the call of a dataset's method, and in that of a loader.
 _KEYWORDS = {
     "batch_size": _BATCHES,
     "buffer_size": (
-        "`ds.shuffle(seed=0)` for all of a MapDataset, `ds.shuffle(n, seed=0)` for a buffer of a stream, or "
-        "`ds.prefetch(n)` to read ahead",
+        "`ds.shuffle(seed=0)` for a whole MapDataset, `ds.shuffle(n, seed=0)` for a buffered shuffle of a "
+        "stream, or `ds.prefetch(n)` to read ahead",
         "`worker_buffer_size=n`",
     ),
     "collate_fn": ("`ds.batch(n, batch_fn=function)`", "`operations=[Batch(n, batch_fn=function)]`"),
@@ -63,7 +63,7 @@ _KEYWORDS = {
     ),
     "remove_columns": _CHOSEN,
     "reshuffle_each_iteration": (
-        "`ds.shuffle(seed=0).repeat()`, which shuffles every epoch anew",
+        "`ds.shuffle(seed=0).repeat()`, which reshuffles every epoch",
         "`sampler=IndexSampler(..., num_epochs=n)`",
     ),
     "shuffle": ("`ds.shuffle(seed=0)`", _SHUFFLED),
@@ -107,13 +107,13 @@ def explains_keywords(function: C) -> C:
             return function(*args, **kwargs)
         except TypeError as e:
             if e.__traceback__ is None or e.__traceback__.tb_next is not None:  # not of this call, but inside of it
-                show_users_frames(e)
+                hide_internal_frames(e)
                 raise
             error = _wrong_call(function, args, kwargs)
             if error is None:
                 raise
         except Exception as e:
-            show_users_frames(e)
+            hide_internal_frames(e)
             raise
         raise error
 
@@ -174,8 +174,9 @@ def _wrong_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         said.append(f"{name}() has no argument `{wrong}`.{hint}")
     if of_class and len(args) > 1:
         said.append(
-            f"{name}() takes all arguments by name, `{name}(data_source=source, sampler=IndexSampler(len(source)))`; "
-            "`load(source, batch_size=n)` is shorter. A dataset needs no loader: `for batch in ds.batch(n)`."
+            f"{name}() takes keyword arguments only, `{name}(data_source=source, "
+            "sampler=IndexSampler(len(source)))`; `load(source, batch_size=n)` is shorter. A dataset needs no "
+            "loader: `for batch in ds.batch(n)`."
         )
     return TypeError(" ".join(said)) if said else None
 

@@ -31,9 +31,7 @@ class _Mix(transforms.RandomMap):
         images = np.asarray(image_in(element, self.key))
         name = type(self).__name__
         if images.ndim != 4:
-            raise PipelineError(
-                f"{name} takes batches of images, so it comes after `batch`; got the shape {images.shape}."
-            )
+            raise PipelineError(f"{name} takes batches of images, so put it after `batch`; got shape {images.shape}.")
         labels = self._labels(element)
         if len(images) != len(labels):
             raise PipelineError(f"{name} takes as many labels as images; got shapes {images.shape} and {labels.shape}.")
@@ -52,8 +50,8 @@ class _Mix(transforms.RandomMap):
         if isinstance(element, Mapping):
             if self.label_key not in element:
                 raise PipelineError(
-                    f"The batch has no labels under {self.label_key!r}; it has {sorted(map(str, element))}. Give "
-                    "`label_key` their name."
+                    f"The batch has no labels under {self.label_key!r}; it has {sorted(map(str, element))}. Set "
+                    "`label_key` to the name of the labels."
                 )
             labels = np.asarray(element[self.label_key])
         elif isinstance(element, tuple | list) and len(element) > 1:
@@ -66,13 +64,13 @@ class _Mix(transforms.RandomMap):
             return labels.astype(np.float32)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or self.num_classes is None:
             raise PipelineError(
-                f"Labels are integers, with `num_classes` given, or one weight for each class; got shape "
+                "Labels must be integers with `num_classes` set, or one weight for each class; got shape "
                 f"{labels.shape}, dtype {labels.dtype} and num_classes={self.num_classes}."
             )
         if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
             raise PipelineError(
-                f"Labels are from {labels.min()} to {labels.max()}; with num_classes={self.num_classes}, they are from "
-                f"0 to {self.num_classes - 1}."
+                f"Labels are from {labels.min()} to {labels.max()}; with num_classes={self.num_classes}, they "
+                f"must be from 0 to {self.num_classes - 1}."
             )
         return np.eye(self.num_classes, dtype=np.float32)[labels]
 

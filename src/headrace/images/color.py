@@ -80,15 +80,15 @@ class Normalize(Fixed):
         self.std = tuple(map(float, std))
         self.key = key
         if len(self.mean) != len(self.std) or not self.mean:
-            raise PipelineError(f"mean and std have one number for each channel; got {self.mean} and {self.std}.")
+            raise PipelineError(f"mean and std need one number for each channel; got {self.mean} and {self.std}.")
         if 0 in self.std:
-            raise PipelineError(f"std must not be 0, by which nothing can be divided; got {self.std}.")
+            raise PipelineError(f"std must not contain 0; got {self.std}.")
 
     def apply(self, picture: Picture, rng: np.random.Generator | None) -> None:
         image = picture.pixels()
         channels = image.shape[2] if image.ndim == 3 else 1
         if len(self.mean) not in (1, channels):
-            raise PipelineError(f"{self!r} has numbers for {len(self.mean)} channels; an image has {channels}.")
+            raise PipelineError(f"{self!r} has numbers for {len(self.mean)} channels, but the image has {channels}.")
         mean = np.array(self.mean)
         std = np.array(self.std)
         row = new_row(image.shape, np.float32)
@@ -121,6 +121,6 @@ def _range(
         low = max(low, least) if center else low
     if not least <= low <= high <= most:
         raise PipelineError(
-            f"{name} is a positive number, or two from {least} to {most} with the lesser first; got {given!r}."
+            f"{name} must be a positive number, or two from {least} to {most} in ascending order; got {given!r}."
         )
     return None if low == center == high else (float(low), float(high))

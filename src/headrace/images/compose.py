@@ -73,16 +73,14 @@ class Compose(transforms.RandomMap):
         image = decoded_spec(image_in(input_spec, self.key))
         for each in self.operations:
             if not isinstance(each, ImageOperation):
-                raise SpecError(
-                    f"The element spec after {self!r} is not known: {each!r} may make anything of elements."
-                )
+                raise SpecError(f"The element spec after {self!r} is unknown: {each!r} may return anything.")
             image = each.spec(image)
         return with_image(input_spec, self.key, image)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Crop:
         """Returns the crop that is made of an image of this size: where from, flipped or not, and its final size.
 
-        This is for those who make it elsewhere, as on a GPU: with the same generator, it is the crop that
+        Use it to make the crop on another device, such as a GPU: with the same generator, it is the crop that
         `random_map` makes. Operations after the crops are not drawn.
         """
         crop = None
@@ -97,7 +95,7 @@ class Compose(transforms.RandomMap):
             if crop is None:
                 raise PipelineError(f"{self!r} is not one crop: both {each!r} and an operation before it resize.")
         if crop is None:
-            raise PipelineError(f"{self!r} does not begin with a crop, a size or a flip.")
+            raise PipelineError(f"{self!r} does not start with a crop, a size or a flip.")
         return crop
 
     def __repr__(self) -> str:

@@ -43,14 +43,16 @@ class Resize(Geometric, Fixed):
         key: str = KEY,
     ):
         if size is None and max_size is None:
-            raise PipelineError("Resize needs a size, or a max_size for the longer edge.")
+            raise PipelineError("Resize needs `size`, or `max_size` for the longer edge.")
         self.size = None if size is None else _numbers("size", size, (1, 2))
         if self.size is not None and len(self.size) == 2:
             self.out_size = (self.size[0], self.size[1])
         self.max_size = None if max_size is None else check_count("max_size", max_size, least=1)
         if self.max_size is not None and self.size is not None:
             if len(self.size) == 2:
-                raise PipelineError(f"max_size={max_size} is for sizes of one number, the shorter edge; got {size!r}.")
+                raise PipelineError(
+                    f"max_size={max_size} needs `size` to be one number, the shorter edge; got {size!r}."
+                )
             if self.max_size <= self.size[0]:
                 raise PipelineError(f"max_size={max_size} must be more than size={self.size[0]}, the shorter edge.")
         self.sampling = sampling(interpolation, antialias)
@@ -115,7 +117,7 @@ class RandomCrop(Geometric, Random):
         key: str = KEY,
     ):
         if padding_mode not in PADDING_MODES:
-            raise PipelineError(f"padding_mode is one of {', '.join(PADDING_MODES)}; got {padding_mode!r}.")
+            raise PipelineError(f"padding_mode must be one of {', '.join(PADDING_MODES)}; got {padding_mode!r}.")
         self.size = height_and_width(size)
         self.key = key
         self.out_size = self.size
@@ -217,7 +219,7 @@ class RandomHorizontalFlip(Geometric, Random):
 
     def __init__(self, p: float = 0.5, *, key: str = KEY):
         if not 0 <= p <= 1:
-            raise PipelineError(f"p is a probability, from 0 to 1; got {p!r}.")
+            raise PipelineError(f"p must be a probability from 0 to 1; got {p!r}.")
         self.p = p
         self.key = key
 
@@ -247,7 +249,7 @@ def sampling(interpolation: Any, antialias: bool | None) -> Sampling:
     """How pixels are found, from arguments as torchvision has them."""
     name = getattr(interpolation, "value", interpolation)  # an InterpolationMode of torchvision
     if name not in ("bilinear", "nearest"):
-        raise PipelineError(f'interpolation is "bilinear" or "nearest"; got {interpolation!r}.')
+        raise PipelineError(f'interpolation must be "bilinear" or "nearest"; got {interpolation!r}.')
     return Sampling(name, True if antialias is None else bool(antialias))
 
 
@@ -260,7 +262,7 @@ def height_and_width(size: int | Sequence[int]) -> Size:
 def _numbers(name: str, given: int | Sequence[int], lengths: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
     listed = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     if len(listed) not in lengths:
-        raise PipelineError(f"{name} has {' or '.join(map(str, lengths))} numbers; got {given!r}.")
+        raise PipelineError(f"{name} must have {' or '.join(map(str, lengths))} numbers; got {given!r}.")
     return tuple(check_count(name, number, least=least) for number in listed)
 
 
@@ -272,7 +274,7 @@ def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
 def _range(name: str, given: tuple[float, float]) -> tuple[float, float]:
     low, high = given
     if not 0 < low <= high < math.inf:
-        raise PipelineError(f"{name} is two positive numbers, the lesser first; got {given!r}.")
+        raise PipelineError(f"{name} must be two positive numbers in ascending order; got {given!r}.")
     return (float(low), float(high))
 
 

@@ -14,8 +14,8 @@ from headrace.trees import ShapeDtypeStruct
 class Decode(Fixed):
     """Decodes an image: the bytes of a JPEG, PNG, WebP or BMP file become an array of height, width and channel.
 
-    All other operations decode too, into red, green and blue; this one is for other wishes. An image that is an array
-    stays as it is.
+    All other operations decode too, into red, green and blue; use this one for other channels or dtypes. An image that
+    is already an array stays as it is.
 
     >>> import cv2
     >>> png = cv2.imencode(".png", np.zeros((4, 6, 3), np.uint8))[1].tobytes()
@@ -38,9 +38,11 @@ class Decode(Fixed):
         key: str = KEY,
     ):
         if channels not in (1, 3, 4, None):
-            raise PipelineError(f"channels is 1 (grey), 3 (red, green, blue), 4 (and alpha) or None; got {channels!r}.")
+            raise PipelineError(
+                f"channels must be 1 (grey), 3 (red, green, blue), 4 (with alpha) or None; got {channels!r}."
+            )
         if np.dtype(dtype) not in (np.uint8, np.uint16):
-            raise PipelineError(f"dtype is uint8 or uint16; got {dtype!r}.")
+            raise PipelineError(f"dtype must be uint8 or uint16; got {dtype!r}.")
         self._how = Decoding(channels, np.dtype(dtype), apply_exif_orientation)
         self.key = key
 

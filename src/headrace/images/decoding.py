@@ -66,7 +66,7 @@ def decode_rows(
         if least and simplejpeg.decode_jpeg_header(content, **least, strict=False)[:2] != shape:
             return None
         simplejpeg.decode_jpeg(content, _SPACES[channels], buffer=image, **least)
-    except ValueError as e:  # it tells of the first thing that is wrong, so all rows are right if this is the rest
+    except ValueError as e:  # it reports the first problem, so all rows are right if that is about the rest
         if height == header.height or _REST not in str(e):
             return None
     return image

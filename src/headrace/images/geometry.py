@@ -95,7 +95,7 @@ def resized(height: int, width: int, size: Sequence[int] | None, max_size: int |
             new_long = max_size
     out = (new_short, new_long) if height <= width else (new_long, new_short)
     if not min(out):
-        raise DataError(f"An image of {height} × {width} pixels would become {out[0]} × {out[1]}: give another size.")
+        raise DataError(f"An image of {height} × {width} pixels would become {out[0]} × {out[1]}: choose another size.")
     return Crop(0, 0, height, width, False, *out)
 
 
@@ -113,7 +113,7 @@ def random_crop(height: int, width: int, size: Size, rng: np.random.Generator) -
     if height < size[0] or width < size[1]:
         raise DataError(
             f"A crop of {size[0]} × {size[1]} pixels does not fit into an image of {height} × {width}: pass "
-            "`pad_if_needed=True`, or resize before."
+            "`pad_if_needed=True`, or resize first."
         )
     top = int(rng.integers(height - size[0] + 1)) if height > size[0] else 0
     left = int(rng.integers(width - size[1] + 1)) if width > size[1] else 0

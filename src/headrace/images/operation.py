@@ -1,4 +1,4 @@
-"""What operations on images have in common: they find the image in an element, and leave all else as it is."""
+"""The base of operations on images: they find the image in an element, and leave everything else as it is."""
 
 import abc
 from typing import Any

@@ -122,7 +122,7 @@ class Picture:
         stored = decoding.decode(self._content, self._how, self._where)
         if self._header is not None and stored.shape[:2] != self._header[:2]:
             raise DataError(
-                f"{self._where} has {stored.shape[0]} × {stored.shape[1]} pixels, and its header says "
+                f"{self._where} has {stored.shape[0]} × {stored.shape[1]} pixels, but its header says "
                 f"{self._header.height} × {self._header.width}: it is damaged."
             )
         return np.ascontiguousarray(upright(stored, self._orientation()))
@@ -169,14 +169,14 @@ def as_image(image: Any) -> np.ndarray:
     """Pixels as an array of height, width and, if it has one, channel."""
     if isinstance(image, Mapping) or not hasattr(image, "__array__"):
         raise PipelineError(
-            f"An image is an array of height, width and channel, or the bytes of a file; got {type(image).__name__}: "
-            f"{image!r:.60}. Give `key` the name of the image."
+            "An image must be an array of height, width and channel, or the bytes of a file; got "
+            f"{type(image).__name__}: {image!r:.60}. Set `key` to the name of the image."
         )
     array = np.asarray(image)
     if array.ndim not in (2, 3):
         raise PipelineError(
-            f"An image is an array of height, width and channel, or the bytes of a file; got an array of shape "
-            f"{array.shape} and dtype {array.dtype}."
+            "An image must be an array of height, width and channel, or the bytes of a file; got an array of "
+            f"shape {array.shape} and dtype {array.dtype}."
         )
     if not array.size:
         raise DataError(f"An image has no pixels: its shape is {array.shape}.")

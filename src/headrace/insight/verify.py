@@ -214,7 +214,7 @@ def verify(
         if value < 1:
             raise PipelineError(f"`{name}` must be at least 1; got {value!r}.")
     with Bar("Verifying", keep=True) as bar:
-        run = _Run(timeout_s, max_memory_bytes, max_damaged, progress or bar.tell)
+        run = _Run(timeout_s, max_memory_bytes, max_damaged, progress or bar.report)
         return _checked(source, run, format, storage_options, options)
 
 
@@ -426,7 +426,9 @@ class _Run:
 
 def _data_files(folder: str) -> Iterator[str]:
     """The files of records below a folder."""
-    suffixes = tuple(suffix for name in ("ArrayRecord", "TFRecord", "Arrow") for suffix in formats.named(name).suffixes)
+    suffixes = tuple(
+        suffix for name in ("ArrayRecord", "TFRecord", "Arrow") for suffix in formats.format_named(name).suffixes
+    )
     for parent, _, names in sorted(os.walk(folder)):
         yield from (os.path.join(parent, name) for name in sorted(names) if formats.plain_name(name).endswith(suffixes))
 

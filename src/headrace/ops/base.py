@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from headrace.errors import PipelineError, SpecError
-from headrace.errors.notebooks import place
+from headrace.errors.notebooks import code_location
 from headrace.errors.one_line import short_repr
 from headrace.ops.state_fields import Fields, PartStates, count, plain
 
@@ -59,7 +59,7 @@ def call_site() -> str:
         if module.startswith("headrace.cli."):
             return COMMAND
         if not module.startswith(("headrace.", "functools", "contextlib")):
-            return place(frame.f_code.co_filename, frame.f_lineno)
+            return code_location(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
 
@@ -395,7 +395,7 @@ def describe(value: Any) -> str:
     """An argument in one line, for display: functions with their file or cell and line, arrays by shape."""
     code = getattr(value, "__code__", None)
     if code is not None:
-        return f"{value.__qualname__.rsplit('.', 1)[-1]} at {place(code.co_filename, code.co_firstlineno)}"
+        return f"{value.__qualname__.rsplit('.', 1)[-1]} at {code_location(code.co_filename, code.co_firstlineno)}"
     if isinstance(value, np.ndarray):
         return f"<{value.dtype}{list(value.shape)}>"
     if isinstance(value, type):

@@ -31,7 +31,7 @@ from headrace.errors import (
 from headrace.errors.addresses import redacted, secrets_in, with_identity_digest
 from headrace.storage import files
 from headrace.storage.files import MappedFiles
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.storage.memory import ArrayDataSource
 from headrace.trees import ShapeDtypeStruct
 
@@ -42,12 +42,12 @@ from headrace.trees import ShapeDtypeStruct
 Path = str | os.PathLike
 
 
-def existing(paths: Path | Mapping[str, Path], *, what: str) -> Any:
+def existing_paths(paths: Path | Mapping[str, Path], *, what: str) -> Any:
     """The absolute paths as strings; raises with all that are missing."""
     if isinstance(paths, str | os.PathLike):
-        return existing({"": paths}, what=what)[""]
+        return existing_paths({"": paths}, what=what)[""]
     if not isinstance(paths, Mapping) or not paths:
-        raise PipelineError(f"{what} are given by a path, or by a dict of paths; got {paths!r}.")
+        raise PipelineError(f"{what} need a path or a dict of paths; got {paths!r}.")
     wrong = [path for path in paths.values() if not isinstance(path, str | os.PathLike)]
     if wrong:
         raise PipelineError(f"A path must be a string or a path object; got {type(wrong[0]).__name__}: {wrong[0]!r}.")
@@ -66,7 +66,7 @@ def map_paths(function: Callable[[str], Any], paths: Any) -> Any:
 def checked_keys(keys: Sequence[str] | None) -> list[str] | None:
     """The names of the arrays to read; None for all."""
     if isinstance(keys, str) or (keys is not None and not keys):
-        raise PipelineError(f"`keys` must be a sequence of names, at least one; got {keys!r}.")
+        raise PipelineError(f"`keys` must be a sequence of at least one name; got {keys!r}.")
     return None if keys is None else list(keys)
 
 
@@ -89,7 +89,7 @@ _OF_DAMAGE = (ValueError, EOFError, KeyError, OSError, RuntimeError, zlib.error,
 
 
 @contextlib.contextmanager
-def damage_named(path: str, what: str) -> Iterator[None]:
+def translate_damage(path: str, what: str) -> Iterator[None]:
     """Turns errors of a reader into one that names the file, without the secrets in errors of drivers."""
     hidden = secrets_in(getattr(path, "options", None))
     try:
@@ -97,7 +97,7 @@ def damage_named(path: str, what: str) -> Iterator[None]:
     except (HeadraceError, ImportError):
         raise
     except MemoryError as e:
-        error = DataMemoryError(f"{redacted(path)} cannot be read as {what}: there is too little memory. {e}")
+        error = DataMemoryError(f"{redacted(path)} cannot be read as {what}: not enough memory. {e}")
         error.add_note(f"reading {redacted(path)} as {what}")
         raise error from e
     except (FileNotFoundError, PermissionError) as e:
@@ -109,7 +109,7 @@ def damage_named(path: str, what: str) -> Iterator[None]:
         if files.is_remote(path) and not isinstance(e, _OF_DAMAGE):
             raise RemoteError(f"{path} could not be read: {redacted(format_error(e), hidden)}.") from cause
         found = redacted(" ".join(str(e).split()).rstrip("."), hidden) or type(e).__name__
-        raise DataError(f"{path} cannot be read as {what}: {found}. Was it written or copied to its end?") from cause
+        raise DataError(f"{path} cannot be read as {what}: {found}. Is the file truncated?") from cause
 
 
 # ---------------------------------------------------------------------------------------------------------- stored
@@ -122,13 +122,13 @@ class StoredArrays:
     what: ClassVar[str]
 
     def __init__(self, path: Path, *, group: str = "/", keys: Sequence[str] | None = None):
-        self._path = existing(path, what=f"Files of {type(self).__name__}")
+        self._path = existing_paths(path, what=f"Files of {type(self).__name__}")
         self._group = group
         self._keys = checked_keys(keys)
         self._lock = threading.Lock()
         self._open: tuple[Any, Any] | None = None  # the file, and the tree of its arrays
         self._mapped = MappedFiles()
-        with damage_named(self._path, self.what):
+        with translate_damage(self._path, self.what):
             arrays = self._arrays()
             self.element_spec = trees.tree_map(lambda a: ShapeDtypeStruct(a.shape[1:], a.dtype), arrays)
         self._length = trees.leaves(arrays)[0].shape[0]
@@ -150,7 +150,7 @@ class StoredArrays:
     def _arrays(self) -> Any:
         with self._lock:
             if self._open is None:
-                with damage_named(self._path, self.what):
+                with translate_damage(self._path, self.what):
                     file = self._open_file()
                     try:
                         arrays = self._tree_of(self._group_in(file), self._group.strip("/"), self._keys)
@@ -179,7 +179,9 @@ class StoredArrays:
             return file[inside]
         except KeyError:
             there = ", ".join(map(repr, sorted(self._members(file) or ())))
-            raise PipelineError(f"{self._path} has no group or array {inside!r}; at its top are {there}.") from None
+            raise PipelineError(
+                f"{self._path} has no group or array {inside!r}; at its top level it has {there}."
+            ) from None
 
     def _tree_of(self, node: Any, name: str, keys: list[str] | None = None) -> Any:
         members = self._members(node)
@@ -194,7 +196,7 @@ class StoredArrays:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        place = place_of(index, self._length, "rows")
+        place = checked_index(index, self._length, "rows")
         return trees.tree_map(lambda column: column[0], self.__getcolumns__(np.array([place])))
 
     def __getcolumns__(self, indices: np.ndarray) -> Any:
@@ -204,7 +206,7 @@ class StoredArrays:
         self._mapped.check_all()
 
         def read(array: Any) -> np.ndarray:
-            with damage_named(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):
+            with translate_damage(self._path, f"{self.what}, array {array.name}, rows {places[0]} to {places[-1]}"):
                 rows = self._rows(array, places)[order]
             # A list that is requested twice must be copied: users may modify either.
             is_list = rows.dtype == object and rows.ndim == 1
@@ -239,8 +241,8 @@ def _check_lengths(path: str, arrays: Any) -> None:
     if not all(shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
         listed = ", ".join(f"{name or 'the array'}: {list(shape or ())}" for name, shape in shapes.items())
         raise PipelineError(
-            f"Arrays of one source must have the same length; {path} has the shapes {listed}. Choose some of them "
-            "by `keys`, or a group of them by `group`."
+            f"Arrays of one source must have the same length; {path} has the shapes {listed}. Select some of them "
+            "with `keys`, or a group with `group`."
         )
 
 
@@ -292,7 +294,7 @@ class Hdf5DataSource(StoredArrays):
         folder = os.path.realpath(os.path.dirname(files.local_copy(self._path)))
         if os.path.dirname(os.path.realpath(os.path.join(folder, name))) != folder:
             raise DataError(
-                f"{self._path} takes data from {name!r}, which is not in its folder. If you trust the file, pass "
+                f"{self._path} reads data from {name!r}, outside its folder. If you trust the file, pass "
                 "`external=True`."
             )
 
@@ -336,7 +338,7 @@ class WholeArrays(ArrayDataSource):
     """Arrays of files, each read as a whole by a function; the repr names the files."""
 
     def __init__(self, paths: Path | Mapping[str, Path], read: Callable[[str], Any]):
-        self._paths = existing(paths, what=f"Files of {type(self).__name__}")
+        self._paths = existing_paths(paths, what=f"Files of {type(self).__name__}")
         super().__init__(map_paths(read, self._paths))
 
     def __repr__(self) -> str:
@@ -381,7 +383,7 @@ class NpyDataSource(WholeArrays):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["paths"])
         if self._versions != state["versions"]:
-            raise DataError(f"{self._paths!r} changed since the source was made. Make it again.")
+            raise DataError(f"{self._paths!r} changed after the source was created. Recreate the source.")
 
 
 class NpzDataSource(WholeArrays):
@@ -417,12 +419,12 @@ class IdxDataSource(WholeArrays):
 
 
 def _mapped(path: str) -> np.ndarray:
-    with damage_named(path, "a `.npy` file"):
+    with translate_damage(path, "a `.npy` file"):
         return np.lib.format.open_memmap(files.local_copy(path), mode="r")
 
 
 def _read_npz(path: str, *, keys: list[str] | None) -> dict[str, np.ndarray]:
-    with damage_named(path, "a `.npz` file"), files.open_stream(path) as stream:
+    with translate_damage(path, "a `.npz` file"), files.open_stream(path) as stream:
         loaded = np.load(stream, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it is a single array, not an archive")
@@ -456,7 +458,7 @@ def _check_header(archive: Any, key: str) -> None:
 
 
 def _read_idx(path: str) -> np.ndarray:
-    with damage_named(path, "an IDX file"), files.open_stream(path) as stream:
+    with translate_damage(path, "an IDX file"), files.open_stream(path) as stream:
         is_compressed = stream.read(3) == files.GZIP
         stream.seek(0)
         return _parse_idx(gzip.GzipFile(fileobj=stream) if is_compressed else stream)
@@ -540,7 +542,7 @@ class ZarrDataSource(StoredArrays):
         try:
             return zarr.open(store, mode="r", **options)
         except FileNotFoundError as e:
-            raise ValueError("there is no group or array at its top") from e
+            raise ValueError("there is no group or array at its top level") from e
 
     def _opened(self, file: Any, arrays: Any) -> None:
         for array in trees.leaves(arrays):
@@ -597,7 +599,7 @@ def _checked_store() -> Any:
 def _refuse_pickles(array: Any) -> None:
     """Raises if reading the array would run code in it: some versions of numcodecs unpickle chunks."""
     if any(getattr(codec, "codec_id", None) == "pickle" for codec in (*array.filters, *array.compressors)):
-        raise ValueError(f"the chunks of array {array.path or '/'!r} are pickled, and so could run code")
+        raise ValueError(f"the chunks of array {array.path or '/'!r} are pickled, so reading them could run code")
 
 
 def _check_blosc(key: str, chunk: Any, expected: int | None) -> None:
@@ -605,9 +607,9 @@ def _check_blosc(key: str, chunk: Any, expected: int | None) -> None:
     header = chunk[:BLOSC_HEADER_BYTES].to_bytes()
     num_bytes, _, size = (int.from_bytes(header[i : i + 4], "little") for i in (4, 8, 12))
     if len(header) < BLOSC_HEADER_BYTES or size != len(chunk):
-        raise ValueError(f"chunk {key!r} has {len(chunk)} bytes, but says that it has {size}")
+        raise ValueError(f"chunk {key!r} has {len(chunk)} bytes, but claims to have {size}")
     if expected not in (None, num_bytes):
-        raise ValueError(f"chunk {key!r} says that it holds {num_bytes} bytes, but must hold {expected}")
+        raise ValueError(f"chunk {key!r} claims to hold {num_bytes} bytes, but must hold {expected}")
 
 
 def _blosc_chunk_bytes(array: Any) -> tuple[bool, int | None]:

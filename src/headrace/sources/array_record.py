@@ -18,8 +18,8 @@ from headrace.threads import num_cores
 # files.
 READER_OPTIONS = {"readahead_buffer_size": "0", "max_parallelism": "0", "footer_prefetch_bytes": "0"}
 FILE_BUFFER_BYTES = 2 << 10
-# The reader's calls for many records use all cores, which pays only for many; the one for a list of indices also visits
-# all groups of the file.
+# The reader's calls for many records use all cores, which helps only for many; the one for a list of indices also
+# visits all groups of the file.
 FEWEST_AT_ONCE = 512
 GROUPS_PER_INDEX = 256
 GROUPS_PER_SLOW_INDEX = 1 << 14

@@ -43,7 +43,7 @@ class ArrowDataSource(TableDataSource):
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
-        with self._blaming(path):
+        with self._translate_errors(path):
             reader = self._reader(path)
             wanted = self._choice.schema(path, schema_without_views(reader.schema))
             groups = []
@@ -73,7 +73,7 @@ class _Batches:
         ipc = optional("pyarrow.ipc", extra="parquet")
         magic = source.read(6)
         if magic[:4] == b"FEA1":
-            raise DataError(f"{path} is in the first version of Feather. Write it again with `feather.write_feather`.")
+            raise DataError(f"{path} uses version 1 of Feather. Rewrite it with `feather.write_feather`.")
         is_file = magic == b"ARROW1"
 
         def open_with(**options: Any) -> Any:

@@ -43,7 +43,7 @@ class BagzDataSource(RecordFiles):
         shards = [] if os.path.exists(part.path) else shards_of(part.path)
         parts: list[FilePart] = []
         for path in shards or [part.path]:
-            parts += super()._files_of(part._replace(path=files.like(part.path, path)))
+            parts += super()._files_of(part._replace(path=files.with_options_of(part.path, path)))
         return parts
 
     def _open(self, path: str) -> Reader:

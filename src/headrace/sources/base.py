@@ -83,5 +83,5 @@ def numbers_in(state: Any, what: str, *fields: str) -> tuple[int, ...]:
             f"The state of {what} has the fields {names}; got {state!r}. It is the state of another pipeline."
         ) from None
     if any(type(number) is not int for number in numbers):
-        raise StateError(f"The fields of the state of {what} are ints; got {state!r}.")
+        raise StateError(f"The fields of the state of {what} must be ints; got {state!r}.")
     return numbers

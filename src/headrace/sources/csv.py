@@ -1,4 +1,7 @@
-"""CSV files as sources."""
+"""CSV files as sources.
+
+One scan finds where records end and which types fit all values; blocks of records are then parsed when they are read.
+"""
 
 import codecs
 import re
@@ -128,7 +131,7 @@ class CsvDataSource(TableDataSource):
         cache_bytes: How much memory parsed blocks may use, besides those being read.
         delimiter: The character between values.
         quote_char: The character that quotes values; None for no quoting.
-        column_names: The names of the columns, for files that do not begin with them.
+        column_names: The names of the columns, for files without a header line.
         column_types: The pyarrow types of some columns, by name.
         block_bytes: About how many bytes of a file are parsed at once.
     """
@@ -144,7 +147,7 @@ class CsvDataSource(TableDataSource):
         self._types: dict[str, Any] = dict(self.column_types or {})
         for name, value in {"delimiter": self.delimiter, "quote_char": self.quote_char or '"'}.items():
             if not isinstance(value, str) or len(value.encode()) != 1:
-                raise PipelineError(f"`{name}` must be one character of ASCII; got {value!r}.")
+                raise PipelineError(f"`{name}` must be one ASCII character; got {value!r}.")
         if doubled := _doubled(self.column_names or ()):
             raise PipelineError(f"`column_names` has {doubled!r} more than once. Give each column its own name.")
         super().__post_init__()
@@ -159,7 +162,7 @@ class CsvDataSource(TableDataSource):
         line = 1
         for block in self._blocks(path):
             place = f"the lines from {line} on, at offset {offset}"
-            with self._blaming(f"{path}, {place},"):
+            with self._translate_errors(f"{path}, {place},"):
                 if names is None:
                     names = self._header(path, block)
                 else:
@@ -170,7 +173,7 @@ class CsvDataSource(TableDataSource):
             offset = offset + len(block)
             line = line + num_lines(block)
         if names is None:
-            raise DataError(f"{path} is empty: it has no line with the names of columns. Give `column_names`.")
+            raise DataError(f"{path} is empty, so it has no header line with column names. Pass `column_names`.")
         unknown = arrow().null()
         schema = arrow().schema([(name, self._types.get(name, types.get(name, unknown))) for name in names])
         return Scan(schema, groups, nulls)
@@ -182,12 +185,12 @@ class CsvDataSource(TableDataSource):
         except UnicodeDecodeError as e:
             name = "UTF-16" if block.startswith(_UTF_16) else "another encoding"
             raise DataError(
-                f"The names of columns in {path} are not in UTF-8 but in {name}: {e}. Write the file again in UTF-8."
+                f"The column names in {path} are in {name}, not UTF-8: {e}. Rewrite the file in UTF-8."
             ) from None
         if doubled := _doubled(names):
             raise DataError(
-                f"{path} has several columns of the name {doubled!r}. Write it with one of each, or without that line "
-                "and give `column_names`."
+                f"{path} has several columns named {doubled!r}. Rewrite it with unique names, or remove the "
+                "header line and pass `column_names`."
             )
         return names
 
@@ -213,8 +216,8 @@ class CsvDataSource(TableDataSource):
         """Raises for a record that does not end: a few compressed bytes can expand enormously."""
         if num_bytes > max(RECORD_BYTES, self.block_bytes):
             raise DataError(
-                f"{path} has a record of more than {num_bytes} bytes: is there a quote that is never closed? If it "
-                "should be that long, raise `block_bytes`."
+                f"{path} has a record longer than {num_bytes} bytes. Is a quote never closed? If the record is "
+                "that long, raise `block_bytes`."
             )
 
     def _pieces(self, path: str, records: RecordEnds) -> Iterator[bytes]:
@@ -237,7 +240,7 @@ class CsvDataSource(TableDataSource):
         codec = codec_of(file.read(0, MAGIC_BYTES))
         if codec is None:
             return file
-        with self._blaming(path), files.open_stream(path) as stream:
+        with self._translate_errors(path), files.open_stream(path) as stream:
             return Unpacked(stream, codec)
 
     def _parse(self, block: bytes, names: Sequence[str] | None) -> Any:
@@ -257,7 +260,7 @@ class CsvDataSource(TableDataSource):
         there = dict.fromkeys(name for schema in schemas for name in schema.names)
         if unknown := [name for name in self._types if name not in there]:
             raise PipelineError(
-                f"`column_types` has {unknown}, but no file has such columns: {self.paths[0]} has {schemas[0].names}."
+                f"`column_types` names {unknown}, but no file has such columns: {self.paths[0]} has {schemas[0].names}."
             )
         for schema in schemas:
             for field in schema:

@@ -65,9 +65,9 @@ def _files_below(folder: str, suffixes: Suffixes, prefix: str, ancestors: tuple[
 
 
 def _listed_far_away(root: str, suffixes: Suffixes) -> list[str]:
-    top = re.sub(r"^.*?://", "", files.below(root, "").partition("::")[0]).lstrip("/")
+    top = re.sub(r"^.*?://", "", files.path_below(root, "").partition("::")[0]).lstrip("/")
     try:
-        found = files.expand(files.below(root, "**"), what="Files")
+        found = files.expand(files.path_below(root, "**"), what="Files")
     except FileNotFoundError:
         found = []
     heads = [path.partition("::")[0] if "://" in path.partition("::")[0] else path for path in found]
@@ -83,14 +83,14 @@ def _chosen(root: str, found: list[str], flat: bool | None, suffixes: Suffixes, 
         raise PipelineError(f"There is no {what} under {root}: none of its files ends in {', '.join(suffixes)}.")
     if flat is None and loose and classed:
         raise PipelineError(
-            f"{root} has {len(loose)} {what}s directly in it, as in {min(loose)!r}, and {len(classed)} in folders, as "
-            f"in {min(classed)!r}: pass `flat=True` to take all without classes, or `flat=False` to take the "
-            "folders as classes and ignore the others."
+            f"{root} has {len(loose)} {what}s directly in it, such as {min(loose)!r}, and {len(classed)} in "
+            f"folders, such as {min(classed)!r}. Pass `flat=True` to read all of them without classes, or "
+            "`flat=False` to use the folders as classes and ignore the others."
         )
     if flat or (flat is None and loose):
         return sorted(found, key=os.path.split), True
     if not classed:
-        raise PipelineError(f"{root} has {what}s, but no folder for each class: pass `flat=True`.")
+        raise PipelineError(f"{root} has {what}s, but no folders for classes: pass `flat=True`.")
     return sorted(classed, key=lambda name: (_top(name), *os.path.split(name))), False
 
 

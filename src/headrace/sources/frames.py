@@ -13,7 +13,7 @@ import numpy as np
 from headrace import trees
 from headrace.errors import PipelineError
 from headrace.sources.tables import arrow, has_nulls, spec_of, taken, values_of, without_views
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.memory import ArrayDataSource
 from headrace.trees import ShapeDtypeStruct
 
@@ -33,7 +33,7 @@ def _columns(frame: Any) -> dict[Any, Any]:
     names = list(frame.schema.names if hasattr(frame, "itercolumns") else frame.columns)
     if len(set(names)) < len(names):
         twice = sorted({str(name) for name in names if names.count(name) > 1})
-        raise PipelineError(f"The table has several columns of one name: {', '.join(twice)}. Rename them.")
+        raise PipelineError(f"Several columns of the table have the same name: {', '.join(twice)}. Rename them.")
     series = frame.itercolumns() if hasattr(frame, "itercolumns") else (frame[name] for name in names)
     return dict(zip(names, series, strict=True))
 
@@ -112,11 +112,11 @@ class FrameRows:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, len(self), "rows")])[0]
+        return self.__getitems__([checked_index(index, len(self), "rows")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The rows at these indices, gathered column by column."""
-        columns = self._taken(places_of(indices, len(self), "rows"))
+        columns = self._taken(checked_indices(indices, len(self), "rows"))
         if not self._named:
             return list(columns[None])
         names = tuple(columns)

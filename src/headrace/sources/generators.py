@@ -1,7 +1,7 @@
 """Any iterable as a stream: a function makes a new iterator for each iteration.
 
-Such an iterator cannot go back or report its position. A position is the number of elements so far, and restoring it
-produces them again and drops them.
+Such an iterator cannot go back or report its position. So a position is the number of elements so far, and restoring
+one produces these elements again and drops them.
 """
 
 import inspect
@@ -63,17 +63,16 @@ class LazyIterator(Iterator[T]):
 
     def _open(self) -> Iterator[T]:
         if self._closed:
-            raise ClosedError("This iterator is closed; make a new one.")
+            raise ClosedError("This iterator is closed; create a new one.")
         made = self._make()
         if not isinstance(made, Iterable):
             raise PipelineError(
-                f"The function of {self._label} must return something to iterate; it returned "
-                f"{type(made).__name__}: {made!r}."
+                f"The function of {self._label} must return an iterable; it returned {type(made).__name__}: {made!r}."
             )
         if inspect.isgenerator(made) and inspect.getgeneratorstate(made) != inspect.GEN_CREATED:
             raise PipelineError(
-                f"The function of {self._label} returned a generator that was already started: it must make a new one "
-                "at every call."
+                f"The function of {self._label} returned a generator that had already started. Return a new "
+                "generator from every call."
             )
         return iter(made)
 
@@ -91,7 +90,7 @@ class LazyIterator(Iterator[T]):
 
 
 def _not_a_factory(given: Any) -> str:
-    found = f"`from_generator` takes a function that makes an iterator; got {type(given).__name__}"
+    found = f"`from_generator` takes a function that returns an iterator; got {type(given).__name__}"
     if hasattr(given, "__next__"):
         return f"{found}, which can be iterated only once. Pass the function itself: `from_generator(f)`, not `f()`."
     if isinstance(given, Iterable):

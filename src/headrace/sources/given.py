@@ -22,8 +22,8 @@ def open_given(given: Any) -> Any:
         source: Any = open(given)
         if not hasattr(source, "__getitem__"):
             raise PipelineError(
-                f"{os.fsdecode(given)} can only be read in order, since it is compressed. "
-                "`headrace.open(path)` is a dataset of its records, an IterDataset."
+                f"{os.fsdecode(given)} is compressed, so it can only be read in order. `headrace.open(path)` "
+                "returns an IterDataset of its records."
             )
         return source
     if is_frame(given):

@@ -1,4 +1,8 @@
-"""A `datasets.Dataset` as a source."""
+"""Hugging Face's datasets: a `Dataset` as a source with random access, an `IterableDataset` as a stream.
+
+Values become NumPy's, by the dataset's features or by their own type. Columns of numbers are gathered directly from
+Arrow's memory; all others are decoded value by value.
+"""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,12 +14,12 @@ import numpy as np
 from headrace.dataset import IterDataset
 from headrace.errors import DataError, PipelineError, StateError, optional
 from headrace.sources.generators import LazyIterator
-from headrace.sources.tables import blaming, check_array
+from headrace.sources.tables import check_array, translate_arrow_errors
 from headrace.sources.torch_data import StateDictIterator, copy_of
 from headrace.storage import files
 from headrace.storage.files import FEW, MappedFiles
-from headrace.storage.indices import Parts, place_of, places_of
-from headrace.storage.splits import parts_of
+from headrace.storage.indices import Parts, checked_index, checked_indices
+from headrace.storage.splits import parse_split
 from headrace.trees import ShapeDtypeStruct
 
 # ---------------------------------------------------------------------------------------------------------- values
@@ -347,7 +351,7 @@ def chosen(splits: Mapping[str, Any], split: Any, what: str) -> Any:
     `what` has the splits; errors begin with it.
     """
     pieces = []
-    for part in parts_of(_text(split, splits, what), splits, what):
+    for part in parse_split(_text(split, splits, what), splits, what):
         whole = splits[part.name]
         pieces.append(whole if part.is_whole else whole.select(range(*part.bounds(len(whole), clips=True))))
     return pieces[0] if len(pieces) == 1 else optional("datasets", extra="hf").concatenate_datasets(pieces)
@@ -356,11 +360,11 @@ def chosen(splits: Mapping[str, Any], split: Any, what: str) -> Any:
 def chosen_stream(splits: Mapping[str, Any], split: Any, what: str) -> Any:
     """The stream that a split means; without a length, it cannot be sliced."""
     text = _text(split, splits, what)
-    parts = parts_of(text, splits, what)
+    parts = parse_split(text, splits, what)
     if len(parts) == 1 and parts[0].is_whole:
         return splits[parts[0].name]
     raise PipelineError(
-        f"{text!r} is a part or a sum of streams, whose lengths are not known. Choose one, as in "
+        f"{text!r} slices or adds streams, whose lengths are unknown. Choose one split, as in "
         f"`split={parts[0].name!r}`, and cut it with `take` and `skip`."
     )
 
@@ -403,7 +407,7 @@ class HuggingFaceDataSource:
         given = dataset.format
         self._decode = decode
         if not decode and given["type"] is not None and encoded(dataset.features) != dataset.features:
-            raise PipelineError("`decode=False` is for a dataset without a format: call its `with_format(None)` first.")
+            raise PipelineError("`decode=False` needs a dataset without a format: call its `with_format(None)` first.")
         self._formatted = given["type"] is not None
         self._names: list[str] = dataset.column_names if given["output_all_columns"] else given["columns"]
         self._places = BufferRows(dataset.data)
@@ -424,11 +428,11 @@ class HuggingFaceDataSource:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Element:
-        return self._rows_at(np.array([place_of(index, len(self), "rows")]))[0]
+        return self._rows_at(np.array([checked_index(index, len(self), "rows")]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Element]:
         """The rows at these indices."""
-        return self._rows_at(places_of(indices, len(self), "rows"))
+        return self._rows_at(checked_indices(indices, len(self), "rows"))
 
     def _rows_at(self, places: np.ndarray) -> list[Element]:
         if not len(places):
@@ -494,7 +498,9 @@ class HuggingFaceDataSource:
                 check_array(chunk) if self._formatted or has_lists(chunk) else chunk.validate()
                 num_rows += len(chunk)
         except Exception:
-            with blaming(f"{self._places.name_of(num_rows)}, column {name!r},", "Hugging Face's Arrow files"):
+            with translate_arrow_errors(
+                f"{self._places.name_of(num_rows)}, column {name!r},", "Hugging Face's Arrow files"
+            ):
                 raise
         return None if self._formatted else shape_of(chunks)
 
@@ -578,7 +584,7 @@ def checked(dataset: Any, kind: str, split: Any = None) -> Any:
     elif split is not None and isinstance(dataset, datasets.Dataset):
         dataset = chosen({str(dataset.split or ""): dataset}, split, "The dataset")
     elif split is not None:
-        raise PipelineError(f"split={split!r} is for a DatasetDict or a Dataset; this is a {what}. Leave it out.")
+        raise PipelineError(f"split={split!r} is for a DatasetDict or a Dataset; this is a {what}. Remove `split`.")
     if isinstance(dataset, getattr(datasets, kind)):
         return dataset
     hint = ""
@@ -588,7 +594,7 @@ def checked(dataset: Any, kind: str, split: Any = None) -> Any:
         hint = " It has random access: use `MapDataset.source(HuggingFaceDataSource(dataset))`."
     elif isinstance(dataset, datasets.IterableDataset):
         hint = " It is a stream: use `HuggingFaceIterDataset(dataset)`."
-    raise PipelineError(f"Needed a `datasets.{kind}`; got {type(dataset).__module__}.{type(dataset).__name__}.{hint}")
+    raise PipelineError(f"Expected a `datasets.{kind}`; got {type(dataset).__module__}.{type(dataset).__name__}.{hint}")
 
 
 # ---------------------------------------------------------------------------------------------------------- stream
@@ -620,7 +626,9 @@ def HuggingFaceIterDataset(
     if num_shards is None:
         return HuggingFaceRows(whole)
     if not 1 <= num_shards <= whole.num_shards:
-        raise PipelineError(f"`num_shards` must be from 1 to {whole.num_shards}, its shards; got {num_shards}.")
+        raise PipelineError(
+            f"`num_shards` must be from 1 to {whole.num_shards}, the number of its shards; got {num_shards}."
+        )
     parts = [whole.shard(num_shards, i, contiguous=False) for i in range(num_shards)]
     for part in parts:
         part.set_epoch(whole.epoch)
@@ -668,7 +676,3 @@ def _forgets(examples: Any) -> bool:
     """Whether a dataset has a shuffle buffer, which its states do not include."""
     below = [*getattr(examples, "ex_iterables", ()), getattr(examples, "ex_iterable", None)]
     return type(examples).__name__ == "BufferShuffledExamplesIterable" or any(_forgets(one) for one in below if one)
-
-
-# ---------------------------------------------------------------------------------------------------- hugging face
-# Hugging Face's datasets: a `Dataset` as a source, an `IterableDataset` as a stream.

@@ -41,10 +41,10 @@ def decode_image(content: bytes, *, where: str, channels: int | None = 3, dtype:
     except MissingDependency:
         raise
     except Exception as e:
-        found = f"{len(content)} bytes that begin with {content[:8].hex(' ')}" if content else "it is empty"
+        found = f"{len(content)} bytes that start with {content[:8].hex(' ')}" if content else "it is empty"
         raise DataError(
-            f"{where} does not decode as an image: {str(e).strip().rstrip('.') or type(e).__name__} ({found}). Was it "
-            "written or copied to its end?"
+            f"{where} does not decode as an image: {str(e).strip().rstrip('.') or type(e).__name__} ({found}). Is "
+            "the file truncated?"
         ) from e
 
 

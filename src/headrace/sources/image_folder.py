@@ -13,12 +13,12 @@ from headrace.errors import PipelineError
 from headrace.sources.folders import find_files
 from headrace.sources.image_decoding import decode_image
 from headrace.storage import files
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.threads import map_in_threads
 from headrace.trees import ShapeDtypeStruct
 
 # ------------------------------------------------------------------------------------------------------------ file
-# Encoded images that know which file they are from.
+# Encoded images that know which file they come from.
 
 
 class ImageFile(bytes):
@@ -57,14 +57,14 @@ class ImageFolderDataSource:
     Args:
         root: The folder. With `root/cat/1.jpg`, `cat` is a class; with `root/1.jpg`, there are none.
         flat: Whether to take all images under the folder, without classes; by default, if some are directly in it.
-        channels: 3 for red, green and blue, or 1 for grey, whatever the file has.
+        channels: 3 for red, green and blue, or 1 for grey, regardless of the file.
         decode: Whether to decode images. Otherwise they are bytes, of which operations of `headrace.images` decode
             only what they need.
     """
 
     def __init__(self, root: str | os.PathLike, *, flat: bool | None = None, channels: int = 3, decode: bool = True):
         if channels not in (1, 3):
-            raise PipelineError(f"`channels` is 1 (grey) or 3 (red, green, blue); got {channels!r}.")
+            raise PipelineError(f"`channels` must be 1 (grey) or 3 (red, green, blue); got {channels!r}.")
         self._channels = channels
         self._decode = decode
         self._root = files.absolute(root)
@@ -77,14 +77,14 @@ class ImageFolderDataSource:
     @property
     def paths(self) -> list[str]:
         """The files, in the order of their elements."""
-        return [files.below(self._root, name) for name in self._names]
+        return [files.path_below(self._root, name) for name in self._names]
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Element:
-        place = place_of(index, len(self), "images")
-        path = files.below(self._root, self._names[place])
+        place = checked_index(index, len(self), "images")
+        path = files.path_below(self._root, self._names[place])
         with files.open_stream(path) as stream:
             content = stream.read()
         image = decode_image(content, where=path, channels=self._channels) if self._decode else ImageFile(content, path)
@@ -97,7 +97,7 @@ class ImageFolderDataSource:
 
     def __where__(self, index: int) -> tuple[str, None]:
         """The file of an image, which has no number in it."""
-        return files.below(self._root, self._names[index]), None
+        return files.path_below(self._root, self._names[index]), None
 
     @property
     def element_spec(self) -> Any:
@@ -116,7 +116,3 @@ class ImageFolderDataSource:
     def _described(self) -> str:
         counts = f"num_images={len(self)}" + ("" if self._flat else f", num_classes={len(self.class_names)}")
         return f"{counts}, channels={self._channels}" + ("" if self._decode else ", decode=False")
-
-
-# ---------------------------------------------------------------------------------------------------------- images
-# Images: folders of them as sources, and their decoding.

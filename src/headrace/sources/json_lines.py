@@ -3,15 +3,8 @@
 A line is UTF-8 and ends with `\\n`, `\\r\\n`, or the end of the file; a byte order mark at the start is skipped. In
 JSON lines, blank lines are skipped; in text, they are elements like any other.
 
-| file | |
-|---|---|
-| `lines` | how a line is parsed, and the error for one that does not parse |
-| `notes` | what elements have that JSON has not, and how they get it back |
-| `index` | where the lines of a file begin, found by one scan and stored |
-| `random_access` | lines by index |
-| `in_order` | lines as a stream |
-| `plain` | the decompressed bytes of files from any offset on |
-| `zstd` | frames of zstd, decompressed a few blocks at a time |
+From top to bottom: notes on values that JSON cannot hold, parsing of lines, the stored index of where lines begin,
+access by index, decompression (frames of zstd, then the plain bytes of any file from an offset on), and streams.
 """
 
 import collections
@@ -46,14 +39,14 @@ from headrace.sources.notes import (
     shape_noted,
 )
 from headrace.storage import files
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index
 
 # ----------------------------------------------------------------------------------------------------------- notes
 # Elements as JSON and back: plain values, and a note on what JSON does not have (see `headrace.sources.notes`).
 #
-# Arrays and tuples become lists, scalars of NumPy numbers, and bytes text. The note says what they were, and is left
-# out if there are none. It is text in the JSON, since other readers expect one type in each column.
+# Arrays and tuples become lists, scalars of NumPy numbers, and bytes text. The note says what they were, and is omitted
+# if there are none. It is text in the JSON, since other readers expect one type in each column.
 
 
 _as_text = json.JSONEncoder(separators=(",", ":")).encode
@@ -113,7 +106,9 @@ def _note_text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as e:
-        raise ValueError(f"bytes that are not UTF-8 ({e}), which ArrayRecord, TFRecord, Parquet and Arrow hold") from e
+        raise ValueError(
+            f"bytes that are not UTF-8 ({e}); ArrayRecord, TFRecord, Parquet and Arrow can hold them"
+        ) from e
 
 
 def _noted_dict(values: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -150,7 +145,7 @@ def _noted_array(array: np.ndarray) -> tuple[Any, Any]:
     elif dtype.kind in "biuU" or (dtype.kind == "f" and dtype.itemsize <= 8):
         plain = array.tolist()
     else:
-        raise TypeError(f"an array of {dtype} is not one of numbers or text")
+        raise TypeError(f"an array of {dtype} is not an array of numbers or text")
     return plain, (dtype_name(dtype), array.shape) if array.ndim else (dtype_name(dtype),)
 
 
@@ -330,7 +325,7 @@ def scan(
     head = file.read(0, 4)
     if head.startswith((files.GZIP, files.ZSTD)):
         raise PipelineError(
-            f"{path} is compressed, so its lines cannot be read at random. Read it in order, with "
+            f"{path} is compressed, so it has no random access to its lines. Read it in order with "
             "`JsonLinesIterDataset` or `TextLinesIterDataset`, or decompress it."
         )
     begin = np.array([len(BOM) if head.startswith(BOM) else 0])
@@ -410,11 +405,11 @@ class LinesDataSource(IndexedFiles[T]):
         return index.num_elements(skips_blank=self._format.skips_blank)
 
     def __getitem__(self, index: int) -> T:
-        return self._elements(np.array([place_of(index, len(self), self._what)]), [0])[0]
+        return self._elements(np.array([checked_index(index, len(self), self._what)]), [0])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[T]:
         """The elements at these indices: each file is read once, in its own order."""
-        places, order = np.unique(places_of(indices, len(self), self._what), return_inverse=True)
+        places, order = np.unique(checked_indices(indices, len(self), self._what), return_inverse=True)
         return self._elements(places, order.tolist())
 
     def _elements(self, places: np.ndarray, order: list[int]) -> list[T]:
@@ -638,7 +633,7 @@ def _from_line(chunks: Iterable[bytes], skipped: int, path: str) -> Iterator[byt
 
 def _not_a_line(path: str) -> StateError:
     return StateError(
-        f"No line of {path} begins where the state says. It is not the file that the state was saved with."
+        f"No line of {path} starts at the position in the state. The state was saved with a different file."
     )
 
 
@@ -679,8 +674,8 @@ def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plai
         except codec.error as e:
             if "too much memory" in str(e):
                 raise DataError(
-                    f"{path} was compressed with a window that is larger than `max_window_bytes`. Raise that if there "
-                    "is enough memory: files of `zstd --long=31`, the largest, need 1 << 31."
+                    f"{path} was compressed with a window larger than `max_window_bytes`. Raise that if memory "
+                    "allows: files of `zstd --long=31`, the largest, need 1 << 31."
                 ) from e
             raise _damaged(path, at, f"it cannot be decompressed from there ({e})") from e
         rest = frame.unused_data if frame.eof else frame.unconsumed_tail
@@ -692,11 +687,11 @@ def _decompressed(path: str, file: BinaryIO, codec: _Codec, frames: Frames, plai
         if chunk:
             yield chunk
     if frame is not None:
-        raise _damaged(path, at, "its compressed data ends in the middle")
+        raise _damaged(path, at, "its compressed data is incomplete")
 
 
 def _damaged(path: str, at: int, what: str) -> DataError:
-    return DataError(f"{path} is damaged at offset {at}: {what}. Was it written or copied to its end?")
+    return DataError(f"{path} is damaged at offset {at}: {what}. Is the file truncated?")
 
 
 # -------------------------------------------------------------------------------------------------------- in order
@@ -741,8 +736,8 @@ class JsonLinesIterDataset(LinesIterDataset[Any]):
     [{'x': 1}, {'x': 2}]
 
     Args:
-        paths: A path, a pattern, an address, or a sequence of these. Files may be compressed with gzip or zstd; their
-            first bytes tell, not their names.
+        paths: A path, a pattern, an address, or a sequence of these. Files may be compressed with gzip or zstd, which
+            is recognized by their first bytes, not by their names.
         max_line_bytes: How long a line may be; a longer one is an error. A few compressed bytes can expand enormously.
         max_window_bytes: How far back zstd may look, and so how much memory it may use: only files compressed as by
             `zstd --long=31` need more than 128 MiB.
@@ -809,7 +804,7 @@ class LinesIterator(DatasetIterator[Line]):
     def _too_long(self) -> DataError:
         return DataError(
             f"Line {self._line + 1} of {self._paths[self._file]}, at offset {self._offset}, is longer than "
-            f"{self._max_line_bytes} bytes. If it should be, raise `max_line_bytes`."
+            f"{self._max_line_bytes} bytes. If this is expected, raise `max_line_bytes`."
         )
 
     def _read_on(self) -> None:
@@ -877,8 +872,9 @@ class LinesIterator(DatasetIterator[Line]):
         valid = len(place) == 5 and all(type(number) is int and number >= 0 for number in place)
         if not valid or place[0] > len(self._paths) or place[3] > place[2]:
             raise StateError(
-                f"The state of {len(self._paths)} {self._format.name} files has the fields `file`, `line`, `offset`, "
-                f"and maybe `frame` where they are compressed; got {state!r}. It is the state of another pipeline."
+                f"The state of {len(self._paths)} {self._format.name} files has the fields `file`, `line` and "
+                f"`offset`, and possibly `frame` if they are compressed; got {state!r}. It is the state of "
+                "another pipeline."
             )
         self._close_file()
         self._file, self._line, self._offset = place[:3]

@@ -1,7 +1,7 @@
-"""Files of audio and video as sources: of a folder, with one for each class or none, or by name.
+"""Files of audio and video as sources: those of a folder, with or without subfolders for classes, or files by name.
 
-An element has the path of a file: recordings may be long, and `headrace.audio` and `headrace.video` read and decode no
-more of them than a clip needs.
+An element holds the path of a file: recordings may be long, and `headrace.audio` and `headrace.video` read and decode
+only what a clip needs.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from headrace.errors.addresses import redacted
 from headrace.errors.signals import let_through
 from headrace.sources.folders import Suffixes, find_files
 from headrace.storage import files
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.trees import ShapeDtypeStruct
 
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
@@ -26,13 +26,13 @@ VIDEO = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 READ_BYTES = 1 << 16
 
 
-def name_of(source: Any, what: str) -> str:
+def describe_media(source: Any, what: str) -> str:
     """What a file, or the bytes of one, is called in messages."""
     return redacted(os.fsdecode(source)) if isinstance(source, str | os.PathLike) else f"The {what}"
 
 
 @contextlib.contextmanager
-def stream_of(source: Any, what: str) -> Iterator[Any]:
+def open_media(source: Any, what: str) -> Iterator[Any]:
     """Opens a file to be read, given by path, address or its bytes."""
     if isinstance(source, bytes | bytearray | memoryview):
         yield io.BytesIO(source)
@@ -42,8 +42,8 @@ def stream_of(source: Any, what: str) -> Iterator[Any]:
             yield io.BufferedReader(files.Seekable(file), READ_BYTES)
     else:
         raise PipelineError(
-            f"The {what} of an element is the path of a file or its bytes; got {type(source).__name__}: "
-            f"{source!r:.60}. Give `key` its name."
+            f"The {what} of an element must be the path of a file or its bytes; got {type(source).__name__}: "
+            f"{source!r:.60}. Set `key` to its name."
         )
 
 
@@ -61,11 +61,11 @@ class MediaFiles:
         if isinstance(paths, str | os.PathLike) and files.is_folder(os.fsdecode(paths)):
             root = files.absolute(paths)
             found = find_files(root, self.SUFFIXES, self._what, flat=flat)
-            self._paths = [files.below(root, name) for name in found.names]
+            self._paths = [files.path_below(root, name) for name in found.names]
             self.class_names = found.class_names
             self._labels = None if found.is_flat else found.labels
         elif flat is False:
-            raise PipelineError(f"`flat=False` is for a folder with a folder for each class; got {paths!r}.")
+            raise PipelineError(f"`flat=False` needs a folder with a folder for each class; got {paths!r}.")
         else:
             self._paths = [files.absolute(path) for path in files.expand(paths, what=f"{self._what}s".capitalize())]
 
@@ -78,7 +78,7 @@ class MediaFiles:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._element(place_of(index, len(self), "files"))
+        return self._element(checked_index(index, len(self), "files"))
 
     def _element(self, place: int) -> dict[str, Any]:
         path = self._paths[place]
@@ -190,7 +190,7 @@ def _looked_up(element: Any, value: Any) -> Any:
         return value
     if not isinstance(element, Mapping) or value not in element:
         has = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
-        raise PipelineError(f"The element has no field {value!r} with the time of a clip; it has {has}.")
+        raise PipelineError(f"The element has no field {value!r} for the time of a clip; it has {has}.")
     return element[value]
 
 
@@ -202,6 +202,6 @@ def _checked(name: str, value: Any, *, above_zero: bool = False) -> float:
         seconds = math.nan
     if not math.isfinite(seconds) or seconds < 0 or (above_zero and seconds == 0):
         raise PipelineError(
-            f"`{name}` of a clip is a number of seconds, {'above' if above_zero else 'from'} 0; got {value!r}."
+            f"`{name}` of a clip must be a number of seconds {'above' if above_zero else 'from'} 0; got {value!r}."
         )
     return seconds

@@ -26,7 +26,7 @@ class JsonValue(NamedTuple):
         """The error for a value that is not as expected."""
         shown = repr(self.value)
         shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
-        return DataError(f"{self.path}: expected {expected}, got {shown} at `{self.place}`. Was it written by hand?")
+        return DataError(f"{self.path}: expected {expected}, got {shown} at `{self.place}`. Was it edited by hand?")
 
     def members(self) -> dict[str, "JsonValue"]:
         """The members of an object."""
@@ -43,7 +43,7 @@ class JsonValue(NamedTuple):
         """A member of an object, which must exist."""
         found = self.get(name)
         if found is None:
-            raise DataError(f"{self.path}: `{name}` is missing at `{self.place}`. Was it written by hand?")
+            raise DataError(f"{self.path}: `{name}` is missing at `{self.place}`. Was it edited by hand?")
         return found
 
     def items(self) -> list["JsonValue"]:
@@ -64,7 +64,7 @@ class JsonValue(NamedTuple):
         if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value, re.ASCII):
             value = int(value)
         if type(value) is not int or not least <= value <= LARGEST_COUNT:
-            raise self.wrong(f"a whole number from {least} on" if least else "a whole number that is not negative")
+            raise self.wrong(f"a whole number from {least} on" if least else "a nonnegative whole number")
         return value
 
     def name_below(self, folder: str, name: str | None = None) -> str:
@@ -73,7 +73,7 @@ class JsonValue(NamedTuple):
         parts = re.split(r"[/\\]" if os.sep == "\\" else "/", name)
         if not name or ".." in parts or "\0" in name or os.path.isabs(name) or files.is_remote(name):
             raise self._replace(value=name).wrong("the name of a file in the same folder")
-        return files.below(folder, name)
+        return files.path_below(folder, name)
 
 
 def read(path: str) -> JsonValue:
@@ -85,7 +85,7 @@ def read(path: str) -> JsonValue:
         if b"\\u" in content:  # half a surrogate pair is not valid text, or part of a path
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
-        raise DataError(f"{path} is not JSON: {e}. Was it written or copied to its end?") from e
+        raise DataError(f"{path} is not JSON: {e}. Is the file truncated?") from e
     node = JsonValue(path, "$", found)
     node.members()
     return node

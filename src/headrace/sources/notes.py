@@ -1,4 +1,4 @@
-"""Notes: what a format does not say of an element, written beside its plain values so that it comes back equal.
+"""Notes: what a format cannot express about an element, written beside its plain values so that it comes back equal.
 
 A note is JSON. In an `Example` it is the feature `__headrace__`, in JSON lines the key of that name, and in Parquet and
 Arrow the schema's metadata `headrace`. Readers that do not know it see plain values. These say what a value was:
@@ -28,14 +28,17 @@ NOTE = "__headrace__"
 RECORD = "record"  # the name of an element that is not a dict
 BARE = "bare"
 
-PLAIN = "write it all the same, without what is lost, with `plain=True` (`--plain` on the command line)"
+PLAIN = "accept the loss with `plain=True` (`--plain` on the command line)"
 
 
 def array_of(value: Any, name: str) -> np.ndarray | None:
     """The value as a NumPy array, if it is an array of any library."""
     if isinstance(value, np.ndarray):
         if hasattr(value, "mask"):
-            raise PipelineError(f"{name} is a masked array, and a mask cannot be written. Fill it, or write it too.")
+            raise PipelineError(
+                f"{name} is a masked array, and masks cannot be written. Fill it, or write the "
+                "mask as an array beside it."
+            )
         return np.asarray(value)
     if isinstance(value, np.generic) or not (hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
         return None
@@ -55,9 +58,9 @@ def wrapped(element: Any) -> tuple[Mapping[str, Any], bool]:
 def check_name(name: Any) -> None:
     """Raises unless a key of a dict can be a name in a file."""
     if not isinstance(name, str):
-        raise PipelineError(f"The keys of a dict must be text; got {name!r}. Map the dataset to such dicts first.")
+        raise PipelineError(f"The keys of a dict must be text; got {name!r}. Convert them in a `map` first.")
     if name.startswith(NOTE):
-        raise PipelineError(f"The name {name!r} is kept for notes on values. Map the dataset to another name first.")
+        raise PipelineError(f"The name {name!r} is reserved for notes on values. Rename it in a `map` first.")
 
 
 def sequence_note(tag: str, notes: Sequence[Any]) -> tuple[Any, ...]:

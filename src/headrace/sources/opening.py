@@ -1,7 +1,7 @@
 """Opens data in the right format: the suffix says which one to expect, and the first bytes confirm it.
 
-If they disagree, the first bytes decide, if they are those of a format. Libraries and readers are imported when a file
-of their format is opened.
+If they disagree and the first bytes are those of a known format, these decide. Libraries and readers are imported when
+a file of their format is opened. Splits, and slices of data without splits, are resolved here too.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from headrace.dataset import IterDataset, MapDataset
 from headrace.errors import DataError, PipelineError, optional
 from headrace.errors.suggestions import explains_keywords
 from headrace.sources import metadata
-from headrace.sources.array_files import damage_named
+from headrace.sources.array_files import translate_damage
 from headrace.sources.bagz import shards_of
 from headrace.sources.image_folder import SUFFIXES
 from headrace.sources.media import AUDIO, VIDEO
@@ -25,11 +25,11 @@ from headrace.sources.tar import is_header
 from headrace.sources.tf_example import parse_example
 from headrace.sources.tfrecord import begins_record
 from headrace.storage import files
-from headrace.storage.files import GZIP, ZSTD, is_folder, like, listed, name_of
-from headrace.storage.splits import SplitTerm, parse, parts_of
+from headrace.storage.files import GZIP, ZSTD, base_name, is_folder, list_folder, with_options_of
+from headrace.storage.splits import SplitTerm, parse, parse_split
 
 # --------------------------------------------------------------------------------------------------------- formats
-# The formats: how their files and folders look, and what reads them.
+# The formats: how to recognize their files and folders, and what reads them.
 
 
 BEGIN_BYTES = 512
@@ -48,11 +48,11 @@ class Format(NamedTuple):
     many: bool = True  # whether it reads several files as one
     checksums: str = "none"  # what they cover
     has_records: bool = False  # whether elements are bytes, which may be `tf.train.Example`
-    decodes: bool = False  # whether the source decodes images, unless it is told not to
-    has_paths: bool = False  # whether elements have paths of files, unless it is told to read them
+    decodes: bool = False  # whether the source decodes images, unless an option turns that off
+    has_paths: bool = False  # whether elements have paths of files, unless an option makes it read them
 
 
-def imported(name: str) -> Any:
+def import_class(name: str) -> Any:
     """A class by its module and name."""
     module, _, name = name.rpartition(".")
     return getattr(importlib.import_module(f"headrace.sources.{module}"), name)
@@ -202,12 +202,12 @@ FORMATS = (
 )
 
 
-def named(name: str) -> Format:
+def format_named(name: str) -> Format:
     """The format with this name."""
     for form in FORMATS + FOLDERS:
         if form.name.lower() == name.lower():
             return form
-    raise PipelineError(f"There is no format {name!r}; there are {', '.join(f.name for f in FORMATS + FOLDERS)}.")
+    raise PipelineError(f"There is no format {name!r}; the formats are {', '.join(f.name for f in FORMATS + FOLDERS)}.")
 
 
 def format_of(path: str, begin: bytes) -> Format:
@@ -222,12 +222,14 @@ def format_of(path: str, begin: bytes) -> Format:
         return found
     if expected is not None:
         raise DataError(
-            f"{path} does not begin as {expected.name} files do: its first bytes are {begin[:16]!r}. It is damaged, "
-            "or has the suffix of another format, which you can name with `format`."
+            f"{path} does not start as {expected.name} files do: its first bytes are {begin[:16]!r}. It is "
+            "damaged, or its suffix is wrong; if so, name its format with `format`."
         )
     if begin.lstrip().startswith(b"{") and _is_text(begin):
-        return named("JSON lines")
-    raise DataError(f"{path} has no known format: it begins with {begin[:16]!r}. {known()} Name one with `format`.")
+        return format_named("JSON lines")
+    raise DataError(
+        f"{path} has no known format: it starts with {begin[:16]!r}. {known_formats()} Name one with `format`."
+    )
 
 
 def checksums_of(form: Format, begin: bytes) -> str:
@@ -239,7 +241,7 @@ def checksums_of(form: Format, begin: bytes) -> str:
 
 def plain_name(path: str) -> str:
     """The name of a file without folder, compression and shard number, in lower case."""
-    name = _SHARD.sub("", name_of(path).lower())
+    name = _SHARD.sub("", base_name(path).lower())
     for suffix in _COMPRESSIONS:
         name = name.removesuffix(suffix)
     return _SHARD.sub("", name)
@@ -253,13 +255,13 @@ def stem_of(path: str) -> str | None:
     """
     plain = plain_name(path)
     suffix = next((suffix for form in FORMATS for suffix in form.suffixes if plain.endswith(suffix)), None)
-    return None if suffix is None else _SHARD.sub("", name_of(path)[: len(plain) - len(suffix)])
+    return None if suffix is None else _SHARD.sub("", base_name(path)[: len(plain) - len(suffix)])
 
 
-def known() -> str:
+def known_formats() -> str:
     """What can be opened, for messages."""
     formats = "; ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS)
-    return f"Known are {formats}; and folders of {', '.join(form.name for form in FOLDERS)}."
+    return f"Known formats are {formats}; and folders of {', '.join(form.name for form in FOLDERS)}."
 
 
 def is_compressed(begin: bytes) -> bool:
@@ -287,19 +289,19 @@ def _inflated(begin: bytes) -> bytes:
 
 def kind_of_folder(folder: str) -> str | None:
     """The format of a folder as a whole; None if it only contains files."""
-    paths = listed(folder)
-    names = {name_of(path) for path in paths}
+    paths = list_folder(folder)
+    names = {base_name(path) for path in paths}
     if {"dataset_info.json", "features.json"} <= names:
         return "TFDS"
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= names:
         return "Hugging Face"
     if names & {".zgroup", ".zarray", "zarr.json"}:
         return "Zarr"
-    inside = [paths, *(listed(path) for path in paths if not is_hidden(path) and is_folder(path))]
+    inside = [paths, *(list_folder(path) for path in paths if not is_hidden(path) and is_folder(path))]
     media = {"images": SUFFIXES, "audio": AUDIO, "video": VIDEO}
     found = [name for name, suffixes in media.items() if any(_has(paths, suffixes) for paths in inside)]
     if len(found) > 1 and "images" not in found:
-        raise DataError(f"{folder} is a folder that has {' and '.join(found)}. Name the one to read with `format`.")
+        raise DataError(f"{folder} is a folder with {' and '.join(found)}. Name the one to read with `format`.")
     return found[0] if found else None
 
 
@@ -309,21 +311,21 @@ def _has(paths: list[str], suffixes: tuple[str, ...]) -> bool:
 
 def is_hidden(path: str) -> bool:
     """Whether a file is one that tools keep for themselves."""
-    return name_of(path).startswith((".", "_"))
+    return base_name(path).startswith((".", "_"))
 
 
 # ---------------------------------------------------------------------------------------------------------- splits
-# Splits of files that have none of their own: slices, and names that are those of files and folders.
+# Splits of data without built-in splits: slices, and splits named after files and folders.
 
 
 Open = Callable[[Any], Any]
 
 
-def by_name(paths: list[str]) -> dict[str, list[str]]:
+def splits_by_name(paths: list[str]) -> dict[str, list[str]]:
     """The files of each split: `train` has `train.csv`, `train-00000-of-00002.csv`, or the folder `train`."""
     found: dict[str, list[str]] = {}
     for path in paths:
-        name = name_of(path) if is_folder(path) else stem_of(path)
+        name = base_name(path) if is_folder(path) else stem_of(path)
         if name:
             found.setdefault(name, []).append(path)
     return found
@@ -336,8 +338,10 @@ def open_slices(source: Any, split: str, what: str) -> Any:
 
 def open_named(splits: Mapping[str, list[str]], split: str, what: str, open_files: Open) -> Any:
     """Slices of files that are given by name; `open_files` opens one or several as a source."""
-    hint = " The names are those of files and folders; without a name, a slice is of all files, as in `split='[:80%]'`."
-    parts = parts_of(split, splits, what, hint)
+    hint = (
+        " Splits are named after files and folders; without a name, a slice covers all files, as in `split='[:80%]'`."
+    )
+    parts = parse_split(split, splits, what, hint)
     names = list(dict.fromkeys(part.name for part in parts))
     if len(names) > 1:
         firsts = {}
@@ -360,10 +364,10 @@ def _files_of(path: str) -> list[str]:
         return [path]
     if (kind := kind_of_folder(path)) is not None:
         raise PipelineError(
-            f"{path} is a folder of the kind {kind}, which is opened on its own. Open each split, and add them with "
-            "`MapDataset.concatenate`."
+            f"{path} is a folder of the kind {kind}, which must be opened alone. Open each split, and join them "
+            "with `MapDataset.concatenate`."
         )
-    return [file for file in listed(path) if not is_hidden(file)]
+    return [file for file in list_folder(path) if not is_hidden(file)]
 
 
 def _one_or_all(paths: list[str]) -> Any:
@@ -373,7 +377,7 @@ def _one_or_all(paths: list[str]) -> Any:
 def _length(source: Any, what: str) -> int:
     if not hasattr(source, "__getitem__"):
         raise PipelineError(
-            f"{what} can only be read in order, since it is compressed: its length is not known, so it cannot be "
+            f"{what} is compressed, so it can only be read in order: its length is unknown, and it cannot be "
             "sliced or added to others. Cut the stream with `take` and `skip`."
         )
     return len(source)
@@ -396,7 +400,7 @@ def _sliced(source: Any, parts: list[tuple[SplitTerm, int, int]], split: str) ->
     return SlicedSource(source, ranges, split)
 
 
-def shown(path: Any) -> str:
+def display_path(path: Any) -> str:
     """A path, or the first of several, for messages."""
     return os.fsdecode(path if isinstance(path, str | os.PathLike) else next(iter(path), ""))
 
@@ -405,7 +409,7 @@ def shown(path: Any) -> str:
 # Which source a path means.
 
 
-HAVE_SPLITS = ("TFDS", "Hugging Face")  # the formats with splits of their own
+HAVE_SPLITS = ("TFDS", "Hugging Face")  # the formats with built-in splits
 BY_NAME = "tfds:"
 _RANGE = re.compile(r"\[\d*:\d*\]$")
 _BAGZ_SHARDS = re.compile(r"@(\d+|\*)\.(bagz|bag)$")
@@ -468,20 +472,22 @@ def _open_split(path: Any, split: Any, format: str | None, options: dict[str, An
     form = _form_of_folder(os.fsdecode(path), format) if _is_one_folder(path) else None
     if form is not None and form.name in HAVE_SPLITS:
         return _open(path, format, options | {"split": split})
-    what = shown(path)
+    what = display_path(path)
     if not any(part.name for part in parse(split)):
         return open_slices(_open(path, format, options), split, what)
     has_names = not _is_ranged(path) and (form is None or form.name == "images")
-    named = by_name(paths_of(path)) if has_names else {}
+    named = splits_by_name(paths_of(path)) if has_names else {}
     return open_named(named, split, what, lambda some: _open(some, format, options))
 
 
 def _found_by_name(path: Any, data_dir: str | os.PathLike | None = None) -> Any:
     """A path as it is; for `tfds:NAME`, the folder of that dataset."""
     if isinstance(path, str) and path.startswith(BY_NAME) and not files.is_remote(path):
-        return imported("tfds.folder_by_name")(path.removeprefix(BY_NAME), data_dir)
+        return import_class("tfds.folder_by_name")(path.removeprefix(BY_NAME), data_dir)
     if data_dir is not None:
-        raise PipelineError(f"`data_dir` is for datasets of TFDS by name, as in '{BY_NAME}mnist'; got {path!r}.")
+        raise PipelineError(
+            f"`data_dir` applies only to TFDS datasets opened by name, as in '{BY_NAME}mnist'; got {path!r}."
+        )
     return path
 
 
@@ -512,7 +518,7 @@ def identify_parts(
         paths = paths_of(path)
         given = [path] if isinstance(path, str | os.PathLike) else path
         parts = [os.fsdecode(one) for one in given] if any(map(_has_range, given)) else paths
-    form = _form_of_files(paths) if format is None else named(format)
+    form = _form_of_files(paths) if format is None else format_named(format)
     return form, parts, checksums_of(form, _begin(paths[0]))
 
 
@@ -528,7 +534,7 @@ def paths_of(path: Any) -> list[str]:
     """The files that `open` reads for a path, a pattern or a sequence of these; for a folder, its content."""
     path = _found_by_name(path)
     if _is_one_folder(path):
-        return [one for one in listed(os.fsdecode(path)) if not is_hidden(one)]
+        return [one for one in list_folder(os.fsdecode(path)) if not is_hidden(one)]
     given = [path] if isinstance(path, str | os.PathLike) else path
     plain = [file for one in given for file in _expand_paths(one)] if isinstance(given, Sequence) else given
     return files.expand(plain, what="Data files", folders=True)  # which `open` has an error for
@@ -537,21 +543,23 @@ def paths_of(path: Any) -> list[str]:
 def _open_files(paths: list[str], name: str | None, options: dict[str, Any], *, given: list[Any] | None = None) -> Any:
     """Opens files of one format; `given` is passed to the source instead of their paths."""
     begin = _begin(paths[0])
-    found = format_of(paths[0], begin) if name is None else named(name)
+    found = format_of(paths[0], begin) if name is None else format_named(name)
     asked = given or paths
     if found.begins is not None and is_compressed(begin) and found.stream != found.source:
         if found.stream is None:
-            raise DataError(f"{paths[0]} is compressed, but {found.name} files are not read so. Decompress it first.")
-        streams = [imported(found.stream)(path, **options) for path in asked]
+            raise DataError(
+                f"{paths[0]} is compressed, but compressed {found.name} files are not supported. Decompress it first."
+            )
+        streams = [import_class(found.stream)(path, **options) for path in asked]
         return streams[0] if len(streams) == 1 else IterDataset.interleave(streams, cycle_length=1)
     if not found.many and len(asked) > 1:
-        raise PipelineError(f"{found.name} files are opened one at a time; got {len(asked)}: {', '.join(asked[:5])}.")
-    return imported(found.source)(asked if len(asked) > 1 else asked[0], **options)
+        raise PipelineError(f"Open {found.name} files one at a time; got {len(asked)}: {', '.join(asked[:5])}.")
+    return import_class(found.source)(asked if len(asked) > 1 else asked[0], **options)
 
 
 def _begin(path: str) -> bytes:
     if not files.is_remote(path) and os.path.isdir(path):
-        raise PipelineError(f"{path} is a folder; folders are opened one at a time.")
+        raise PipelineError(f"{path} is a folder; open folders one at a time.")
     with contextlib.closing(files.open_file(path)) as file:
         return file.read(0, BEGIN_BYTES)
 
@@ -559,32 +567,32 @@ def _begin(path: str) -> bytes:
 def _open_folder(folder: str, name: str | None, options: dict[str, Any]) -> Any:
     form = _form_of_folder(folder, name)
     if form is not None:
-        return imported(form.source)(folder, **options)
+        return import_class(form.source)(folder, **options)
     return _open_files(_files_in(folder, name), name, options)
 
 
 def _form_of_folder(folder: str, name: str | None) -> Format | None:
     """The format of a folder that is read as a whole."""
     kind = kind_of_folder(folder) if name is None else name
-    form = None if kind is None else named(kind)
+    form = None if kind is None else format_named(kind)
     return form if form in FOLDERS else None
 
 
 def _files_in(folder: str, name: str | None) -> list[str]:
     """The files to read in a folder: those of the only format, or of the named one."""
-    paths = [path for path in listed(folder) if not is_hidden(path)]
+    paths = [path for path in list_folder(folder) if not is_hidden(path)]
     found: dict[str, list[str]] = {}
     for path in paths:
         for form in FORMATS:
             if plain_name(path).endswith(form.suffixes):
                 found.setdefault(form.name, []).append(path)
     if name is not None:
-        return found.get(named(name).name) or paths
+        return found.get(format_named(name).name) or paths
     if len(found) != 1:
-        seen = "; ".join(f"{len(few)} of {kind}, as {few[0]}" for kind, few in found.items())
+        seen = "; ".join(f"{len(few)} of {kind}, such as {few[0]}" for kind, few in found.items())
         raise DataError(
-            f"{folder} is a folder that has {seen or 'no data files'}. {known()} Name the files with a "
-            "pattern, or the format with `format`."
+            f"{folder} is a folder with {seen or 'no data files'}. {known_formats()} Select the files with a "
+            "pattern, or name the format with `format`."
         )
     return next(iter(found.values()))
 
@@ -615,7 +623,7 @@ def _expand_paths(path: Any) -> list[Any]:
         return [path]
     plain = _RANGE.sub("", os.fsdecode(path)) if _has_range(path) else os.fsdecode(path)
     found = shards_of(plain) if _BAGZ_SHARDS.search(plain) and not os.path.exists(plain) else [plain]
-    return [like(os.fsdecode(path), one) for one in found]
+    return [with_options_of(os.fsdecode(path), one) for one in found]
 
 
 # ----------------------------------------------------------------------------------------------------------- saved
@@ -629,7 +637,7 @@ def open_saved(folder: str, *, split: Any = None, decode: bool = True) -> Any:
     datasets = optional("datasets", extra="hf")
     if not files.is_remote(folder):
         _check(str(folder))
-    with damage_named(folder, "a dataset that `save_to_disk` wrote"):
+    with translate_damage(folder, "a dataset that `save_to_disk` wrote"):
         saved = datasets.load_from_disk(str(folder), storage_options=getattr(folder, "options", None))
     if isinstance(saved, datasets.DatasetDict):
         saved = chosen(saved, split or "train", str(folder))
@@ -665,10 +673,10 @@ def _check(folder: str) -> None:
 def splits_of(folder: str, format: str) -> dict[str, int]:
     """The splits of a folder by name, with their numbers of records; empty if it has none."""
     if format == "TFDS":
-        listed = metadata.read(files.below(folder, "dataset_info.json")).get("splits")
+        listed = metadata.read(files.path_below(folder, "dataset_info.json")).get("splits")
         return {} if listed is None else {split.at("name").text(): _rows_of_split(split) for split in listed.items()}
     if format == "Hugging Face":
-        names = [files.name_of(path) for path in saved_splits(folder) if path != folder]
+        names = [files.base_name(path) for path in saved_splits(folder) if path != folder]
         return {name: len(open_saved(folder, split=name)) for name in names}
     return {}
 
@@ -676,7 +684,7 @@ def splits_of(folder: str, format: str) -> dict[str, int]:
 def saved_splits(folder: str) -> list[str]:
     """The folders of the splits that Hugging Face saved in a folder; if it is one dataset, the folder."""
     try:
-        listed = metadata.read(files.below(folder, "dataset_dict.json")).at("splits").items()
+        listed = metadata.read(files.path_below(folder, "dataset_dict.json")).at("splits").items()
         return [split.name_below(folder) for split in listed] or [folder]
     except (FileNotFoundError, DataError):  # opening the folder says what is wrong
         return [folder]

@@ -1,8 +1,7 @@
-"""The rows of Parquet files as streams.
+"""The rows of Parquet files, by index and as streams.
 
-A position is a row group and a row in it. A row group is decoded at once, as in a `ParquetDataSource`. Whether nulls
-change the dtype of a column is decided for the whole file, so a row depends on the file alone, and restoring a position
-reads one row group.
+A row group is decoded at once. A stream's position is a row group and a row in it. Whether nulls change the dtype of a
+column is decided for the whole file, so a row depends on the file alone, and restoring a position reads one row group.
 """
 
 import contextlib
@@ -27,7 +26,6 @@ from headrace.sources.tables import (
     Scan,
     TableDataSource,
     arrow,
-    blaming,
     columns_of,
     columns_with_nulls,
     is_columnar,
@@ -40,6 +38,7 @@ from headrace.sources.tables import (
     schema_without_views,
     spec_of,
     table_without_views,
+    translate_arrow_errors,
 )
 from headrace.sources.tables import TableBatches as TableBatches
 from headrace.sources.tables import shuffled_groups as shuffled_groups
@@ -78,7 +77,7 @@ class ParquetDataSource(TableDataSource):
 
     def _scan(self, file: int) -> Scan:
         path = self.paths[file]
-        with self._blaming(path), self._file(path) as reader:
+        with self._translate_errors(path), self._file(path) as reader:
             footer = reader.metadata
             groups = []
             for i in range(footer.num_row_groups):
@@ -98,7 +97,7 @@ class ParquetDataSource(TableDataSource):
             return super()._count(groups)
         path = self.paths[groups[0].file]
         expression = self._choice.expression
-        with self._blaming(path), self._file(path) as reader:
+        with self._translate_errors(path), self._file(path) as reader:
             schema = reader.schema_arrow
             looked_at = self._choice.looks_at(schema.names)
             kinds = [leaf for name in looked_at for leaf in _leaves(schema.field(name).type)]
@@ -109,7 +108,7 @@ class ParquetDataSource(TableDataSource):
 
     def _count_by_statistics(self, path: str, groups: list[RowGroup], expression: Any) -> list[int]:
         """Reads only groups for which statistics do not say that all rows pass the filters, or none."""
-        with self._blaming(path):
+        with self._translate_errors(path):
             left = self._fragment(path).split_by_row_group(expression)
             counts = {part.row_groups[0].id: part.count_rows(filter=expression) for part in left}
         return [counts.get(group.place, 0) for group in groups]
@@ -117,13 +116,13 @@ class ParquetDataSource(TableDataSource):
     def _count_by_reading(self, path: str, groups: list[RowGroup], columns: list[str], *, skips: bool) -> list[int]:
         """Reads the columns that filters use: statistics ignore NaN. If `skips`, they may rule out groups."""
         expression = self._choice.expression
-        with self._blaming(path):
+        with self._translate_errors(path):
             left = {group.place for group in groups}
             if skips:
                 left = {part.row_groups[0].id for part in self._fragment(path).split_by_row_group(expression)}
 
         def count(group: RowGroup) -> int:
-            with self._blaming(f"{path}, {group.line},"), self._file(path) as reader:
+            with self._translate_errors(f"{path}, {group.line},"), self._file(path) as reader:
                 table = reader.read_row_group(group.place, columns=columns)
                 return table_without_views(table).filter(expression).num_rows
 
@@ -269,7 +268,7 @@ class _Opener:
     def _file(self, path: str) -> "_ParquetFile":
         on_a_filesystem = self._read_kwargs.get("filesystem") is not None
         mapped = MappedFiles([] if on_a_filesystem else [path])
-        with blaming(path, WHAT):
+        with translate_arrow_errors(path, WHAT):
             maps = self._read_kwargs.get("memory_map", False)
             source = path if on_a_filesystem else open_input(path, self._pool, maps=maps)
             return _ParquetFile(path, open_parquet(path, source, **self._read_kwargs), self._choice, mapped)
@@ -308,7 +307,7 @@ class _ParquetFile:
     def _specs(self) -> dict[str, Any]:
         """Shapes and dtypes of columns; None for objects. Numbers in structs are Python's, as in Grain."""
         flat = [field for field in self.schema if not isinstance(spec_of(field.type, nulls=False), dict)]
-        with blaming(self._path, WHAT):
+        with translate_arrow_errors(self._path, WHAT):
             nulls = set(with_nulls(self._reader, flat, self._choice.columns, noted=self._notes is not None))
         if self._notes is not None:
             return {field.name: self._noted_spec(field, nulls) for field in self.schema}
@@ -329,7 +328,7 @@ class _ParquetFile:
         """The columns of a row group, which may be read-only."""
         self._mapped.check([self._path])
         specs = self._specs
-        with blaming(f"{self._path}, row group {group},", WHAT):
+        with translate_arrow_errors(f"{self._path}, row group {group},", WHAT):
             names = self._choice.reads(self._reader.schema_arrow.names)
             table = table_without_views(self._reader.read_row_group(group, columns=names))
             return columns_of(self._choice.of(table, self.schema), specs)
@@ -441,8 +440,8 @@ class ParquetIterator(GroupIterator[Row]):
         num_rows = lengths[group] if 0 <= group < len(lengths) else 0
         if not 0 <= group < max(1, len(lengths)) or not 0 <= row <= num_rows:
             raise StateError(
-                f"The state says row {row} of row group {group}; {self._path} has {len(lengths)} row groups, "
-                f"and {num_rows} rows in that one. It is not the file that the state was saved with."
+                f"The state is at row {row} of row group {group}, but {self._path} has {len(lengths)} row groups, "
+                f"and {num_rows} rows in that one. The state was saved with a different file."
             )
 
 

@@ -22,7 +22,7 @@ from headrace.progress import Bar
 from headrace.sources.base import FileSource
 from headrace.storage import files
 from headrace.storage.files import KEPT, Holder, MappedFiles, is_out_of_descriptors, out_of_descriptors
-from headrace.storage.indices import Parts, place_of, places_of
+from headrace.storage.indices import Parts, checked_index, checked_indices
 from headrace.threads import map_in_threads
 
 MOST_OPEN = 1024  # idle readers of a source
@@ -145,11 +145,11 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             with self._reader_of(part.path) as reader:
                 num_records = reader.num_records
         if part.start > num_records:
-            raise PipelineError(f"{part.path} has {num_records} records, but {part.start} are to be skipped.")
+            raise PipelineError(f"{part.path} has {num_records} records, but the slice skips {part.start}.")
         if part.stop is not None and part.stop > num_records:
             raise PipelineError(
-                f"{part.path} has {num_records} records, but those from {part.start} to {part.stop} were requested. "
-                f"`[{part.start}:]` means all from there on."
+                f"{part.path} has {num_records} records, but those from {part.start} to {part.stop} were "
+                f"requested. `[{part.start}:]` selects all records from there."
             )
         return num_records if part.stop is None else part.stop
 
@@ -177,17 +177,17 @@ class RecordFiles(FileSource[bytes], abc.ABC):
 
     def _unreadable(self, path: str, error: Exception) -> DataError:
         return DataError(
-            f"{path} cannot be read as {self.FORMAT}: {error}. Was it written to its end, with `close()`, and copied "
-            "as a whole?"
+            f"{path} cannot be read as {self.FORMAT}: {error}. Was its writer closed with `close()`, and was it "
+            "copied completely?"
         )
 
     def __getitem__(self, record_key: int) -> bytes:
-        number, place = self._parts.find(place_of(record_key, self._parts.length, self._what))
+        number, place = self._parts.find(checked_index(record_key, self._parts.length, self._what))
         return self._read(number, [place + self._ranges[number][0]])[0]
 
     def __getitems__(self, record_keys: Sequence[int]) -> list[bytes]:
         """The records at these indices: each file is read once, in its own order."""
-        places, order = np.unique(places_of(record_keys, len(self), self._what), return_inverse=True)
+        places, order = np.unique(checked_indices(record_keys, len(self), self._what), return_inverse=True)
         records: list[bytes] = []
         for number, _, inside in self._parts.runs(places):
             records += self._read(number, (inside + self._ranges[number][0]).tolist())
@@ -207,8 +207,8 @@ class RecordFiles(FileSource[bytes], abc.ABC):
             raise self._damaged(path, places, e) from e
         start, stop = self._ranges[number]
         raise PipelineError(
-            f"{path} has {num_records} records, but those from {start} to {stop} were requested. Is it another version "
-            "of the file?"
+            f"{path} has {num_records} records, but those from {start} to {stop} were requested. Has the file "
+            "been replaced?"
         )
 
     def _damaged(self, path: str, places: list[int], error: Exception) -> DataError:
@@ -257,7 +257,11 @@ def _given(paths: Any, form: str) -> list[FilePart]:
 
 def _parts(given: Any) -> list[FilePart]:
     """One part, or one for each file that a path with braces means."""
-    return [_part(one) for one in files.in_braces(given)] if isinstance(given, str) and "{" in given else [_part(given)]
+    return (
+        [_part(one) for one in files.expand_braces(given)]
+        if isinstance(given, str) and "{" in given
+        else [_part(given)]
+    )
 
 
 def _part(given: Any) -> FilePart:
@@ -274,7 +278,7 @@ def _part(given: Any) -> FilePart:
     stop = int(found[3]) if found[3] else None
     if stop is not None and stop < start:
         raise PipelineError(f"{path} asks for records from {start} to {stop}: the end is before the start.")
-    return FilePart(files.like(path, found[1]), start, stop)
+    return FilePart(files.with_options_of(path, found[1]), start, stop)
 
 
 def _not_a_path(given: Any) -> PipelineError:
@@ -326,7 +330,7 @@ class Readers(Holder):
         with self._in_use.setdefault(path, threading.Lock()):
             with self._lock:
                 reader = self._held.pop(path, None)
-            reader = reader or KEPT.opened(path, open_file)
+            reader = reader or KEPT.open(path, open_file)
             try:
                 yield reader
             except BaseException:

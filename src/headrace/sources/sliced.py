@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.storage.indices import BlockSource, Parts, place_of, places_of
+from headrace.storage.indices import BlockSource, Parts, checked_index, checked_indices
 
 _DESCRIBING = ("class_names", "element_spec", "features", "paths")
-_OF_ONE = ("__where__", "place_of")  # methods that take an index
+_OF_ONE = ("__where__", "describe_place")  # methods that take an index
 _OF_MANY = ("__getcolumns__", "__getbatch__", "read_block")  # methods that take many
 
 
@@ -34,11 +34,11 @@ class SlicedSource(BlockSource[Any]):
         return self._parts.length
 
     def __getitem__(self, index: int) -> Any:
-        return self._source[self._row(place_of(index, len(self), "elements"))]
+        return self._source[self._row(checked_index(index, len(self), "elements"))]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The elements at these indices."""
-        rows = self._rows(places_of(indices, len(self), "elements")).tolist()
+        rows = self._rows(checked_indices(indices, len(self), "elements")).tolist()
         if not hasattr(self._source, "__getitems__"):
             return [self._source[row] for row in rows]
         return self._source.__getitems__(rows)

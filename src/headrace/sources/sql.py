@@ -20,7 +20,7 @@ import numpy as np
 from headrace.errors import DataError, PipelineError, RemoteError, without_secrets
 from headrace.errors.addresses import redacted, with_identity_digest
 from headrace.storage.files import is_remote
-from headrace.storage.indices import BlockSource, place_of, places_of
+from headrace.storage.indices import BlockSource, checked_index, checked_indices
 
 Row = dict[str, Any]
 KEYS_AT_ONCE = 500  # in one query; older versions of SQLite take at most 999 parameters
@@ -128,13 +128,13 @@ class SqlDataSource(BlockSource[Row]):
         return len(self._keys)
 
     def __getitem__(self, index: int) -> Row:
-        key = self._keys[place_of(index, len(self), "rows")]
+        key = self._keys[checked_index(index, len(self), "rows")]
         return self._rows([key.item() if isinstance(key, np.generic) else key])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """The rows at these indices, several hundred with one query."""
         keys = self._keys
-        places = places_of(indices, len(keys), "rows")
+        places = checked_indices(indices, len(keys), "rows")
         return self._rows(
             keys[places].tolist() if isinstance(keys, np.ndarray) else [keys[place] for place in places.tolist()]
         )
@@ -152,8 +152,8 @@ class SqlDataSource(BlockSource[Row]):
         missing = [key for key in wanted if key not in found]
         if missing:
             raise DataError(
-                f"{self!r} has no row with the key {missing[0]!r} any more: the table was changed after the keys were "
-                "read. Make the source again."
+                f"{self!r} no longer has a row with the key {missing[0]!r}: the table changed after the keys were "
+                "read. Recreate the source."
             )
         return [dict(zip(names, found[key], strict=True)) for key in wanted]
 
@@ -176,10 +176,10 @@ class SqlDataSource(BlockSource[Row]):
         except sqlite3.DatabaseError as e:
             raise DataError(f"{self!r} is damaged, or not an SQLite file: {e}.") from without_secrets(e)
         except Exception as e:
-            told = without_secrets(e)
+            safe_error = without_secrets(e)
             note = redacted(f"reading {self!r} with the query: {query[:1000]}")
-            if told is not e:  # drivers quote connection strings with passwords
-                raise RemoteError(f"{told}, {note}") from told
+            if safe_error is not e:  # drivers quote connection strings with passwords
+                raise RemoteError(f"{safe_error}, {note}") from safe_error
             e.add_note(note)
             raise
 
@@ -244,7 +244,7 @@ def _check_columns(names: list[str], key: str, source: SqlDataSource) -> None:
     if twice:
         raise PipelineError(f"The query of {source!r} returns columns {sorted(twice)} twice: rename one with `AS`.")
     if _same_name(key, names) not in names:
-        raise PipelineError(f"The query of {source!r} returns no column {key!r} as a key, only {names}.")
+        raise PipelineError(f"The query of {source!r} returns no column {key!r} to use as the key; it returns {names}.")
 
 
 def _identifier(name: str) -> str:

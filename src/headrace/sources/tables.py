@@ -1,4 +1,10 @@
-"""Tables in files (Parquet, Arrow IPC and Feather, CSV): as sources, as batches of columns, and shuffled."""
+"""Tables in files (Parquet, Arrow IPC and Feather, CSV): as sources, as batches of columns, and shuffled.
+
+A row never depends on the rows that are read with it. Offsets and indices in a file are checked before values are read
+through them, so that damage raises an error instead of crashing. From top to bottom: Arrow columns as NumPy arrays,
+caches, the selection of columns and rows, notes on elements, stored scans, the base class of all table sources, and
+batches and shuffles of whole groups.
+"""
 
 import base64
 import contextlib
@@ -35,7 +41,7 @@ from headrace.sources.base import numbers_in
 from headrace.sources.notes import BARE, RECORD, dtype_named
 from headrace.storage import files
 from headrace.storage.files import MappedFiles
-from headrace.storage.indices import Parts, place_of, places_of
+from headrace.storage.indices import Parts, checked_index, checked_indices
 from headrace.storage.private import StoragePlace
 from headrace.storage.sidecar import Index
 from headrace.threads import map_in_threads
@@ -303,7 +309,7 @@ def first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def blaming(place: str, what: str) -> Iterator[None]:
+def translate_arrow_errors(place: str, what: str) -> Iterator[None]:
     """Turns errors of pyarrow into ones that name the file and the place in it; `what` is the kind of files."""
     try:
         yield
@@ -314,8 +320,7 @@ def blaming(place: str, what: str) -> Iterator[None]:
             e.add_note(f"reading {redacted(place)}")
             raise
         raise DataError(
-            f"{place} cannot be read: {first_line(e)}. Is the file damaged, not written or copied to its end, or "
-            f"not one of {what}?"
+            f"{place} cannot be read: {first_line(e)}. Is the file damaged, truncated, or not one of {what}?"
         ) from e
 
 
@@ -457,7 +462,7 @@ class ColumnSelection:
             schema.empty_table().filter(self.expression)
         except (arrow().ArrowException, KeyError) as e:
             raise PipelineError(
-                f"The filters {self.filters!r} do not fit the columns of {path}: {first_line(e)}. It has "
+                f"The filters {self.filters!r} do not match the columns of {path}: {first_line(e)}. It has "
                 f"{[f'{field.name}: {field.type}' for field in schema]}."
             ) from e
 
@@ -514,7 +519,7 @@ def one_schema(paths: list[str], schemas: list[Any], choice: ColumnSelection) ->
         seen.add(id(schema))
         doubled = [name for name, count in Counter(schema.names).items() if count > 1]
         if doubled:
-            raise DataError(f"{path} has several columns of the name {doubled[0]!r}. Write it with one of each.")
+            raise DataError(f"{path} has several columns named {doubled[0]!r}. Rewrite it with unique names.")
         _check_same(paths[0], first, path, choice.schema(path, schema))
         choice.check_filters(path, schema)
     return first
@@ -525,11 +530,13 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
     for name in expected | found:
         if name not in expected or name not in found:
             here, there = (path, first_path) if name in expected else (first_path, path)
-            raise PipelineError(f"{here} has no column {name!r}, which {there} has. Choose others with `columns`.")
+            raise PipelineError(
+                f"{here} has no column {name!r}, which {there} has. Select common columns with `columns`."
+            )
         if not found[name].equals(expected[name]):
             raise DataError(
-                f"Column {name!r} is of type {found[name]} in {path} and of type {expected[name]} in {first_path}. "
-                "Write it with one type, or choose other `columns`."
+                f"Column {name!r} has type {found[name]} in {path} but type {expected[name]} in {first_path}. "
+                "Rewrite it with one type, or select other `columns`."
             )
 
 
@@ -539,12 +546,13 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
 # The metadata `headrace` is JSON, `{"element": note}`. Its notes are those of `headrace.sources.notes`, with these for
 # what the rows of a column have in common; a column without one is as Arrow gives it, and a null is None.
 #
-#     {"a": …}                              a dict, with the notes on some of its values     ["array", dtype, [null, 4],
-# …]        an array in lists of lists, the sizes that all of the first rows have, and the
-# note on its items if they are objects; the dtype if it is not that of Arrow     ["list", …]  ["tuple", …]
-# a list, and the note on its items     ["fields", […, …]]                    a tuple in a struct with the fields 0, 1
-# and so on     ["datetime64[s]"]                     a scalar of NumPy     "python"                              an
-# object as of `to_pylist`, such as a date
+#     {"a": …}                          a dict, with the notes on some of its values
+#     ["array", dtype, [null, 4], …]    an array in lists of lists: its dtype if it is not that of Arrow, the sizes
+#                                       that all of the first rows have, and the note on its items if they are objects
+#     ["list", …]  ["tuple", …]         a list or tuple, and the note on its items
+#     ["fields", […, …]]                a tuple in a struct with the fields 0, 1, and so on
+#     ["datetime64[s]"]                 a scalar of NumPy
+#     "python"                          an object as `to_pylist` returns it, such as a date
 
 
 KEY = b"headrace"
@@ -593,9 +601,9 @@ def _parsed(metadata: bytes) -> Notes:
 
 def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Notes] | None:
     """The notes of files that are read as one; None if some have none, and the others say nothing of importance."""
-    told = [(path, one or Notes({})) for path, one in zip(paths, notes, strict=True)]
-    first_path, first = told[0]
-    for path, one in told if len({id(one) for one in notes}) > 1 else []:
+    notes_by_path = [(path, one or Notes({})) for path, one in zip(paths, notes, strict=True)]
+    first_path, first = notes_by_path[0]
+    for path, one in notes_by_path if len({id(one) for one in notes}) > 1 else []:
         names = first.columns.keys() | one.columns.keys()
         other = [
             name for name in names if comparable_note(first.columns.get(name)) != comparable_note(one.columns.get(name))
@@ -603,10 +611,10 @@ def agreed(paths: Sequence[str], notes: Sequence[Notes | None]) -> Sequence[Note
         if other or first.is_bare != one.is_bare:
             what = f"column {other[0]!r}" if other else "elements"
             raise DataError(
-                f"{path} and {first_path} were written from different {what}: their metadata {KEY.decode()!r} differs. "
-                "Open them one by one, or write one of them again."
+                f"{path} and {first_path} were written from different {what}: their metadata {KEY.decode()!r} "
+                "differs. Open them separately, or rewrite one of them."
             )
-    return None if None in notes else [one for _, one in told]
+    return None if None in notes else [one for _, one in notes_by_path]
 
 
 def comparable_note(note: Any) -> Any:
@@ -1020,22 +1028,22 @@ class TableDataSource:
         elif self.maps:
             self._mapped.check(list({self.paths[self._groups[number].file] for number in numbers}))
 
-    def _blaming(self, place: str) -> contextlib.AbstractContextManager[None]:
+    def _translate_errors(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Turns errors of pyarrow into ones that name the file and the place in it."""
-        return blaming(place, self.what)
+        return translate_arrow_errors(place, self.what)
 
     def _table(self, group: RowGroup) -> Any:
         """The chosen rows and columns of a group."""
-        with self._blaming_group(group):
+        with self._translate_group_errors(group):
             return self._choice.of(table_without_views(self._read(group)), self._schema)
 
-    def _blaming_group(self, group: RowGroup) -> contextlib.AbstractContextManager[None]:
-        return self._blaming(f"{self.paths[group.file]}, {group.line},")
+    def _translate_group_errors(self, group: RowGroup) -> contextlib.AbstractContextManager[None]:
+        return self._translate_errors(f"{self.paths[group.file]}, {group.line},")
 
     def _decode(self, number: int) -> Any:
         """A group as columns, or as a table if not all columns are numbers."""
         table = self._table(self._groups[number])
-        with self._blaming_group(self._groups[number]):
+        with self._translate_group_errors(self._groups[number]):
             return columns_of(table, self._specs) if self._columnar else table.combine_chunks()
 
     def _objects(self, number: int, table: Any) -> dict[str, Any]:
@@ -1046,7 +1054,7 @@ class TableDataSource:
         """All rows of a group as columns, which may be read-only; what is not a number is in arrays of objects."""
         self._check_mapped([number])
         decoded = self._decode(number)
-        with self._blaming_group(self._groups[number]):
+        with self._translate_group_errors(self._groups[number]):
             return decoded if self._columnar else self._objects(number, decoded)
 
     @functools.cached_property
@@ -1057,11 +1065,11 @@ class TableDataSource:
         return self._parts.length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, len(self), "rows")])[0]
+        return self.__getitems__([checked_index(index, len(self), "rows")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The rows at these indices; each group is read once."""
-        rows = self._rows_at(places_of(indices, len(self), "rows"))
+        rows = self._rows_at(checked_indices(indices, len(self), "rows"))
         return [row[RECORD] for row in rows] if self._bare else rows
 
     def _rows_at(self, places: np.ndarray) -> list[dict[str, Any]]:
@@ -1074,7 +1082,7 @@ class TableDataSource:
             try:
                 columns = self._objects(number, table.take(within))
             except Exception:
-                with self._blaming_group(self._groups[number]):
+                with self._translate_group_errors(self._groups[number]):
                     raise
             arrays, tree = trees.flatten(columns)
             for place, values in zip(at.tolist(), zip(*arrays, strict=True), strict=True):
@@ -1211,7 +1219,7 @@ class TableBatches(IterDataset[dict[str, Any]]):
     Args:
         source: A `ParquetDataSource`, `ArrowDataSource` or `CsvDataSource`.
         batch_size: How many rows a batch has.
-        drop_remainder: Whether to leave out a smaller batch at the end.
+        drop_remainder: Whether to drop a smaller batch at the end.
     """
 
     def __init__(self, source: TableDataSource, batch_size: int = 1024, *, drop_remainder: bool = False):
@@ -1269,8 +1277,8 @@ class TableBatchIterator(GroupIterator[dict[str, Any]]):
         count = len(self._lengths)
         if not (0 <= group < count and 0 <= row < self._lengths[group]) and (group, row) != (count, 0):
             raise StateError(
-                f"The state says row {row} of group {group}, but {self._source!r} has {count} groups. The files, "
-                "columns or filters are not those that the state was saved with."
+                f"The state is at row {row} of group {group}, but {self._source!r} has {count} groups. The state "
+                "was saved with different files, columns or filters."
             )
         self._group = group
         self._row = row
@@ -1307,7 +1315,7 @@ def _check_cache(source: TableDataSource, window_size: int) -> None:
     needed = rows * sum(np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape)) for spec in specs)
     if needed > source.cache_bytes:
         raise PipelineError(
-            f"Two windows of {window_size} rows touch groups of up to {rows} rows, of {needed} bytes, but the cache of "
-            f"{type(source).__name__} has {source.cache_bytes}: each batch would decode them again. Set "
-            f"`cache_bytes={needed}`, choose fewer `columns`, or use a smaller `window_size`."
+            f"Two windows of {window_size} rows span groups of up to {rows} rows, of {needed} bytes, but the "
+            f"cache of {type(source).__name__} has {source.cache_bytes}, so each batch would decode them again. "
+            f"Set `cache_bytes={needed}`, select fewer `columns`, or use a smaller `window_size`."
         )

@@ -26,11 +26,11 @@ from headrace.options import check_count
 from headrace.sources.base import IndexedFiles, numbers_in
 from headrace.sources.tfrecord import Inflated
 from headrace.storage import files
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index
 
 # --------------------------------------------------------------------------------------------------------- members
-# The files in a tar archive: what their headers say, each checked, and the errors for those that cannot be read.
+# The files in a tar archive: their headers, all of which are checked, and the errors for those that cannot be read.
 #
 # An archive is blocks of 512 bytes. A file is a header and the blocks of its content, a long name is a header of its
 # own before that, and blocks of zeros end the archive. Headers have checksums, content has none.
@@ -44,8 +44,8 @@ _MODULUS = 65521  # of Adler-32, whose lower half is the sum of all bytes and 1
 _FILES = b"0\x007"
 _EMPTY = b"3456V"
 _LINKS = b"12"
-_HAS_NO_FILE = "Was it written or copied to its end, and is it a tar file?"
-_SPARSE = "is stored without its empty parts, which is not read. Write the archive without `--sparse`."
+_HAS_NO_FILE = "Is the file truncated, or not a tar file?"
+_SPARSE = "is stored as a sparse file, which is not supported. Write the archive without `--sparse`."
 
 Read = Callable[[int, int], bytes]  # offset and length to bytes, which are fewer at the end
 
@@ -104,7 +104,7 @@ def members(path: str, read: Read, at: int, stop: float = math.inf) -> Iterator[
             extended = {}
             end = begin
         elif kind not in b"KD":
-            what = _SPARSE if kind == b"S" else f"has the kind {kind!r}, which is not read."
+            what = _SPARSE if kind == b"S" else f"has the type {kind!r}, which is not supported."
             raise refused_error(path, at, f"{_name(field, prefix, magic)!r} {what}")
         at = end
 
@@ -113,16 +113,16 @@ def _check_end(path: str, read: Read, at: int) -> None:
     """Raises if something follows the blocks of zeros that end an archive."""
     while block := read(at, 1 << 16):
         if block.count(0) != len(block):
-            what = "its end is marked here, but more follows. Archives that were joined by `cat` are read one by one"
+            what = "its end is marked here, but more follows. Read archives that were joined by `cat` separately"
             raise damaged_error(path, at, what)
         at += len(block)
 
 
 def _ends_early(path: str, at: int, left: int) -> DamagedTar:
-    what = f"it ends {left} bytes into a header" if left else "it ends without the blocks of zeros that mark its end"
+    what = f"it ends {left} bytes into a header" if left else "it lacks the blocks of zeros that mark its end"
     error = damaged_error(path, at, what)
     if not left and at:
-        error.add_note(f"To read what there is all the same, add them: head -c 1024 /dev/zero >> {shlex.quote(path)}")
+        error.add_note(f"To read what is there anyway, append them: head -c 1024 /dev/zero >> {shlex.quote(path)}")
     return error
 
 
@@ -170,8 +170,7 @@ def _check_link(path: str, name: str, at: int) -> None:
         raise refused_error(
             path,
             at,
-            f"{name!r} is a link, which has no content of its own. Write the archive with `tar --dereference "
-            "--hard-dereference`.",
+            f"{name!r} is a link, which has no content. Write the archive with `tar --dereference --hard-dereference`.",
         )
 
 
@@ -195,7 +194,7 @@ def _extended(path: str, read: Read, kind: bytes, begin: int, size: int, at: int
                 raise damaged_error(path, at, f"a header has the size {value!r}")
             found["size"] = int(value[:30])
     if found and kind == b"g":
-        raise refused_error(path, at, "a global header gives one name or size to many files, which is not read.")
+        raise refused_error(path, at, "a global header gives one name or size to many files, which is not supported.")
     return found
 
 
@@ -260,8 +259,8 @@ def samples(
             raise refused_error(
                 path,
                 end,
-                f"the sample {key!r} has at least {num_bytes} bytes, and `max_sample_bytes` is {most_bytes}. If it "
-                "should be that long, raise the limit.",
+                f"the sample {key!r} has at least {num_bytes} bytes, but `max_sample_bytes` is {most_bytes}. If "
+                "the sample is that large, raise the limit.",
             )
         sample[extension] = content(member)
         end = member.end
@@ -324,7 +323,7 @@ class ReadWindow:
             raise self._too_short(member, left)
 
     def _too_short(self, member: Member, left: int) -> Exception:
-        what = f"{member.name!r} has {member.size} bytes, and the archive ends {member.size - left} bytes too early"
+        what = f"{member.name!r} has {member.size} bytes, but the archive ends {member.size - left} bytes too early"
         return damaged_error(self._path, member.begin, what)
 
 
@@ -347,8 +346,8 @@ class SampleIndex(Index):
         head = file.read(0, 4)
         if head.startswith((files.GZIP, files.ZSTD)):
             raise PipelineError(
-                f"{self.path} is compressed, so its samples cannot be read at random. Read it in order, with "
-                "`TarIterDataset`, or decompress it (`gunzip`): images and sound in it hardly become larger."
+                f"{self.path} is compressed, so it has no random access to its samples. Read it in order with "
+                "`TarIterDataset`, or decompress it (`gunzip`): images and sound hardly grow."
             )
         window = _Skipping(self.path, file, 0, READ_BYTES)
         found = samples(self.path, members(self.path, window.read, 0), window.pass_by)
@@ -368,8 +367,8 @@ class TarDataSource(IndexedFiles[Sample]):
     """The samples of tar files by index, as dicts of bytes: `{"__key__": "a/1", "jpg": b"…", "cls": b"7"}`.
 
     Files that follow one another and have the same name up to its first dot are one sample; what follows the dot is the
-    name of the value, in lower case. Names without a dot, and those that begin with `__name__`, are left out, as
-    WebDataset does. `DecodeSample` and the operations of `headrace.images` decode values.
+    name of the value, in lower case. Files whose names have no dot or begin with `__name__` are skipped, as in
+    WebDataset. `DecodeSample` and the operations of `headrace.images` decode values.
 
     >>> from headrace.sources import write_tar
     >>> paths = write_tar([{"__key__": "dog", "txt": "a dog", "cls": 3}], folder / "a.tar")
@@ -393,12 +392,12 @@ class TarDataSource(IndexedFiles[Sample]):
         return len(index.numbers) - 1
 
     def __getitem__(self, index: int) -> Sample:
-        number, place = self._parts.find(place_of(index, len(self), self._what))
+        number, place = self._parts.find(checked_index(index, len(self), self._what))
         return self._read(number, np.array([place]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples at these indices: each file is read once, in its own order."""
-        places, order = np.unique(places_of(indices, len(self), self._what), return_inverse=True)
+        places, order = np.unique(checked_indices(indices, len(self), self._what), return_inverse=True)
         found: list[Sample] = []
         for number, _, inside in self._parts.runs(places):
             found += self._read(number, inside)
@@ -534,8 +533,8 @@ class TarIterator(DatasetIterator[Sample]):
 
     def _another_file(self) -> StateError:
         return StateError(
-            f"No sample of {self._paths[self._number]} begins at offset {self._offset}, where the state says. It is "
-            "not the file that the state was saved with."
+            f"No sample of {self._paths[self._number]} starts at offset {self._offset}, the position in the "
+            "state. The state was saved with a different file."
         )
 
     def _is_between_samples(self) -> bool:
@@ -554,7 +553,7 @@ class TarIterator(DatasetIterator[Sample]):
     def set_state(self, state: dict[str, Any]) -> None:
         number, offset = numbers_in(state, f"{len(self._paths)} tar files", "file", "offset")
         if not 0 <= number <= len(self._paths) or offset < 0:
-            raise StateError(f"The state {state!r} is not one of {len(self._paths)} tar files.")
+            raise StateError(f"The state {state!r} is not a state of {len(self._paths)} tar files.")
         self._close_file()
         self._number = number
         self._offset = offset
@@ -574,7 +573,9 @@ def _opened(path: str) -> files.File | Inflated:
     head = file.read(0, 4)
     if head.startswith(files.ZSTD):
         file.close()
-        raise DataError(f"{path} is compressed with zstd, which is not read here. Decompress it (`unzstd`).")
+        raise DataError(
+            f"{path} is compressed with zstd, which is not supported for tar files. Decompress it (`unzstd`)."
+        )
     if not head.startswith(files.GZIP):
         return file
     file.close()
@@ -582,7 +583,7 @@ def _opened(path: str) -> files.File | Inflated:
 
 
 # ---------------------------------------------------------------------------------------------------------- decode
-# The values of samples as what their extensions say.
+# Decodes the values of samples by their extensions.
 
 
 Decoder = Callable[[bytes], Any]
@@ -609,7 +610,7 @@ DECODERS: dict[str, Decoder] = {
 class DecodeSample(transforms.Map):
     """Decodes the values of a sample of a tar file, each by the last part of its extension.
 
-    `txt` becomes text, `cls` an int, `json` what it says, `npy` an array, and `npz` a dict of arrays; the names that
+    `txt` becomes text, `cls` an int, `json` its value, `npy` an array, and `npz` a dict of arrays; the names that
     WebDataset has for these work too. All other values stay bytes: for images there is `headrace.images`, as in
     `images.Decode(key="jpg")`, which decodes no more than later operations need.
 
@@ -637,7 +638,7 @@ class DecodeSample(transforms.Map):
             if decode not in DECODERS.values():
                 e.add_note(f"decoding {where}")
                 raise
-            raise DataError(f"{where} cannot be decoded: {e}. It begins with {value[:20]!r}.") from e
+            raise DataError(f"{where} cannot be decoded: {e}. It starts with {value[:20]!r}.") from e
 
     def __repr__(self) -> str:
         return f"DecodeSample({', '.join(sorted(self._decoders))})"

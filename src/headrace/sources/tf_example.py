@@ -1,6 +1,8 @@
 """`tf.train.Example` and `SequenceExample`, parsed to NumPy and written without TensorFlow.
 
-An `Example` is a protocol buffer: a map from names to lists of floats, of ints, or of bytes.
+An `Example` is a protocol buffer: a map from names to lists of floats, of ints, or of bytes. From top to bottom: the
+wire format, elements restored by their notes, parsing of single records, writing, and the parser of many records with
+expected features, which reads them in step.
 """
 
 import functools
@@ -437,7 +439,7 @@ def encode_example(element: Any, *, plain: bool = False) -> bytes:
 
     Args:
         element: A dict of arrays, numbers, text, bytes, None, and dicts, lists and tuples of these; or one of them.
-        plain: Whether to leave out the note: values then come back flat, as int64, float32 and bytes.
+        plain: Whether to omit the note: values then come back flat, as int64, float32 and bytes.
 
     >>> encode_example({"a": np.array([1])})
     b'\\n\\x0c\\n\\n\\n\\x01a\\x12\\x05\\x1a\\x03\\n\\x01\\x01'
@@ -521,7 +523,7 @@ class _Features:
 
     def _set(self, name: str, feature: bytes) -> None:
         if name in self.features:
-            raise PipelineError(f"Two values would be the feature {name!r}. Map the dataset to other names first.")
+            raise PipelineError(f"Two values would become the feature {name!r}. Rename one in a `map` first.")
         self.features[name] = feature
 
 
@@ -619,8 +621,8 @@ def _array(name: str, array: np.ndarray) -> EncodedLeaf | None:
 
 def _cannot_hold(name: str, what: str) -> PipelineError:
     return PipelineError(
-        f"Feature {name!r} is {what}; an Example holds numbers, bytes, text, None, and arrays, lists, tuples and dicts "
-        "of these. Map the dataset to such features first."
+        f"Feature {name!r} is {what}; an Example holds numbers, bytes, text, None, and arrays, lists, tuples "
+        "and dicts of these. Convert it in a `map` first."
     )
 
 
@@ -688,11 +690,12 @@ class Feature:
         dtype = np.dtype(object if self.dtype is bytes else self.dtype)
         if dtype not in (np.float32, np.int64, object):
             raise PipelineError(
-                f"The dtype of a feature is np.float32, np.int64 or bytes; got {self.dtype!r}. Convert it afterwards."
+                f"The dtype of a feature must be np.float32, np.int64 or bytes; got {self.dtype!r}. Convert it "
+                "afterwards."
             )
         shape = None if self.shape is None else tuple(operator.index(size) for size in self.shape)
         if shape is not None and min(shape, default=1) < 0:
-            raise PipelineError(f"The shape of a feature has sizes of 0 or more; got {self.shape!r}.")
+            raise PipelineError(f"The shape of a feature must have sizes of 0 or more; got {self.shape!r}.")
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", shape)
 
@@ -709,7 +712,7 @@ class Feature:
     def missing(self, name: str) -> Any:
         """The value for a record that lacks the feature."""
         if self.default is None and self.shape is not None:
-            raise Malformed(f"it has no feature {name!r}. Give that a default if it may be missing")
+            raise Malformed(f"it has no feature {name!r}. Set a default for it if it may be missing")
         if self.default is None:
             return np.empty(0, self.dtype)
         return self.shaped(np.asarray(self.default, self.dtype).reshape(-1), name)
@@ -1145,7 +1148,7 @@ class ExampleDataSource:
         return _joined_columns([self._source[i] for i in places])
 
     def _name_of(self, index: int) -> str:
-        where = f" ({self._source.place_of(index)})" if hasattr(self._source, "place_of") else ""
+        where = f" ({self._source.describe_place(index)})" if hasattr(self._source, "describe_place") else ""
         return f"Record {index}{where}"
 
     @property

@@ -24,8 +24,8 @@ from headrace.sources.metadata import JsonValue
 from headrace.sources.tf_example import ExampleParser, Feature
 from headrace.sources.tfrecord import TFRecordDataSource
 from headrace.storage import files
-from headrace.storage.indices import Parts, place_of, places_of
-from headrace.storage.splits import parts_of
+from headrace.storage.indices import Parts, checked_index, checked_indices
+from headrace.storage.splits import parse_split
 from headrace.trees import ShapeDtypeStruct
 
 # ----------------------------------------------------------------------------------------------------------- names
@@ -38,7 +38,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def folder_of(given: str | os.PathLike, data_dir: str | os.PathLike | None) -> str:
-    """The folder with the files of a dataset, which is given by that folder or by its name in `data_dir`."""
+    """The folder with the files of a dataset, from that folder itself or from the dataset's name in `data_dir`."""
     folder = files.absolute(os.path.expanduser(given))
     named = isinstance(given, str) and _NAME.fullmatch(given) is not None
     if data_dir is not None:
@@ -48,7 +48,7 @@ def folder_of(given: str | os.PathLike, data_dir: str | os.PathLike | None) -> s
     try:
         return folder_by_name(os.fsdecode(given), None)
     except FileNotFoundError as e:
-        raise FileNotFoundError(f"{given!r} is not a folder, and not the name of a dataset of TFDS. {e}") from None
+        raise FileNotFoundError(f"{given!r} is neither a folder nor the name of a TFDS dataset. {e}") from None
 
 
 def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
@@ -59,14 +59,14 @@ def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
     found = _NAME.fullmatch(name)
     if found is None:
         raise PipelineError(
-            f"{name!r} is not the name of a dataset of TFDS. Write it as in `mnist`, `mnist:3.0.1`, or, with a config, "
-            "`glue/cola`."
+            f"{name!r} is not the name of a TFDS dataset. Write it as in `mnist`, `mnist:3.0.1`, or, with a "
+            "config, `glue/cola`."
         )
     dataset, config, version = found.groups()
     root = files.absolute(os.path.expanduser(data_dir or os.environ.get("TFDS_DATA_DIR") or DATA_DIR))
     hint = (
-        "`data_dir`, or TFDS_DATA_DIR, says where. Headrace downloads nothing: `tfds build` or `tfds.load` prepares a "
-        "dataset"
+        "Set `data_dir` or TFDS_DATA_DIR to the folder with your datasets. Headrace downloads nothing: "
+        "prepare a dataset with `tfds build` or `tfds.load`"
     )
     folder = _inside(root, dataset, f"There is no dataset {dataset!r}", hint)
     config = config or _default_config(folder)
@@ -80,11 +80,11 @@ def folder_by_name(name: str, data_dir: str | os.PathLike | None) -> str:
     matching = [one for one in versions if version is None or _matches(one, version)]
     if not matching:
         raise FileNotFoundError(f"{redacted(folder)} has no version {version}; there are {', '.join(versions)}.")
-    return files.below(folder, matching[-1])
+    return files.path_below(folder, matching[-1])
 
 
 def _inside(folder: str, name: str, problem: str, hint: str) -> str:
-    path = files.below(folder, name)
+    path = files.path_below(folder, name)
     if not files.is_folder(path):
         there = _folders(folder) if files.is_folder(folder) else []
         meant = closest(name, there)
@@ -95,7 +95,7 @@ def _inside(folder: str, name: str, problem: str, hint: str) -> str:
 
 
 def _folders(folder: str) -> list[str]:
-    names = (files.name_of(path) for path in files.listed(folder) if files.is_folder(path))
+    names = (files.base_name(path) for path in files.list_folder(folder) if files.is_folder(path))
     return [name for name in names if not name.startswith(".")]
 
 
@@ -116,7 +116,7 @@ def _matches(version: str, wanted: str) -> bool:
 def _default_config(folder: str) -> str | None:
     """The config that TFDS noted as the default; the only one, if there is no note; None without configs."""
     try:
-        told = metadata.read(files.below(folder, ".config/metadata.json")).get("default_config_name")
+        told = metadata.read(files.path_below(folder, ".config/metadata.json")).get("default_config_name")
     except FileNotFoundError:
         told = None
     if told is not None and told.value:
@@ -179,7 +179,7 @@ class TensorFeature:
         except (HeadraceError, MemoryError):
             raise
         except Exception as e:  # of NumPy, for values that do not match the dtype or sizes
-            raise DataError(f"feature {self.name!r} is not what `features.json` says: {e}") from e
+            raise DataError(f"feature {self.name!r} does not match `features.json`: {e}") from e
 
     def _read(self, example: Example) -> Any:
         if len(self.lengths) < 2:
@@ -285,8 +285,8 @@ def features_of(feature: JsonValue, name: str, *, decode: bool) -> Any:
             return TensorFeature(name, _dtype(name, content), _shape(content), _encoding(content))
     shown = members["pythonClassName"].value if "pythonClassName" in members else "feature"
     raise PipelineError(
-        f"Feature {name!r} is a {shown} ({kind}), which is not supported. Read the folder with `tfds.data_source`, "
-        "which is a source as well."
+        f"Feature {name!r} is a {shown} ({kind}), which is not supported. Read the folder with "
+        "`tfds.data_source`, which is also a source."
     )
 
 
@@ -342,7 +342,7 @@ def supervised(features: dict[str, Any], described: JsonValue) -> Any:
     keys = described.get("supervisedKeys")
     if keys is None or not keys.value:
         name = described.at("name").text()
-        raise PipelineError(f"{name} does not say which features are input and target: leave out `as_supervised`.")
+        raise PipelineError(f"{name} does not say which features are input and target: remove `as_supervised`.")
     return chosen(keys)
 
 
@@ -366,7 +366,7 @@ def pieces_of(split: Any, splits: Mapping[str, list[Piece]], what: str = "The fo
     [Piece(path='a', start=1, stop=2, num_records=2), Piece(path='b', start=0, stop=2, num_records=9)]
     """
     pieces = []
-    for part in parts_of(split, splits, what):
+    for part in parse_split(split, splits, what):
         sizes = [piece.stop for piece in splits[part.name]]
         pieces += _cut(splits[part.name], *part.bounds(sum(sizes), sizes))
     return [piece for piece in pieces if piece.start < piece.stop]
@@ -420,7 +420,7 @@ class TfdsDataSource:
     ):
         self._folder = folder_of(folder, data_dir)
         described = _described(self._folder)
-        features = _features(files.below(self._folder, "features.json"), decode=decode)
+        features = _features(files.path_below(self._folder, "features.json"), decode=decode)
         self._labels = [leaf.name for leaf in leaves(features) if leaf.is_label]
         self._tree = supervised(features, described) if as_supervised else features
         self._parser = ExampleParser({name: feature for leaf in leaves(self._tree) for name, feature in leaf.parts()})
@@ -439,14 +439,14 @@ class TfdsDataSource:
         """The names of the classes of each feature that has some; nested names look like `objects/label`."""
         found = {}
         for name in self._labels:
-            path = files.below(self._folder, f"{name.replace('/', '-')}.labels.txt")
+            path = files.path_below(self._folder, f"{name.replace('/', '-')}.labels.txt")
             try:
                 with files.open_stream(path) as stream:
                     found[name] = stream.read().decode().splitlines()
             except FileNotFoundError:  # classes may have only numbers
                 continue
             except ValueError as e:
-                raise DataError(f"{path} does not have the names of classes, in UTF-8: {e}.") from e
+                raise DataError(f"{path} does not hold class names in UTF-8: {e}.") from e
         return found
 
     @property
@@ -457,13 +457,13 @@ class TfdsDataSource:
         return self._parts.length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, len(self), "examples")])[0]
+        return self.__getitems__([checked_index(index, len(self), "examples")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The examples at these indices: each file is read once, in its own order."""
         if not len(indices):
             return []
-        pieces, places = self._parts.find_all(places_of(indices, len(self), "examples"))
+        pieces, places = self._parts.find_all(checked_indices(indices, len(self), "examples"))
         in_files = places + self._starts[pieces]
         records = self._records.__getitems__((self._firsts[pieces] + in_files).tolist())
         try:
@@ -500,7 +500,7 @@ class TfdsDataSource:
 def _described(folder: str) -> JsonValue:
     """The content of `dataset_info.json`."""
     try:
-        return metadata.read(files.below(folder, "dataset_info.json"))
+        return metadata.read(files.path_below(folder, "dataset_info.json"))
     except FileNotFoundError:
         below_it = [glob.glob(f"{depth}/dataset_info.json", root_dir=folder) for depth in ("*", "*/*", "*/*/*")]
         others = ", ".join(sorted(os.path.dirname(path) for paths in below_it for path in paths)[:20])
@@ -517,7 +517,7 @@ def _features(path: str, *, decode: bool) -> dict[str, Any]:
     except RecursionError as e:
         raise DataError(f"{path} nests features too deeply to be genuine.") from e
     if not isinstance(features, dict):
-        raise DataError(f"{path} has a single feature at its top, instead of a dict of features.")
+        raise DataError(f"{path} has a single feature at its top level, instead of a dict of features.")
     return features
 
 

@@ -1,4 +1,8 @@
-"""TFRecord files: streams of bytes, and random access through an index of offsets."""
+"""TFRecord files: streams of bytes, and random access through an index of offsets.
+
+Every checksum is verified before a record is returned. From top to bottom: CRC32C, the framing of records,
+decompression, random access, and streams.
+"""
 
 import contextlib
 import functools
@@ -18,7 +22,7 @@ from headrace.options import check_count
 from headrace.sources.base import IndexedFiles
 from headrace.storage import files
 from headrace.storage.files import GZIP
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index
 
 # ---------------------------------------------------------------------------------------------------------- crc32c
@@ -130,16 +134,15 @@ class DamagedFile(DataError, PipelineError):
 def damaged_error(path: str, number: int, offset: int, what: str) -> DamagedFile:
     """The error for an unreadable record."""
     return DamagedFile(
-        f"{path} is damaged at record {number}, offset {offset}: {what}. Was it written or copied to its end, and is "
-        "it a TFRecord file?"
+        f"{path} is damaged at record {number}, offset {offset}: {what}. Is the file truncated, or not a TFRecord file?"
     )
 
 
 def another_file(path: str, offset: int) -> StateError:
     """The error for a state that was saved with another file."""
     return StateError(
-        f"No record of {path} begins at offset {offset}, where the state says. It is not the file that the state was "
-        "saved with."
+        f"No record of {path} starts at offset {offset}, the position in the state. The state was saved with "
+        "a different file."
     )
 
 
@@ -265,13 +268,13 @@ def find_offsets(file: files.File, path: str, advance: Callable[[int], None] = l
         block = file.read(at, HEADER.size if mean > LARGE_BYTES and not files.is_remote(path) else READ_BYTES)
         if at == 0 and is_compressed(block[: HEADER.size]):
             raise PipelineError(
-                f"{path} is compressed, so its records cannot be read at random. Read it as a stream with "
+                f"{path} is compressed, so it has no random access to its records. Read it as a stream with "
                 "`TFRecordIterDataset`, or write it without compression."
             )
         lengths = _lengths_in(path, block, number, at)
         ends = at + np.cumsum(lengths + FRAME_BYTES)
         if ends[-1] > size:
-            what = f"it has {lengths[-1]} bytes, and the file ends {ends[-1] - size} bytes too early"
+            what = f"it has {lengths[-1]} bytes, but the file ends {ends[-1] - size} bytes too early"
             raise damaged_error(path, number + len(lengths) - 1, int(ends[-1] - lengths[-1] - FRAME_BYTES), what)
         found.append(ends)
         advance(int(ends[-1]) - at)
@@ -324,7 +327,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
         return len(index.numbers) - 1
 
     def __getitem__(self, index: int) -> bytes:
-        number, place = self._parts.find(place_of(index, len(self), self._what))
+        number, place = self._parts.find(checked_index(index, len(self), self._what))
         return _cut(*self._read(number, np.array([place])))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
@@ -333,7 +336,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
 
     def read_block(self, indices: Sequence[int] | np.ndarray) -> tuple[bytes, np.ndarray, np.ndarray]:
         """Bytes that hold the records at these indices, and the offset and length of each record in them."""
-        places = places_of(indices, len(self), self._what)
+        places = checked_indices(indices, len(self), self._what)
         order = slice(None)
         if (places[1:] <= places[:-1]).any():
             places, order = np.unique(places, return_inverse=True)
@@ -347,7 +350,7 @@ class TFRecordDataSource(IndexedFiles[bytes]):
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), starts[order], lengths[order]
 
-    def place_of(self, index: int) -> str:
+    def describe_place(self, index: int) -> str:
         """Where a record is, for messages."""
         number, place = self._parts.find(index % len(self))
         return f"record {place} of {self._paths[number]}, at offset {self._indexes[number].numbers[place]}"
@@ -467,7 +470,7 @@ class TFRecordIterator(DatasetIterator[bytes]):
             begin = HEADER.size
             end = HEADER.size + length
             if len(block) < needed:
-                raise self._broken(f"it has {length} bytes, and the file ends {needed - len(block)} bytes too early")
+                raise self._broken(f"it has {length} bytes, but the file ends {needed - len(block)} bytes too early")
         record = block[begin:end]
         if self._verify and masked(checksum()(record)) != FOOTER.unpack_from(block, end)[0]:
             raise self._broken("the checksum of its bytes is wrong")
@@ -479,11 +482,11 @@ class TFRecordIterator(DatasetIterator[bytes]):
         file = self._file = self._file or _open(self._path)
         left = file.size - self._offset - self._at - FRAME_BYTES
         if length > left:
-            raise self._broken(f"it has {length} bytes, and the file ends {length - left} bytes too early")
+            raise self._broken(f"it has {length} bytes, but the file ends {length - left} bytes too early")
         if length > self._max_record_bytes and isinstance(file, Inflated):
             raise self._broken(
-                f"it has {length} bytes, and `max_record_bytes` is {self._max_record_bytes}. If it should be that "
-                "long, raise the limit"
+                f"it has {length} bytes, but `max_record_bytes` is {self._max_record_bytes}. If the record is "
+                "that long, raise the limit"
             )
 
     def get_state(self) -> dict[str, Any]:

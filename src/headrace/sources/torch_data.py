@@ -12,7 +12,7 @@ from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, StateError, optional
 from headrace.iterator import DatasetIterator
 from headrace.sources.generators import LazyIterator
-from headrace.storage.indices import place_of, places_of
+from headrace.storage.indices import checked_index, checked_indices
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 GUESTS = {"bfloat16": "int16"} | dict.fromkeys(_FLOAT8, "uint8")
@@ -70,7 +70,7 @@ class TorchDataSource:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return as_arrays(self._dataset[place_of(index, len(self), "elements")])
+        return as_arrays(self._dataset[checked_index(index, len(self), "elements")])
 
     @property
     def __getitems__(self) -> Any:
@@ -80,7 +80,7 @@ class TorchDataSource:
         return self._read_many
 
     def _read_many(self, indices: Sequence[int]) -> list[Any]:
-        places = places_of(indices, len(self), "elements")
+        places = checked_indices(indices, len(self), "elements")
         return list(map(as_arrays, self._dataset.__getitems__(places.tolist())))
 
     def __repr__(self) -> str:

@@ -428,7 +428,7 @@ def _identity_of_files(paths: list[str]) -> dict[str, int]:
 
 
 def _text_of_path(path: str) -> str:
-    return files.name_of(path.rstrip("/"))
+    return files.base_name(path.rstrip("/"))
 
 
 def _ends_of(path: str) -> int:

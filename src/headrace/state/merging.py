@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from headrace.errors import StateError, full_disk_named
+from headrace.errors import StateError, translate_full_disk
 from headrace.state import positions
 from headrace.state.positions import Json, check_checksum, with_checksum
 
@@ -92,7 +92,7 @@ def dump(state: State) -> str:
 def write(directory: Any, text: str) -> None:
     """Writes a state to this process's file in a folder."""
     path = directory / file_name()
-    with full_disk_named(str(path), "Make room, and save the state again."):
+    with translate_full_disk(str(path), "Make room, and save the state again."):
         path.write_text(text)
 
 

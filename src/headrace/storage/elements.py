@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from headrace.errors import DataError, PipelineError, full_disk_named
+from headrace.errors import DataError, PipelineError, translate_full_disk
 from headrace.storage import files
 from headrace.storage.files import MappedFile
-from headrace.storage.indices import BlockSource, place_of, places_of
+from headrace.storage.indices import BlockSource, checked_index, checked_indices
 from headrace.storage.private import Untrusted, check_kept, create, make_folder, open_lock
 
 # ---------------------------------------------------------------------------------------------------------- layout
-# How an element is laid out in bytes: what it is made of is its layout, which many elements share.
+# How an element is laid out in bytes. The structure of an element is its layout, which many elements share.
 #
 # A layout is text, a `list` or a `dict` with the layouts of what they hold. All numbers are little-endian, and each
 # value begins at a multiple of 8 bytes.
@@ -138,8 +138,9 @@ class Element:
 def _cannot_keep(value: Any, place: str, what: str = "") -> PipelineError:
     kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"{what}{value!r:.60}"
     return PipelineError(
-        f"`cache(path)` cannot keep {kind}{f' at {place}' if place else ''}: it keeps dicts, lists and tuples of NumPy "
-        "arrays, numbers, texts and bytes. Map elements to these first, or keep them in memory, with `cache()`."
+        f"`cache(path)` cannot store {kind}{f' at {place}' if place else ''}: it stores dicts, lists and "
+        "tuples of NumPy arrays, numbers, strings and bytes. Convert elements in a `map` first, or cache "
+        "them in memory with `cache()`."
     )
 
 
@@ -310,7 +311,7 @@ def as_layout(found: Any) -> Layout:
 
 def damaged_error(folder: str, what: str) -> DataError:
     """The error for a folder that is not as it was written."""
-    return DataError(f"{folder} cannot be read as a cache of elements: {what}. Remove it: it is made again.")
+    return DataError(f"{folder} cannot be read as a cache of elements: {what}. Remove it, and it will be rebuilt.")
 
 
 # --------------------------------------------------------------------------------------------------------- columns
@@ -595,7 +596,7 @@ class KeptElements(BlockSource[Any]):
             with open(os.path.join(self.folder, MANIFEST), encoding="utf-8") as file:
                 manifest = json.load(file)
             if manifest["version"] != VERSION:
-                raise ValueError(f"its version is {manifest['version']}, and this one of Headrace reads {VERSION}")
+                raise ValueError(f"its version is {manifest['version']}, but this version of Headrace reads {VERSION}")
         except (ValueError, KeyError, TypeError) as e:
             raise damaged_error(self.folder, str(e)) from e
         with contextlib.suppress(OSError):
@@ -606,11 +607,11 @@ class KeptElements(BlockSource[Any]):
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([place_of(index, self._length, "elements")])[0]
+        return self.__getitems__([checked_index(index, self._length, "elements")])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
         """The elements at these indices, each a new object."""
-        return self._reader.read(places_of(indices, self._length, "elements"))
+        return self._reader.read(checked_indices(indices, self._length, "elements"))
 
     @property
     def __getcolumns__(self) -> Any:
@@ -646,12 +647,12 @@ class Filling:
         self.num_elements = 0
 
     def __enter__(self) -> Self:
-        with self._full_disk_named():
+        with self._translate_full_disk():
             os.mkdir(self._partial, 0o700)
         return self
 
-    def _full_disk_named(self) -> contextlib.AbstractContextManager[None]:
-        return full_disk_named(self._folder, "Make room, or keep the elements elsewhere: `cache(another_path)`.")
+    def _translate_full_disk(self) -> contextlib.AbstractContextManager[None]:
+        return translate_full_disk(self._folder, "Free some space, or cache to another folder: `cache(another_path)`.")
 
     def write(self, value: Any) -> None:
         """Adds an element."""
@@ -659,7 +660,7 @@ class Filling:
         try:
             self._add(element)
         except OSError:
-            with self._full_disk_named():
+            with self._translate_full_disk():
                 raise
 
     def _add(self, element: Element) -> None:
@@ -680,7 +681,7 @@ class Filling:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                with self._full_disk_named():
+                with self._translate_full_disk():
                     self._finish(self._writer or RecordWriter(self._partial))
         finally:
             with contextlib.suppress(OSError, ValueError):  # a full disk; the first error is the one to raise
@@ -773,7 +774,7 @@ class Folder:
         except BlockingIOError:
             import logging  # slow to import, and hardly ever needed
 
-            logging.getLogger("headrace").info("Another process fills %s; waiting for it.", self.name)
+            logging.getLogger("headrace").info("Another process is filling %s; waiting for it to finish.", self.name)
             fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError:  # a file system without locks: whoever is done first wins, and the others drop what they have
             return

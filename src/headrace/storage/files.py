@@ -1,8 +1,8 @@
 """Local and remote files: which ones a path or pattern means, and their bytes by offset.
 
-A path with a protocol (`s3://`, `gs://`, `http://`, `memory://`, `zip://`) is read through fsspec, see `remote/`; any
-other is a local file. Files are opened when they are first read. A pool limits how many are open, and insists on one
-version of each file for as long as it exists, in all processes.
+A path with a protocol (`s3://`, `gs://`, `http://`, `memory://`, `zip://`) is read through fsspec, see
+`headrace.storage.remote`; any other is a local file. Files are opened when they are first read. A pool limits how many
+are open, and insists on one version of each file for as long as it exists, in all processes.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class OpenFiles:
             if found is not None:
                 found.drop(path)
 
-    def opened(self, path: str, call: Callable[[str], T]) -> T:
+    def open(self, path: str, call: Callable[[str], T]) -> T:
         """Calls a function that opens a file; if no descriptor is left, closes all idle files and tries again."""
         try:
             return call(path)
@@ -110,8 +110,8 @@ def out_of_descriptors(path: str) -> OSError:
     """The error for a file that cannot be opened because too many others are."""
     return OSError(
         errno.EMFILE,
-        f"Too many open files: this process may have {most_descriptors()}, and other code uses them. Close files, or "
-        "raise the limit with `ulimit -n`",
+        f"Too many open files: this process is limited to {most_descriptors()}, and other code holds them. "
+        "Close files, or raise the limit with `ulimit -n`",
         redacted(path),
     )
 
@@ -232,14 +232,14 @@ def is_folder(path: str) -> bool:
     return _remote().is_folder(path) if is_remote(path) else os.path.isdir(path)
 
 
-def listed(folder: str) -> list[str]:
+def list_folder(folder: str) -> list[str]:
     """The sorted paths of what is in a folder."""
     if is_remote(folder):
-        return _remote().listed(folder)
+        return _remote().list_folder(folder)
     return sorted(os.path.join(folder, name) for name in os.listdir(folder))
 
 
-def name_of(path: str) -> str:
+def base_name(path: str) -> str:
     """The last part of a path or address."""
     return _remote().file_name(path) if is_remote(path) else os.path.basename(path)
 
@@ -247,16 +247,16 @@ def name_of(path: str) -> str:
 def expand(paths: Any, *, what: str, folders: bool = False) -> list[str]:
     """The files that a path, a pattern (`*`, `?`, `[…]`, `{000..009}`), or a sequence of these means, in a fixed order.
 
-    The matches of a pattern are sorted by name; those of names in braces are in the order in which they are given.
-    Raises `FileNotFoundError` that names all missing paths, before anything is read, and an error for a folder unless
+    The matches of a pattern are sorted by name; those of names in braces keep the order in the braces. Raises
+    `FileNotFoundError` that names all missing paths, before anything is read, and an error for a folder unless
     `folders`. `what` is the kind of files, for messages.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Sequence) or not all(isinstance(path, str | os.PathLike) for path in given):
-        raise PipelineError(f"{what} are given by a path, a pattern, or a sequence of these; got {paths!r}.")
+        raise PipelineError(f"{what} need a path, a pattern, or a sequence of these; got {paths!r}.")
     if not given:
         raise PipelineError(f"{what} need at least one path; got an empty sequence.")
-    given = [one for path in given for one in in_braces(os.fsdecode(path))]
+    given = [one for path in given for one in expand_braces(os.fsdecode(path))]
     found = []
     missing = []
     size = max(1, len(given) // (4 * LOOKING_THREADS))  # of a share: a task for each of many paths would take longer
@@ -276,15 +276,15 @@ def check_no_folder(path: str, *, what: str) -> None:
     """Raises if a path is that of a local folder."""
     if not is_remote(path) and os.path.isdir(path):
         raise DataError(
-            f"{path} is a folder, not a file. Give a pattern for its {what}, such as {os.path.join(path, '*')!r}, or "
-            f"let `headrace.open({path!r})` find out what it has."
+            f"{path} is a folder, not a file. Pass a pattern for its {what}, such as {os.path.join(path, '*')!r}, "
+            f"or let `headrace.open({path!r})` detect its contents."
         )
 
 
-def in_braces(path: str) -> list[str]:
+def expand_braces(path: str) -> list[str]:
     """The paths that one with braces means: `{000..009}` stands for numbers, `{a,b}` for names; not braces in braces.
 
-    >>> in_braces("data/{train,test}-{08..10}.tar")[:4]
+    >>> expand_braces("data/{train,test}-{08..10}.tar")[:4]
     ['data/train-08.tar', 'data/train-09.tar', 'data/train-10.tar', 'data/test-08.tar']
     """
     parts = _BRACES.split(path)  # plain text and what is in braces, in turn
@@ -292,8 +292,8 @@ def in_braces(path: str) -> list[str]:
         return [path]
     choices = [_choices(text) if i % 2 else [text] for i, text in enumerate(parts)]
     if math.prod(map(len, choices)) > MOST_IN_BRACES:
-        raise PipelineError(f"{path} means {math.prod(map(len, choices))} files; the most are {MOST_IN_BRACES}.")
-    return [like(path, "".join(chosen)) for chosen in itertools.product(*choices)]
+        raise PipelineError(f"{path} expands to {math.prod(map(len, choices))} files; the limit is {MOST_IN_BRACES}.")
+    return [with_options_of(path, "".join(chosen)) for chosen in itertools.product(*choices)]
 
 
 def _choices(text: str) -> Sequence[str]:
@@ -379,7 +379,7 @@ def cache_folder() -> str:
 
 def changed_error(path: str) -> DataError:
     """The error for a file that changed after its source was made."""
-    return DataError(f"{path} has changed since its source was made. Make the source again.")
+    return DataError(f"{path} has changed since its source was created. Recreate the source.")
 
 
 class LocalFile:
@@ -524,7 +524,7 @@ class Pool(Holder):
         return file
 
     def _opened(self, path: str) -> File:
-        file = KEPT.opened(path, lambda path: open_file(path, maps=self._maps))  # may take long, so without the lock
+        file = KEPT.open(path, lambda path: open_file(path, maps=self._maps))  # may take long, so without the lock
         if file.version != self._versions.setdefault(path, file.version):
             raise changed_error(path)
         return self._hold(path, file)
@@ -543,16 +543,16 @@ class Pool(Holder):
         self.__init__(**state)
 
 
-def below(folder: str, name: str) -> str:
+def path_below(folder: str, name: str) -> str:
     """The path or address of a name in a folder."""
     if not is_remote(folder):
         return os.path.join(folder, name)
     # In `zip://a::s3://b/c.zip` the folder is `a`; in `simplecache::s3://b/c` it is the last one.
     head, tail = re.fullmatch(r"((?:\w+::)*.*?://.*?)(::.*)?", folder, re.DOTALL).groups()  # type: ignore[union-attr]
-    return like(folder, f"{head.rstrip('/')}/{name}{tail or ''}")
+    return with_options_of(folder, f"{head.rstrip('/')}/{name}{tail or ''}")
 
 
-def like(path: str, other: str) -> str:
+def with_options_of(path: str, other: str) -> str:
     """Another path, with the options of this one if it is an `Address`."""
     return type(path)(other, **path.options) if hasattr(path, "options") else other  # type: ignore
 

@@ -11,7 +11,7 @@ import numpy as np
 T = TypeVar("T")
 
 
-def place_of(index: int, length: int, what: str) -> int:
+def checked_index(index: int, length: int, what: str) -> int:
     """The place of an index, which may be negative; `what` is the name of elements in messages."""
     place = operator.index(index)
     if not -length <= place < length:
@@ -19,18 +19,18 @@ def place_of(index: int, length: int, what: str) -> int:
     return place if place >= 0 else place + length
 
 
-def places_of(indices: Sequence[int] | np.ndarray, length: int, what: str) -> np.ndarray:
+def checked_indices(indices: Sequence[int] | np.ndarray, length: int, what: str) -> np.ndarray:
     """The same for many."""
     if not len(indices):
         return np.empty(0, np.int64)
     places = np.asarray(indices)
     if places.dtype.kind == "O":  # ints that are too large for a dtype
-        return np.array([place_of(index, length, what) for index in indices], np.int64)
+        return np.array([checked_index(index, length, what) for index in indices], np.int64)
     if places.dtype.kind not in "iu":
         raise TypeError(f"Indices must be ints; got {places.dtype}: {indices!r}.")
     lowest = places.min()
     if lowest < -length or places.max() >= length:
-        place_of(places[(places < -length) | (places >= length)][0], length, what)
+        checked_index(places[(places < -length) | (places >= length)][0], length, what)
     places = places.astype(np.int64)
     return places % length if lowest < 0 else places
 

@@ -1,4 +1,4 @@
-"""Arrays in memory as a source: element `i` is row `i` of every array."""
+"""Sources in memory: arrays (element `i` is row `i` of every array), ranges, and elements in shared memory."""
 
 import functools
 import pickle
@@ -10,7 +10,7 @@ import numpy as np
 from headrace import trees
 from headrace.errors import PipelineError
 from headrace.multiprocessing import NamedMemory
-from headrace.storage.indices import place_of
+from headrace.storage.indices import checked_index
 from headrace.trees import ShapeDtypeStruct
 
 
@@ -33,8 +33,8 @@ class ArrayDataSource:
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise PipelineError(
-                f"Arrays of one source must have the same length; got {listed}. "
-                "Cut them to one length, or make them separate datasets and zip them."
+                f"Arrays of one source must have the same length; got {listed}. Trim them to one length, or zip "
+                "separate datasets."
             )
         self._arrays = trees.tree_map(np.asarray, arrays)
         self._length = next(iter(lengths.values()))
@@ -180,7 +180,7 @@ class SharedMemoryDataSource(Sequence):
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return [self[i] for i in range(*position.indices(len(self)))]
-        place = place_of(position, len(self), "elements")
+        place = checked_index(position, len(self), "elements")
         return pickle.loads(memoryview(self._memory.buffer)[self._ends[place] : self._ends[place + 1]])
 
     def close(self) -> None:
@@ -208,7 +208,8 @@ def _ends_in(memory: NamedMemory) -> np.ndarray:
         raise PipelineError(f"The shared memory {memory.name!r} was not made by a SharedMemoryDataSource.")
     if count < 0:
         raise PipelineError(
-            f"The shared memory {memory.name!r} is not complete: its maker is still writing, or was killed meanwhile."
+            f"The shared memory {memory.name!r} is incomplete: its creator is still writing, or was killed while "
+            "writing."
         )
     return np.frombuffer(memory.buffer, np.int64, count + 1, offset=HEADER_BYTES)
 

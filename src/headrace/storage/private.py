@@ -1,8 +1,8 @@
 """Data that is stored on disk for later runs: private to this user, and used only if nobody else can have written it.
 
 Whoever can write to a cache decides which elements a source has, and an index says where in a file to look. So every
-file that Headrace writes and reads back is opened here: made with the mode 0600, and refused if another user owns it or
-may have changed it. What is changed or locked in place is never opened through a link, which others may have made.
+file that Headrace writes and reads back is opened here: created with the mode 0600, and refused if another user owns it
+or may have changed it. What is changed or locked in place is never opened through a link, which others may have made.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def open_lock(path: str) -> int:
 
 
 def _not_ours(path: str, why: str) -> Untrusted:
-    return Untrusted(f"{path} is refused, since others may have made or changed it: {why}. Remove it.")
+    return Untrusted(f"Refusing to use {path}, which others may have created or changed: {why}. Remove it.")
 
 
 def check_kept(folder: str) -> None:
@@ -127,8 +127,8 @@ def check_kept(folder: str) -> None:
     if found is not None:
         path, status, why = found
         raise PipelineError(
-            f"`cache({os.path.dirname(folder)!r})` does not use {path}: {why}, so its elements may be theirs. "
-            f"{_how_to_mend(status)}, or give `cache` another folder."
+            f"`cache({os.path.dirname(folder)!r})` does not use {path}: {why}, so others may have written its "
+            f"elements. {_how_to_mend(status)}, or pass another folder to `cache`."
         )
 
 
@@ -138,7 +138,7 @@ def check_folder(folder: str, *, within: str | None = None) -> None:
     if found is not None:
         path, status, why = found
         _refuse(
-            f"{path} is not used to store data: {why}. {_how_to_mend(status)}, or set HEADRACE_CACHE to another folder."
+            f"Refusing to store data in {path}: {why}. {_how_to_mend(status)}, or set HEADRACE_CACHE to another folder."
         )
 
 
@@ -188,7 +188,7 @@ def _check(path: str, status: os.stat_result, *, beside: str | None = None) -> N
     if not why and not stat.S_ISREG(status.st_mode):
         why = "it is not a file"
     if why:
-        _refuse(f"{path} is ignored, and its content is computed again: {why}. Remove it if you do not need it.")
+        _refuse(f"Ignoring {path} and recomputing its contents: {why}. Remove it if you do not need it.")
 
 
 def _why_untrusted(status: os.stat_result, *, owners: Collection[int] = (), allowed: int = 0) -> str:
@@ -196,15 +196,15 @@ def _why_untrusted(status: os.stat_result, *, owners: Collection[int] = (), allo
     if not hasattr(os, "geteuid"):  # on Windows, folders are private by default
         return ""
     if status.st_uid != os.geteuid() and status.st_uid not in owners:
-        return f"it belongs to the user {status.st_uid}, and this process runs as {os.geteuid()}"
+        return f"it belongs to user {status.st_uid}, but this process runs as user {os.geteuid()}"
     if status.st_mode & WRITABLE_BY_OTHERS & ~allowed:
-        return f"other users may write to it (its mode is {stat.S_IMODE(status.st_mode):o})"
+        return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
     return ""
 
 
 def _how_to_mend(status: os.stat_result) -> str:
     if status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode):
-        return "Remove its content and their permission (`chmod go-w`)"
+        return "Delete its contents and revoke their permission (`chmod go-w`)"
     return "Remove it"
 
 

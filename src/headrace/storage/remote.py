@@ -5,12 +5,8 @@ concurrent requests. Transient faults (a dropped connection, a busy server, a ti
 times, with increasing waits; other faults raise at once. So does a file that is replaced while it is open: all bytes
 that are read or cached belong to one version.
 
-| file | |
-|---|---|
-| `addresses` | what an address or a pattern means, and what its server says about it |
-| `fetching` | bytes of remote files |
-| `cache` | a folder of limited size, which several processes may share |
-| `reading` | files by offset, as streams, and as local copies |
+From top to bottom: retries, addresses and patterns, the cache folder (of limited size, which several processes may
+share), requests for bytes, and files by offset, as streams and as local copies.
 """
 
 import contextlib
@@ -40,9 +36,9 @@ from headrace.errors import (
     optional,
     without_secrets,
 )
-from headrace.errors.addresses import digest, identity, place_of, redacted, secrets_in, without_login
+from headrace.errors.addresses import bare_address, digest, identity, redacted, secrets_in, without_login
 from headrace.progress import Bar
-from headrace.storage.files import Fingerprint, LocalFile, Seekable, cache_folder, like
+from headrace.storage.files import Fingerprint, LocalFile, Seekable, cache_folder, with_options_of
 from headrace.storage.private import Untrusted, check_file, check_folder, make_folder, open_lock, open_trusted
 
 # --------------------------------------------------------------------------------------------------------- retries
@@ -122,25 +118,25 @@ class RetryPolicy:
         self._num_faults += 1
         if isinstance(fault, FileNotFoundError):
             if not may_pass(fault) and all(_status(link) in MISSING for link in _with_causes(fault)):
-                raise FileNotFoundError(f"{self._path} does not exist.") from self._told(fault)
+                raise FileNotFoundError(f"{self._path} does not exist.") from self._without_secrets(fault)
             fault = fault.__cause__ or fault  # the cause says more
         what = redacted(format_error(fault), self._secrets)
         if not may_pass(fault):
             raise RemoteError(
                 f"{self._doing} {self._path} failed with {what}. Check the address and your credentials (see "
                 "`headrace.sources.Address`)."
-            ) from self._told(fault)
+            ) from self._without_secrets(fault)
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (self._num_faults - 1)) * _jitter.uniform(0.5, 1)
         passed_s = time.monotonic() - self._began
         if self._num_faults >= self._attempts or passed_s + wait_s > self._seconds:
             raise RemoteError(
-                f"{self._doing} {self._path} failed {self._num_faults} times in {passed_s:.0f} s, at last with {what}. "
-                "Is the server up, and does it let you read this much at once? HEADRACE_READ_ATTEMPTS and "
-                "HEADRACE_READ_SECONDS allow for more."
-            ) from self._told(fault)
+                f"{self._doing} {self._path} failed {self._num_faults} times in {passed_s:.0f} s, most recently "
+                f"with {what}. Is the server up, and does it let you read this much at once? To retry for longer, "
+                "raise HEADRACE_READ_ATTEMPTS and HEADRACE_READ_SECONDS."
+            ) from self._without_secrets(fault)
         if passed_s + wait_s > SILENT_S:
             logging.getLogger("headrace").warning(
-                "%s %s failed %d times in %.0f s, at last with %s. Trying again.",
+                "%s %s failed %d times in %.0f s, most recently with %s. Retrying.",
                 self._doing,
                 self._path,
                 self._num_faults,
@@ -149,7 +145,7 @@ class RetryPolicy:
             )
         time.sleep(wait_s)
 
-    def _told(self, fault: BaseException) -> BaseException:
+    def _without_secrets(self, fault: BaseException) -> BaseException:
         """A fault without secrets, for tracebacks: libraries write whole addresses into their errors."""
         return without_secrets(fault, self._secrets)
 
@@ -162,11 +158,11 @@ def _setting(name: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise PipelineError(f"{name} must be a number from 0 on; got {text!r}.")
+        raise PipelineError(f"{name} must be a number of at least 0; got {text!r}.")
     return value
 
 
-def patiently(call: Callable[[], T], path: str, doing: str) -> T:
+def with_retries(call: Callable[[], T], path: str, doing: str) -> T:
     """The result of a call, which is tried again while its faults are transient."""
     patience = RetryPolicy(path, doing)
     while True:
@@ -232,7 +228,7 @@ def matches(path: str) -> list[str]:
     """The addresses that an address or a pattern means, sorted by name; none if nothing exists."""
     head, _, rest = path.partition("::")
     if rest and "://" not in head:  # a wrapper, as in `simplecache::s3://…`
-        return [like(path, f"{head}::{match}") for match in matches(like(path, rest))]
+        return [with_options_of(path, f"{head}::{match}") for match in matches(with_options_of(path, rest))]
     try:
         _info(path)
         return [path]
@@ -246,7 +242,7 @@ def matches(path: str) -> list[str]:
         names = sorted(str(name) for name in fs.glob(pattern))
         return [f"{head.split('://')[0]}://{name}::{rest}" if rest else fs.unstrip_protocol(name) for name in names]
 
-    return [like(path, match) for match in patiently(find, path, "Listing")]
+    return [with_options_of(path, match) for match in with_retries(find, path, "Listing")]
 
 
 def is_folder(path: str) -> bool:
@@ -257,12 +253,12 @@ def is_folder(path: str) -> bool:
         return False
 
 
-def listed(folder: str) -> list[str]:
+def list_folder(folder: str) -> list[str]:
     """The addresses of what is in a folder, sorted by name."""
     head, chained, rest = folder.partition("::")
     if chained and "://" not in head:
-        return [like(folder, f"{head}::{path}") for path in listed(like(folder, rest))]
-    return matches(like(folder, f"{head.rstrip('/')}/*{chained}{rest}"))
+        return [with_options_of(folder, f"{head}::{path}") for path in list_folder(with_options_of(folder, rest))]
+    return matches(with_options_of(folder, f"{head.rstrip('/')}/*{chained}{rest}"))
 
 
 def file_name(path: str) -> str:
@@ -271,7 +267,7 @@ def file_name(path: str) -> str:
     >>> file_name("https://host/a/b.csv?token=c"), file_name("zip://a/b.csv::s3://bucket/c.zip")
     ('b.csv', 'b.csv')
     """
-    return place_of(path.partition("::")[0]).rstrip("/").rsplit("/", 1)[-1]
+    return bare_address(path.partition("::")[0]).rstrip("/").rsplit("/", 1)[-1]
 
 
 def in_archive(path: str) -> bool:
@@ -317,7 +313,7 @@ def _info(path: str) -> dict[str, Any]:
         fs.invalidate_cache()  # of listings, which may be older than the file
         return fs.info(name)
 
-    return patiently(ask, path, "Looking at")
+    return with_retries(ask, path, "Looking at")
 
 
 def file_system(path: str) -> tuple[Any, str]:
@@ -331,7 +327,7 @@ def file_system(path: str) -> tuple[Any, str]:
         raise _missing_driver(path, e) from without_secrets(e)
     except ValueError as e:
         raise PipelineError(
-            f"{path} is not an address that fsspec can open: {e}. Is its protocol spelt right?"
+            f"{path} is not an address that fsspec can open: {e}. Is its protocol spelled correctly?"
         ) from without_secrets(e)
 
 
@@ -461,8 +457,8 @@ class BlockCache:
         with self._locked():  # otherwise somebody who makes room may remove the folder
             if not os.path.exists(partial):
                 raise RemoteError(
-                    f"The cache {self.folder} holds {self.most_bytes} bytes, too few for what is copied to it at once: "
-                    "raise HEADRACE_CACHE_BYTES."
+                    f"The cache {self.folder} holds at most {self.most_bytes} bytes, too few for what is being "
+                    "copied to it: raise HEADRACE_CACHE_BYTES."
                 )
             make_folder(os.path.dirname(path))
             os.replace(partial, path)
@@ -543,7 +539,7 @@ def fetch(path: str, seen: Seen, ranges: Sequence[tuple[int, int]]) -> list[byte
             elif len(answer) > length:
                 raise NoRanges
             elif len(answer) < length:
-                fault = ShortRead(f"{length} bytes were requested but {len(answer)} came")
+                fault = ShortRead(f"{length} bytes were requested but {len(answer)} arrived")
             else:
                 pieces[i] = answer
         if fault is None:
@@ -567,8 +563,8 @@ def check_unchanged(path: str, seen: Seen) -> None:
     now = inspect_object(path)
     if now != seen:
         raise DataError(
-            f"{path} was replaced while it was open: its server said {_in_words(seen)}, and now says {_in_words(now)}. "
-            "Make the source again."
+            f"{path} was replaced while it was open: its server reported {_in_words(seen)}, and now reports "
+            f"{_in_words(now)}. Recreate the source."
         )
 
 
@@ -587,7 +583,7 @@ def download(path: str, seen: Seen, target: str) -> None:
                 end = min(group + REQUEST_BYTES * REQUESTS_AT_ONCE, size)
                 begins = range(group, end, REQUEST_BYTES)
                 file.writelines(fetch(path, seen, [(at, min(at + REQUEST_BYTES, size)) for at in begins]))
-                bar.tell(end, size)
+                bar.report(end, size)
             return
 
     def get() -> None:
@@ -595,9 +591,9 @@ def download(path: str, seen: Seen, target: str) -> None:
         fs.get_file(name, target)
         check_unchanged(path, seen)
         if size is not None and os.path.getsize(target) != size:
-            raise ShortRead(f"{size} bytes were expected but {os.path.getsize(target)} came")
+            raise ShortRead(f"{size} bytes were expected but {os.path.getsize(target)} arrived")
 
-    patiently(get, path, "Copying")
+    with_retries(get, path, "Copying")
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -741,10 +737,10 @@ def local_copy(path: str) -> str:
     seen = inspect_object(path)
     cache = the_cache()
     if cache.why_not:
-        raise RemoteError(f"{path} must be copied to the cache as a whole. {cache.why_not}")
+        raise RemoteError(f"{path} must be copied whole to the cache. {cache.why_not}")
     if seen.size is None or not cache.fits(seen.size):
         raise RemoteError(
-            f"{path} has {seen.size or 'an unknown number of'} bytes and must be copied to the cache as a whole, which "
+            f"{path} has {seen.size or 'an unknown number of'} bytes and must be copied whole to the cache, which "
             f"holds {cache.most_bytes}: raise HEADRACE_CACHE_BYTES, or copy the file to this machine."
         )
     return _copy(path, seen)

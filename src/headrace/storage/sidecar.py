@@ -53,7 +53,7 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def _find(self, file: files.File) -> np.ndarray:
-        """Finds the int64 numbers in the file itself; tells `advance` how many bytes it has gone on."""
+        """Finds the int64 numbers in the file itself; reports to `advance` how many bytes it has read."""
 
     def advance(self, num_bytes: int) -> None:
         """Shows how far the search in the file has come."""
@@ -74,7 +74,9 @@ class Index(abc.ABC):
                 self._bar.expect(file.size)
             numbers = self._find(file)
         if files.fingerprint(self.path) != self.version:
-            raise DataError(f"{self.path} was written to while it was indexed. Make the source when it is done.")
+            raise DataError(
+                f"{self.path} was modified while it was being indexed. Create the source after writing has finished."
+            )
         return numbers
 
     def _places(self, index_dir: str | None) -> Iterator[StoragePlace]:

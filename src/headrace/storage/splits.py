@@ -60,20 +60,22 @@ class SplitTerm(NamedTuple):
         place = round(number * length / 100) if unit == "%" else int(number)
         if number < 0 and not place and length:
             raise PipelineError(
-                f"{self.text!r}: {-number:g}% of {length} records rounds to none, and from the end, there must be one. "
-                "Write a number of records, as in `[-1:]`, or a percent from the start."
+                f"{self.text!r}: {-number:g}% of {length} records rounds to 0, and a slice from the end needs at "
+                "least one. Use a number of records, as in `[-1:]`, or a percentage from the start."
             )
         if abs(place) > length and not clips:
             raise PipelineError(
-                f"{self.text!r} goes to {place}, but there are only {length} records. Leave that end out to take all."
+                f"{self.text!r} reaches {place}, but there are only {length} records. Omit that end to take all."
             )
         return min(max(place + length if place < 0 else place, 0), length)
 
     def _end_of_shard(self, number: int, shards: Sequence[int] | None) -> int:
         if shards is None:
-            raise PipelineError(f"{self.text!r}: only folders of TFDS are sliced by shards. Use percents, or records.")
+            raise PipelineError(
+                f"{self.text!r}: only TFDS folders can be sliced by shards. Use percentages or records."
+            )
         if abs(number) > len(shards):
-            raise PipelineError(f"{self.text!r} goes to shard {number}, but there are {len(shards)}.")
+            raise PipelineError(f"{self.text!r} reaches shard {number}, but there are {len(shards)}.")
         return sum(shards[:number])
 
 
@@ -113,7 +115,7 @@ def _parsed(term: str, text: str) -> SplitTerm:
         raise wrong(_what_is_wrong(sliced))
     start, unit, stop, other = both.groups()
     if start is not None and stop is not None and unit != other:
-        raise wrong(": both ends of a slice are in the same unit")
+        raise wrong(": both ends of a slice must have the same unit")
     unit = unit or other or ""
     try:
         return SplitTerm(term, name, *(None if end is None else _bound(end, unit) for end in (start, stop)))
@@ -124,20 +126,20 @@ def _parsed(term: str, text: str) -> SplitTerm:
 def _bound(number: str, unit: str) -> Bound:
     if unit != "%":
         if "." in number:
-            raise ValueError("only percents have fractions")
+            raise ValueError("only percentages can have fractions")
         return Bound(int(number), unit)
     if abs(float(number)) > 100:
-        raise ValueError("a percentage is at most 100")
+        raise ValueError("a percentage must be at most 100")
     return Bound(float(number), unit)
 
 
 def _what_is_wrong(sliced: str) -> str:
     if sliced.count(":") > 1:
-        return ": slices of splits have no step"
-    return "" if ":" in sliced else ": a slice has a colon"
+        return ": slices of splits cannot have a step"
+    return "" if ":" in sliced else ": a slice needs a colon"
 
 
-def parts_of(text: Any, names: Collection[str], what: str, hint: str = "") -> list[SplitTerm]:
+def parse_split(text: Any, names: Collection[str], what: str, hint: str = "") -> list[SplitTerm]:
     """The terms of a sum of splits that have these names; `all` is the sum of all, and the only one needs no name.
 
     In errors, `what` is said to have the splits, and the hint comes last.
@@ -161,7 +163,7 @@ def _all(part: SplitTerm, names: Collection[str]) -> list[SplitTerm]:
     if not part.is_whole:
         sliced = part.text.removeprefix("all")
         raise PipelineError(
-            f"{part.text!r} slices `all`, which is only taken as a whole. Slice its splits and add them: "
+            f"{part.text!r} slices `all`, which can only be taken whole. Slice its splits and add them: "
             f"{'+'.join(name + sliced for name in names)!r}."
         )
     return [SplitTerm(name, name) for name in names]
@@ -173,7 +175,7 @@ def _unknown(part: SplitTerm, names: Collection[str], what: str) -> str:
     sliced = part.text.removeprefix(part.name)
     if not known:
         return (
-            f"{what} has no splits with names, but {part.text!r} has the name {part.name!r}. Leave it out, as in "
+            f"{what} has no named splits, but {part.text!r} names {part.name!r}. Omit the name, as in "
             f"`split={sliced or '[:80%]'!r}`."
         )
     if not part.name:

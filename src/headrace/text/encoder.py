@@ -108,7 +108,7 @@ class Encoder(abc.ABC):
         dtype = self.settings.dtype
         if np.iinfo(dtype).max < np.iinfo(np.int32).max and np.iinfo(dtype).max < (largest := max(self._ids())):
             raise PipelineError(
-                f"The tokens of {self.origin} go up to {largest}, and dtype={dtype} does not. Use int32."
+                f"The tokens of {self.origin} go up to {largest}, which dtype={dtype} cannot hold. Use int32."
             )
 
     def _affix(self, role: str) -> list[int]:
@@ -119,12 +119,12 @@ class Encoder(abc.ABC):
         elif isinstance(token, str):
             found = self._id_of(token)
         if found is None and token is not None:
-            what = f"no token {token!r}" if isinstance(token, str) else f"no {role.upper()} token of its own"
-            raise PipelineError(f"{self.origin} has {what}. Give `{role}` the name or the id of a token that it has.")
+            what = f"no token {token!r}" if isinstance(token, str) else f"no {role.upper()} token"
+            raise PipelineError(f"{self.origin} has {what}. Set `{role}` to the name or the id of one of its tokens.")
         if found is not None and found > np.iinfo(self.settings.dtype).max:
             raise PipelineError(f"`{role}` is the token {found}, too large for dtype={self.settings.dtype}. Use int32.")
         if isinstance(token, int) and token is not True and not 0 <= token <= max(self._ids()):
-            raise PipelineError(f"`{role}` is the token {token}, and those of {self.origin} end at {max(self._ids())}.")
+            raise PipelineError(f"`{role}` is the token {token}, but those of {self.origin} end at {max(self._ids())}.")
         return [] if found is None else [found]
 
     def _room(self, max_length: int | None) -> int | None:
@@ -144,7 +144,7 @@ def _check_text(texts: list[str]) -> None:
             text.encode()
         except UnicodeEncodeError as e:
             raise DataError(
-                f"A text contains half of a surrogate pair, which is not a character: U+{ord(text[e.start]):04X} after "
-                f"{text[max(0, e.start - 20) : e.start]!r}. Replace it in a `map` before: "
+                f"A text contains half of a surrogate pair, which is not a character: U+{ord(text[e.start]):04X} "
+                f"after {text[max(0, e.start - 20) : e.start]!r}. Replace it in a `map` first: "
                 "`text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')`."
             ) from e

@@ -26,8 +26,8 @@ class HuggingFaceEncoder(Encoder):
             value = getattr(self._tokenizer.model, name, None)
             if value:
                 raise PipelineError(
-                    f"The model of {self.origin} is random ({name}={value}), so the same text would not always give "
-                    f"the same tokens. Set `tokenizer.model.{name} = None`."
+                    f"The model of {self.origin} is random ({name}={value}), so the same text could produce "
+                    f"different tokens. Set `tokenizer.model.{name} = None`."
                 )
 
     def _set_threads(self) -> None:
@@ -46,8 +46,8 @@ class HuggingFaceEncoder(Encoder):
         added = self._num_added()
         if added and (settings.bos is not None or settings.eos is not None):
             raise PipelineError(
-                f"{self.origin} adds {added} special tokens to every text by itself, and `bos` or `eos` would add "
-                "more. Leave those out, or give add_special_tokens=False."
+                f"{self.origin} already adds {added} special tokens to every text, and `bos` or `eos` would add "
+                "more. Remove those, or pass add_special_tokens=False."
             )
 
     def _num_added(self) -> int:

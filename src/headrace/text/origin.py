@@ -1,7 +1,7 @@
-"""Where a tokenizer comes from: what worker processes get instead of it, and what identifies it.
+"""Where a tokenizer comes from: what worker processes receive in its place, and what identifies it.
 
-If users give a path, workers get the path, and the file must be the same for all of them; if they give an object,
-workers get the contents of its file.
+If the user passes a path, workers receive the path, and the file must be the same for all of them; if the user passes
+an object, workers receive the contents of its file.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import DataError, PipelineError, optional
-from headrace.errors.addresses import place_of
+from headrace.errors.addresses import bare_address
 from headrace.storage import files
 
 HUGGING_FACE = "tokenizers"
@@ -53,9 +53,9 @@ class TokenizerOrigin:
         contents = _read(self.path)
         if _digest(contents) != self.digest:
             raise DataError(
-                f"The tokenizer file {self.path} has changed since the pipeline was made: the SHA-256 of its contents "
-                f"began with {self.digest}, and begins with {_digest(contents)} now. Put the old file back, or make "
-                "the pipeline anew."
+                f"The tokenizer file {self.path} has changed since the pipeline was created: the SHA-256 of its "
+                f"contents started with {self.digest}, and now starts with {_digest(contents)}. Restore the old "
+                "file, or recreate the pipeline."
             )
         return contents
 
@@ -71,8 +71,7 @@ def origin_of(tokenizer: Any, pattern: str | None, special_tokens: Mapping[str, 
         origin = _of_object(getattr(tokenizer, "backend_tokenizer", tokenizer))  # of `transformers`, the one inside
     if origin.pattern is None and (pattern is not None or special_tokens is not None):
         raise PipelineError(
-            f"`pattern` and `special_tokens` belong to a file of tiktoken ranks, but {origin} has its own. Leave them "
-            "out."
+            f"`pattern` and `special_tokens` belong to a file of tiktoken ranks, but {origin} has its own. Remove them."
         )
     optional(origin.library, extra="text")
     return origin
@@ -88,13 +87,13 @@ def _of_path(path: str, pattern: str | None, special_tokens: Mapping[str, int] |
         path = os.path.abspath(path)
     contents = _read(path)
     library = _library_of_file(path, contents)
-    name = os.path.basename(place_of(path))
+    name = os.path.basename(bare_address(path))
     digest = _digest(contents)
     if library != TIKTOKEN:
         return TokenizerOrigin(library, name, digest, path=path)
     if pattern is None:
         raise PipelineError(
-            f"{path} has the ranks of a tiktoken encoding, but not how to split texts: also give `pattern`, the "
+            f"{path} has the ranks of a tiktoken encoding, but not how to split texts: also pass `pattern`, the "
             "regular expression of its words, and `special_tokens`, a dict of their ids, if it has any."
         )
     return TokenizerOrigin(library, name, digest, pattern, tuple(sorted((special_tokens or {}).items())), path=path)
@@ -108,7 +107,7 @@ def _of_name(name: str) -> TokenizerOrigin:
         if name in known:
             return TokenizerOrigin(TIKTOKEN, name)
     names = f", and tiktoken knows no encoding of that name: it knows {', '.join(sorted(known))}" if known else ""
-    raise FileNotFoundError(f"There is no tokenizer file {name!r}{names}. Give the path to the file of a tokenizer.")
+    raise FileNotFoundError(f"There is no tokenizer file {name!r}{names}. Pass the path of a tokenizer file.")
 
 
 def _library_of_file(path: str, contents: bytes) -> str:
@@ -120,8 +119,8 @@ def _library_of_file(path: str, contents: bytes) -> str:
     if _RANKS.match(contents):
         return TIKTOKEN
     raise DataError(
-        f"{path} is not a tokenizer file: it begins with {contents[:20]!r}. Give a tokenizer.json of `tokenizers`, a "
-        ".model of sentencepiece, or a .tiktoken file of ranks."
+        f"{path} is not a tokenizer file: it starts with {contents[:20]!r}. Pass a tokenizer.json of "
+        "`tokenizers`, a .model of sentencepiece, or a .tiktoken file of ranks."
     )
 
 
@@ -148,15 +147,16 @@ def _of_object(tokenizer: Any) -> TokenizerOrigin:
     for name in _NOT_IN_THE_FILE:
         if getattr(tokenizer, name, False):
             raise PipelineError(
-                f"This {type(tokenizer).__name__} has {name.lstrip('_')}={getattr(tokenizer, name)!r}, which is not in "
-                "its file and so would be lost. Give a tokenizer without it; Tokenize has `bos` and `eos`."
+                f"This {type(tokenizer).__name__} has {name.lstrip('_')}={getattr(tokenizer, name)!r}, which is "
+                "not in its file and so would be lost. Pass a tokenizer without it; Tokenize has its own `bos` "
+                "and `eos`."
             )
     try:
         contents = _CONTENTS[library](tokenizer)
     except Exception as e:
         raise PipelineError(
-            f"This {type(tokenizer).__name__} cannot be written to a file, as it has to be for other processes "
-            f"({type(e).__name__}: {e}). A tokenizer with parts written in Python cannot: call it in a `map`."
+            f"This {type(tokenizer).__name__} cannot be written to a file, which other processes need "
+            f"({type(e).__name__}: {e}). If parts of it are written in Python, call it in a `map` instead."
         ) from e
     return TokenizerOrigin(library, getattr(tokenizer, "name", ""), _digest(contents), contents=contents)
 

@@ -38,7 +38,7 @@ class TiktokenEncoder(Encoder):
             known = self._encoding.special_tokens_set
             if allowed != "all" and not allowed <= known:
                 raise PipelineError(
-                    f"{origin} has no special token {min(allowed - known)!r}, which allowed_special has; it has "
+                    f"{origin} has no special token {min(allowed - known)!r}, which allowed_special names; it has "
                     f"{', '.join(sorted(known)) or 'none'}."
                 )
             self._one = partial(self._encoding.encode, allowed_special=allowed, disallowed_special=())
@@ -82,7 +82,7 @@ def _ranks(origin: TokenizerOrigin) -> dict[bytes, int]:
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
             except ValueError as e:
                 raise DataError(
-                    f"Line {number} of {origin.path} is not a token in base 64 and its rank: {line[:60]!r}. "
-                    "Repair the line, or download the file again."
+                    f"Line {number} of {origin.path} is not a base64 token and its rank: {line[:60]!r}. Repair "
+                    "the line, or download the file again."
                 ) from e
     return ranks

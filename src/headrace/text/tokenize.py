@@ -126,7 +126,7 @@ class Tokenize(transforms.Map):
 
     def _open(self) -> Encoder:
         if self._encoder is None:
-            self._encoder = opened(self._origin, self._settings)
+            self._encoder = open_encoder(self._origin, self._settings)
         return self._encoder
 
     def _with(self, element: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
@@ -159,13 +159,13 @@ class Tokenize(transforms.Map):
         except UnicodeDecodeError as e:
             raise DataError(
                 f"A text in bytes is not UTF-8: byte {e.start + 1} of {len(text)} is 0x{text[e.start]:02x}, after "
-                f"{text[max(0, e.start - 20) : e.start]!r}. Decode it in a `map` before."
+                f"{text[max(0, e.start - 20) : e.start]!r}. Decode it in a `map` first."
             ) from e
 
     def _hint(self, text: Any) -> str:
         if self._feature is not None:
             return f" as the feature {self._feature!r}"
-        return "; give `feature` the name of the text" if isinstance(text, Mapping) else ""
+        return "; set `feature` to the name of the text" if isinstance(text, Mapping) else ""
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_encoder": None}
@@ -188,7 +188,7 @@ _opened: "weakref.WeakValueDictionary[Any, Encoder]" = weakref.WeakValueDictiona
 _opening = threading.Lock()
 
 
-def opened(origin: TokenizerOrigin, settings: Settings) -> Encoder:
+def open_encoder(origin: TokenizerOrigin, settings: Settings) -> Encoder:
     """An open tokenizer; this process opens it once for each setting."""
     key = origin, settings, settings.bos is True, settings.eos is True  # since True == 1
     with _opening:
@@ -208,7 +208,7 @@ def opened(origin: TokenizerOrigin, settings: Settings) -> Encoder:
 
 def _allowed(special: Collection[str] | Literal["all"], origin: TokenizerOrigin) -> frozenset[str] | Literal["all"]:
     if special and origin.library != TIKTOKEN:
-        raise PipelineError(f"allowed_special is for tiktoken only, not for {origin}. Leave it out.")
+        raise PipelineError(f"allowed_special is for tiktoken only, not for {origin}. Remove it.")
     if special == "all":
         return "all"
     if isinstance(special, str):
@@ -233,12 +233,12 @@ def _token(name: str, token: Any) -> Token:
 def _no_feature(element: Any, feature: str) -> PipelineError:
     if isinstance(element, Mapping):
         return PipelineError(
-            f"The element has no feature {feature!r} to tokenize; it has {sorted(map(str, element))}. Give "
-            "`feature` the name of the text."
+            f"The element has no feature {feature!r} to tokenize; it has {sorted(map(str, element))}. Set "
+            "`feature` to the name of the text."
         )
     return PipelineError(
-        f"The element is {_shown(element)}, not a dict with a feature {feature!r}. Give feature=None if elements are "
-        "texts."
+        f"The element is {_shown(element)}, not a dict with a feature {feature!r}. Pass feature=None if "
+        "elements are texts."
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from headrace import transforms
 from headrace.errors import DataError, PipelineError, optional
 from headrace.options import check_count
-from headrace.sources.media import Clip, Seconds, name_of, stream_of
+from headrace.sources.media import Clip, Seconds, describe_media, open_media
 from headrace.trees import ShapeDtypeStruct, field_in, with_field
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -37,7 +37,7 @@ class Video:
 
     def __init__(self, container: Any, where: str, errors: type[Exception]):
         if not container.streams.video:
-            raise DataError(f"{where} has no video in it.")
+            raise DataError(f"{where} contains no video.")
         self._container = container
         self._stream = container.streams.video[0]
         self._where = where
@@ -126,8 +126,8 @@ class Video:
         wanted = said if stop is None else stop if said is None else min(stop, said)
         if wanted is not None and wanted - self._end > MISSING_S:
             raise DataError(
-                f"{self._where} ends after {self._end:g} s, and says that it is {said or wanted:g} s long. Was it "
-                "written or copied to its end?"
+                f"{self._where} ends after {self._end:g} s, but claims to be {said or wanted:g} s long. Is the "
+                "file truncated?"
             )
 
 
@@ -142,7 +142,7 @@ def seconds_of(source: Any) -> float:
     >>> seconds_of(folder / "a.mp4")
     2.0
     """
-    with opened(source) as video:
+    with open_video(source) as video:
         return known_seconds(video, source)
 
 
@@ -150,30 +150,30 @@ def known_seconds(video: Video, source: Any) -> float:
     """How long a video is; raises if it does not say."""
     seconds = video.seconds
     if seconds is None:
-        raise DataError(f"{name_of(source, WHAT)} does not say how long it is. Give `duration`.")
+        raise DataError(f"{describe_media(source, WHAT)} does not record its length. Pass `duration`.")
     return seconds
 
 
 def check(source: Any) -> None:
     """Decodes all of a file, without keeping it; raises if it is damaged."""
-    with opened(source) as video:
+    with open_video(source) as video:
         for _ in video.all(0.0, None):
             pass
 
 
 @contextlib.contextmanager
-def opened(source: Any) -> Iterator[Video]:
+def open_video(source: Any) -> Iterator[Video]:
     """Opens a video, given by path, address or the bytes of a file; errors of the library name it."""
     av = optional("av", extra="video")
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(stream_of(source, WHAT))
+        stream = stack.enter_context(open_media(source, WHAT))
         try:
             container = stack.enter_context(av.open(stream, options=ALONE))
-            yield Video(container, name_of(source, WHAT), av.FFmpegError)
+            yield Video(container, describe_media(source, WHAT), av.FFmpegError)
         except (av.FFmpegError, EOFError) as e:
             text = str(e).strip().rstrip(".")
             raise DataError(
-                f"{name_of(source, WHAT)} does not decode as video: {text}. Was it written or copied to its end?"
+                f"{describe_media(source, WHAT)} does not decode as video: {text}. Is the file truncated?"
             ) from e
 
 
@@ -185,7 +185,7 @@ def as_array(frames: Iterator[Any], size: tuple[int, int] | None) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------------- decode
-# Decoding as operations on elements: a clip at a time that is given, or drawn.
+# Decoding as operations on elements: a clip at a chosen or a random time.
 
 
 KEY = "video"
@@ -196,11 +196,13 @@ class Frames:
 
     def __init__(self, frames: int | None, fps: float | None, size: tuple[int, int] | None, key: str):
         if frames is not None and fps is not None:
-            raise PipelineError("`frames` is how many frames to take, and `fps` how many in a second: give one.")
+            raise PipelineError(
+                "Pass either `frames`, the number of frames to take, or `fps`, the number of frames per second."
+            )
         if frames is not None:
             check_count("frames", frames, least=1)
         if fps is not None and not (isinstance(fps, int | float) and 0 < fps < math.inf):
-            raise PipelineError(f"`fps` is a number of frames in a second, above 0; got {fps!r}.")
+            raise PipelineError(f"`fps` must be a positive number of frames per second; got {fps!r}.")
         for length in size or ():
             check_count("size", length, least=1)
         self.frames = frames
@@ -210,10 +212,12 @@ class Frames:
 
     def _decoded(self, element: Any, start: float, duration: float | None) -> Any:
         source = field_in(element, self.key, "video")
-        with opened(source) as video:
+        with open_video(source) as video:
             said = video.seconds
             if said is not None and start > said - SAME_S:
-                raise DataError(f"{name_of(source, WHAT)} is {said:g} s long, and a clip is to begin at {start:g} s.")
+                raise DataError(
+                    f"{describe_media(source, WHAT)} is {said:g} s long, but the clip should start at {start:g} s."
+                )
             stop = None if duration is None else start + duration
             if self.frames is None and self.fps is None:
                 frames = video.all(start, stop)
@@ -262,7 +266,7 @@ class Decode(Frames, transforms.Map):
             default all frames that begin in the clip.
         fps: How many frames to take for each second, from the start of the clip on: those that are shown then.
         start: Where the clip begins, in seconds; or the name of the field of elements that says so.
-        duration: How long it is, likewise; by default it goes on to the end, and never further.
+        duration: How long it is, likewise; by default, and at most, up to the end of the file.
         size: The height and width of frames; by default their own.
         key: The video's name, in elements that are dicts.
     """

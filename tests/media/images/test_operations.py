@@ -143,7 +143,9 @@ def test_another_key():
         20,
         3,
     )
-    with pytest.raises(PipelineError, match=r"no image under 'image'; it has \['jpeg', 'label'\]. Give `key` its name"):
+    with pytest.raises(
+        PipelineError, match=r"no image under 'image'; it has \['jpeg', 'label'\]. Set `key` to its name"
+    ):
         Resize(20).map({"jpeg": JPEG, "label": 1})
 
 
@@ -253,7 +255,7 @@ def test_compose_takes_functions_and_other_transforms():
     assert_equal(Compose([Resize(40)]).map(JPEG), Resize(40).map(JPEG))
     with pytest.raises(PipelineError, match=r"RandomHorizontalFlip\(\) is random: use `random_map`"):
         Compose([Resize(40), RandomHorizontalFlip()]).map(JPEG)
-    with pytest.raises(PipelineError, match="does not begin with a crop"):
+    with pytest.raises(PipelineError, match="does not start with a crop"):
         Compose([ColorJitter(0.1)]).draw(3, 3, rng())
     with pytest.raises(PipelineError, match="is not one crop: both Resize"):
         Compose([Resize(10), Resize(5)]).draw(30, 30, rng())
@@ -281,7 +283,7 @@ def test_the_spec_of_a_pipeline(tmp_path):
     assert ds.element_spec["image"] == ShapeDtypeStruct((None, None, 1), np.dtype(np.uint8))
     ds = ds.random_map(RandomResizedCrop(24)).batch(1)
     assert ds.element_spec["image"] == ShapeDtypeStruct((1, 24, 24, 1), np.dtype(np.uint8)) == spec_of(ds[0]["image"])
-    with pytest.raises(SpecError, match="may make anything"):
+    with pytest.raises(SpecError, match="may return anything"):
         Compose([len]).output_spec(ShapeDtypeStruct((3, 3, 3), np.dtype(np.uint8)))
 
 
@@ -330,12 +332,12 @@ def test_mixes_of_batches():
 @pytest.mark.parametrize(
     ("text", "element"),
     [
-        ("takes batches of images, so it comes after `batch`", {"image": PHOTO, "label": 3}),
+        ("takes batches of images, so put it after `batch`", {"image": PHOTO, "label": 3}),
         ("as many labels as images", (np.stack([PHOTO] * 2), np.arange(3))),
         ("no labels under 'label'; it has", {"image": PHOTO[None]}),
         ("takes batches with labels", PHOTO[None]),
         ("Labels are from 0 to 3; with num_classes=3", (np.stack([PHOTO] * 2), np.array([0, 3]))),
-        ("integers, with `num_classes` given", (np.stack([PHOTO] * 2), np.array([0.5, 3]))),
+        ("integers with `num_classes` set", (np.stack([PHOTO] * 2), np.array([0.5, 3]))),
     ],
 )
 def test_what_mixes_do_not_take(text, element):
@@ -349,27 +351,27 @@ def test_what_mixes_do_not_take(text, element):
 @pytest.mark.parametrize(
     ("text", "make"),
     [
-        ("needs a size, or a max_size", lambda: Resize(None)),
-        ("size has 1 or 2 numbers", lambda: Resize((1, 2, 3))),
+        ("needs `size`, or `max_size`", lambda: Resize(None)),
+        ("size must have 1 or 2 numbers", lambda: Resize((1, 2, 3))),
         ("size must be a positive int; got 0", lambda: CenterCrop(0)),
         ("size must be a positive int; got '96'", lambda: CenterCrop("96")),
-        ("max_size=5 is for sizes of one number", lambda: Resize((3, 3), max_size=5)),
+        ("max_size=5 needs `size` to be one number", lambda: Resize((3, 3), max_size=5)),
         ("max_size=5 must be more than size=7", lambda: Resize(7, max_size=5)),
-        ('interpolation is "bilinear" or "nearest"', lambda: Resize(7, "lanczos")),
-        ("scale is two positive numbers, the lesser first", lambda: RandomResizedCrop(7, scale=(1, 0.5))),
-        ("p is a probability", lambda: RandomHorizontalFlip(1.5)),
-        ("padding_mode is one of constant, edge", lambda: RandomCrop(7, padding_mode="wrap")),
-        ("padding has 1 or 2 or 4 numbers", lambda: RandomCrop(7, (1, 2, 3))),
-        ("brightness is a positive number", lambda: ColorJitter(brightness=-1)),
-        ("hue is a positive number, or two from -0.5 to 0.5", lambda: ColorJitter(hue=0.6)),
+        ('interpolation must be "bilinear" or "nearest"', lambda: Resize(7, "lanczos")),
+        ("scale must be two positive numbers in ascending order", lambda: RandomResizedCrop(7, scale=(1, 0.5))),
+        ("p must be a probability", lambda: RandomHorizontalFlip(1.5)),
+        ("padding_mode must be one of constant, edge", lambda: RandomCrop(7, padding_mode="wrap")),
+        ("padding must have 1 or 2 or 4 numbers", lambda: RandomCrop(7, (1, 2, 3))),
+        ("brightness must be a positive number", lambda: ColorJitter(brightness=-1)),
+        ("hue must be a positive number, or two from -0.5 to 0.5", lambda: ColorJitter(hue=0.6)),
         ("one number for each channel", lambda: Normalize([1, 2], [1])),
-        ("std must not be 0", lambda: Normalize([1], [0])),
-        ("channels is 1", lambda: Decode(2)),
-        ("dtype is uint8 or uint16", lambda: Decode(dtype=np.float32)),
+        ("std must not contain 0", lambda: Normalize([1], [0])),
+        ("channels must be 1", lambda: Decode(2)),
+        ("dtype must be uint8 or uint16", lambda: Decode(dtype=np.float32)),
         ("magnitude=31 must be less than", lambda: RandAugment(magnitude=31)),
         ("alpha must be positive", lambda: MixUp(alpha=0)),
-        ("numbers for 3 channels; an image has 1", lambda: Normalize([0] * 3, [1] * 3).map(PHOTO[..., :1])),
-        ("got str: 'a.jpg'. Give `key`", lambda: Resize(5).map("a.jpg")),
+        ("numbers for 3 channels, but the image has 1", lambda: Normalize([0] * 3, [1] * 3).map(PHOTO[..., :1])),
+        ("got str: 'a.jpg'. Set `key`", lambda: Resize(5).map("a.jpg")),
         (r"got an array of shape \(2, 120, 160, 3\)", lambda: Resize(5).map(np.stack([PHOTO] * 2))),
         ("an empty tuple", lambda: Resize(5).map(())),
     ],

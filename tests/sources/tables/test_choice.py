@@ -73,7 +73,7 @@ def test_row_groups_are_left_out_by_their_statistics(tmp_path):
 
 @every_format
 def test_wrong_filters_are_errors(tmp_path, format):
-    with pytest.raises(PipelineError, match=r"nope.*do not fit the columns of .*'id: int64'"):
+    with pytest.raises(PipelineError, match=r"nope.*do not match the columns of .*'id: int64'"):
         written(format, tmp_path / "t", numbers(), filters=[("nope", ">", 1)])
     with pytest.raises(PipelineError, match="must be a pyarrow expression, or tuples"):
         written(format, tmp_path / "t", numbers(), filters="id > 3")
@@ -125,9 +125,7 @@ def test_nested_fields_that_differ_are_named(tmp_path, format):
     write, kind = WRITERS[format]
     write(tmp_path / "a", pa.table({"s": [{"x": 1, "y": 1}]}))
     write(tmp_path / "b", pa.table({"s": [{"x": 1, "y": 1.5}]}))
-    with pytest.raises(
-        DataError, match=r"Column 's' is of type struct<y: double> in .*/b and of type struct<y: int64>"
-    ):
+    with pytest.raises(DataError, match=r"Column 's' has type struct<y: double> in .*/b but type struct<y: int64>"):
         kind([tmp_path / "a", tmp_path / "b"], columns=["s.y"])
     assert len(kind([tmp_path / "a", tmp_path / "b"], columns=["s.x"])) == 2
 
@@ -137,7 +135,7 @@ def test_filters_are_checked_for_every_file(tmp_path, format):
     write, kind = WRITERS[format]
     write(tmp_path / "a", pa.table({"x": [1], "y": [1]}))
     write(tmp_path / "b", pa.table({"x": [1], "y": ["one"]}))
-    with pytest.raises(PipelineError, match=r"do not fit the columns of .*/b"):
+    with pytest.raises(PipelineError, match=r"do not match the columns of .*/b"):
         kind([tmp_path / "a", tmp_path / "b"], columns=["x"], filters=[("y", ">", 0)])
 
 

@@ -39,7 +39,7 @@ def test_a_schema_that_differs_is_named(tmp_path, format):
     write(tmp_path / "a", pa.table({"x": [1], "y": [1]}))
     write(tmp_path / "b", pa.table({"x": [1.5], "y": [2]}))
     write(tmp_path / "c", pa.table({"y": [3]}))
-    with pytest.raises(DataError, match=r"Column 'x' is of type double in .*/b and of type int64 in .*/a"):
+    with pytest.raises(DataError, match=r"Column 'x' has type double in .*/b but type int64 in .*/a"):
         kind([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(PipelineError, match=r"/c has no column 'x', which .*/a has"):
         kind([tmp_path / "a", tmp_path / "c"])
@@ -106,11 +106,11 @@ def test_another_version_of_a_file_is_an_error(tmp_path, format):
     source.close()
     written(format, tmp_path / "t", numbers(10))
     for one in (source, pickle.loads(sent)):
-        with pytest.raises(DataError, match=r"/t has changed since its source was made"):
+        with pytest.raises(DataError, match=r"/t has changed since its source was created"):
             one[10]
 
 
 def test_the_first_version_of_feather_is_an_error(tmp_path):
     (tmp_path / "t").write_bytes(b"FEA1" + bytes(60) + b"FEA1")
-    with pytest.raises(DataError, match="/t is in the first version of Feather"):
+    with pytest.raises(DataError, match="/t uses version 1 of Feather"):
         ArrowDataSource(tmp_path / "t")

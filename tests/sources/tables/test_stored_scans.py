@@ -77,7 +77,7 @@ def test_a_store_that_others_may_write_to_is_not_used(paths, tmp_path, opened):
     (stored,) = (tmp_path / "cache" / tables.FOLDER).iterdir()
     stored.chmod(0o666)
     opened.clear()
-    with pytest.warns(Warning, match="is ignored"):
+    with pytest.warns(Warning, match="Ignoring"):
         ParquetDataSource(paths)
     assert opened
 

@@ -64,7 +64,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         else:
             module = _public(spec.name.removeprefix(ALIAS))
         if not isinstance(module, ModuleType):
-            raise ModuleNotFoundError(f"No module named {spec.name!r}: `grain` is Headrace here.", name=spec.name)
+            raise ModuleNotFoundError(
+                f"No module named {spec.name!r}: `grain` is an alias of Headrace here.", name=spec.name
+            )
         self._own_spec = module.__spec__
         return module
 

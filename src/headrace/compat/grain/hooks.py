@@ -75,7 +75,7 @@ def read_as_thread(source: Any, nth: int, num_threads: int) -> Any:
 
 
 def _translate(op: Any, state: dict[str, Any], replay: positions.Replay) -> dict[str, Any]:
-    from headrace.compat.grain.states import translated  # few programs need it
+    from headrace.compat.grain.states import translated  # imported here, since few programs need it
 
     return translated(op, state, replay)
 

@@ -73,8 +73,8 @@ class FirstFitPackIterDataset(_BinPackIterDataset):
 
     Args:
         parent: Elements that are dicts of arrays.
-        length_struct: The length of a row for each feature; features without one are left out.
-        num_packing_bins: How many bins to fill at a time. They come out together when a sequence fits into none.
+        length_struct: The length of a row for each feature; features without one are dropped.
+        num_packing_bins: How many bins to fill at a time. They are all emitted when a sequence fits into none.
         seed: The seed of the order in which the bins of a set come out.
         shuffle_bins: Whether that order is random.
         shuffle_bins_group_by_feature: A feature that the rows of a set are sorted by (the mean of its different
@@ -118,7 +118,7 @@ class ConcatThenSplitIterDataset(IterDataset):
     [1 2 3 4] [1 1 1 2] [0 1 2 0]
     [5 6 0 0] [1 1 0 0] [0 1 0 0]
 
-    Differs from Grain: every token comes once, also if features are not equally long; Grain may repeat tokens or not
+    Differs from Grain: every token comes once, even if features have different lengths; Grain may repeat tokens or not
     end.
 
     Args:

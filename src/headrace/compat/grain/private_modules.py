@@ -1,7 +1,7 @@
 """The private modules of Grain that public programs import: `as_grain()` provides them with these names.
 
 `MODULES` says for each module under `grain._src` which names it has, and where Headrace has them. Names that Headrace
-does not have elsewhere are defined below.
+defines nowhere else are defined below.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Translates the states of Grain's iterators into the form of `state/positions.py`.
+"""Translates the states of Grain's iterators into those of `headrace.state.positions`.
 
 They have the same numbers under other names, with these differences. A packer's `counter` counts all rows, ours only
 those before the set. After its last element, a window has the index of the next. A mix that has ended counts one
@@ -117,8 +117,8 @@ FORMS: dict[Any, Form] = {
     ),
 }
 _INSTEAD = (
-    "Go on without it: `skip` as many outputs as have been used, or give a random-access chain's iterator the state "
-    "{'next_index': n}."
+    "To continue without it, `skip` the outputs that were already used, or set the state of a "
+    "random-access chain's iterator to {'next_index': n}."
 )
 
 
@@ -201,8 +201,8 @@ def _opened(op: Interleave, state: Json, after: After, *, again: bool) -> list[J
     if state["future_states"] or (again and waiting and any(ended)):
         what = "a later epoch" if again else "datasets opened before their turn"
         raise StateError(
-            f"Grain wrote the state in an InterleaveIterDataset with {what}, and the state does not say which datasets "
-            f"have ended. {_INSTEAD}"
+            f"Grain saved this state of an InterleaveIterDataset with {what}, and it does not record which "
+            f"datasets have ended. {_INSTEAD}"
         )
     # The state of a dataset that has ended is at its end. While others wait, its slot must be free for them.
     slots = [
@@ -220,9 +220,9 @@ def _of_one_worker(state: Any) -> Any:
         inner = state[WORKERS]
         if len(inner) != 1:
             raise StateError(
-                f"Grain wrote the state with {len(inner)} workers. There each makes batches, rows and windows of its "
-                "share of the elements, so the stream differs from the one that any number of workers gives here. "
-                f"Write the checkpoint with one worker or none. {_INSTEAD}"
+                f"Grain saved this state with {len(inner)} workers, each of which batches, packs and shuffles its "
+                "own share of the elements. Headrace's stream is the same for any number of workers, so the two "
+                f"differ. Save the checkpoint with one worker or none. {_INSTEAD}"
             )
         (state,) = inner
     return state
@@ -235,10 +235,9 @@ def _mismatch(op: Op, state: Any) -> StateError:
         known = "to_iter_dataset"
     if known is None:
         return StateError(
-            f"This is not a state of {op.label()} (pipeline at {op.site}), neither of Headrace nor of Grain: "
-            f"{state!r:.200}."
+            f"This is neither a Headrace nor a Grain state of {op.label()} (pipeline at {op.site}): {state!r:.200}."
         )
     return StateError(
-        f"The state, which Grain wrote, has {known} where the pipeline has {op.label()} (pipeline at {op.site}). Make "
-        f"the pipeline as it was there. {_INSTEAD}"
+        f"Grain saved this state with {known} where the pipeline has {op.label()} (pipeline at {op.site}). "
+        f"Rebuild the pipeline as it was when the state was saved. {_INSTEAD}"
     )

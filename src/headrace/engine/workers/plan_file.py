@@ -84,7 +84,7 @@ def open_plan(memory: np.ndarray, extent: Extent) -> tuple[list[Op], Callable[[i
     """Reads a plan from memory; its arrays are views of that."""
     pipelines, init, options, nodes, cells = read(memory, extent)
     adopt_nodes(nodes)
-    notebooks.tell(cells)
+    notebooks.register_cells(cells)
     received_classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
     return pipelines, init, options
 

@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 from headrace.engine.workers.pickling import ClassPickler
-from headrace.errors import FROM_WORKER, WorkerError, format_error, rebuild_error, users_frames
+from headrace.errors import FROM_WORKER, WorkerError, format_error, rebuild_error, user_traceback
 from headrace.errors.signals import let_through
 
 MOST_FRAMES = 100  # in one traceback; of a longer one, the first and last are sent
@@ -52,7 +52,7 @@ def pack_error(error: BaseException, most_bytes: int = sys.maxsize) -> bytes:
     packed = _dumps(_serialize(error))
     if len(packed) <= most_bytes:
         return packed
-    return _dumps(SerializedError(_plain(error), _places(users_frames(error))[-MOST_FRAMES // 10 :]))
+    return _dumps(SerializedError(_plain(error), _places(user_traceback(error))[-MOST_FRAMES // 10 :]))
 
 
 def unpack_error(packed: bytes) -> BaseException:
@@ -64,7 +64,7 @@ def unpack_error(packed: bytes) -> BaseException:
 
 
 def _serialize(error: BaseException, depth: int = 0) -> SerializedError:
-    places = _places(users_frames(error))
+    places = _places(user_traceback(error))
     if not isinstance(error, Exception):  # such as SystemExit, which must not end the consumer
         said = WorkerError(f"A function raised {type(error).__name__}({error}) in a worker.")
         error = _with_notes_of(said, error)

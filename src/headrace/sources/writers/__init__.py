@@ -40,5 +40,5 @@ def writer_of(path: str) -> Callable[..., list[str]]:
     """The function that writes files with the suffix of this path."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in WRITERS:
-        raise PipelineError(f"{path} ends in {suffix!r}; the suffixes that can be written are {', '.join(WRITERS)}.")
+        raise PipelineError(f"{path} ends in {suffix!r}; the supported suffixes are {', '.join(WRITERS)}.")
     return WRITERS[suffix]

@@ -38,8 +38,8 @@ def write_csv(records: Any, path: str | os.PathLike, *, plain: bool = False, **h
             names = list(spec) if isinstance(spec, Mapping) else []
         if not names:
             raise PipelineError(
-                "There are no records, so the names of the columns, with which a CSV file begins, are unknown. Write "
-                "Parquet, or leave the file out."
+                "There are no records, so the column names for the header of the CSV file are unknown. Write "
+                "Parquet, or skip the file."
             )
         return arrow().schema([(name, arrow().string()) for name in names])
 
@@ -96,8 +96,8 @@ class _Writer:
         self._file.close()
         for name, kind in (self._unseen or {}).items():
             raise PipelineError(
-                f"All values of column {name!r} look like another type than {kind}, and so CSV would not give them "
-                f"back as they are. Write Parquet or JSON lines; or {PLAIN}."
+                f"All values of column {name!r} look like a type other than {kind}, so they would not read back "
+                f"from CSV as they are. Write Parquet or JSON lines; or {PLAIN}."
             )
 
 
@@ -106,8 +106,8 @@ def _check_types(schema: Any) -> None:
     for field in schema:
         if field.type not in (pa.int64(), pa.float64(), pa.bool_(), pa.string()):
             raise PipelineError(
-                f"Column {field.name!r} is of type {field.type}, but CSV holds only int64, float64, bools and text. "
-                f"Map the dataset to these, or write Parquet or JSON lines; or {PLAIN}."
+                f"Column {field.name!r} is of type {field.type}, but CSV holds only int64, float64, bools and "
+                f"text. Convert it in a `map`, or write Parquet or JSON lines; or {PLAIN}."
             )
 
 

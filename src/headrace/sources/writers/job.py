@@ -70,7 +70,7 @@ class Job:
             self.finished = set(left) & set(self._names)
         elif left and not self._overwrite:
             raise FileExistsError(
-                f"A call that was stopped has left {len(left)} shards of something else: {_few(left)}. Remove them and "
+                f"An interrupted call left {len(left)} shards of different data: {_few(left)}. Remove them and "
                 f"{self._path}, or set `overwrite`."
             )
         there = [name for name in self._names if name not in self.finished and os.path.exists(name)]

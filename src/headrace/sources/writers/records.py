@@ -41,7 +41,7 @@ def write_array_record(
             so on. Missing folders are created.
         options: Options of ArrayRecord's writer; by default each record can be read on its own.
         plain: Whether to write no more than plain values, without notes on what the format does not have of them:
-            dtypes, shapes, tuples and so on are then lost. Text is written as UTF-8.
+            dtypes, shapes, and tuples, for example, are then lost. Text is written as UTF-8.
         num_shards: How many files to write; 1 by default.
         overwrite: Whether to replace existing files, which are an error otherwise; old shards of another count are
             removed at the end.
@@ -126,8 +126,8 @@ class _Encoder:
         if self.are_bytes is not None and not self._plain:
             kinds = ("bytes", "not bytes") if are_bytes else ("not bytes", "bytes")
             raise PipelineError(
-                "A record is {}, but those before it are {}: nothing in the file would say which of them are "
-                "`tf.train.Example`. Map the dataset to one of both first.".format(*kinds)
+                "A record is {}, but those before it are {}: the file would not record which of them are "
+                "`tf.train.Example`. Convert all records to one type in a `map` first.".format(*kinds)
             )
         self.are_bytes = are_bytes
 
@@ -150,7 +150,7 @@ def _plain_line(record: Any) -> bytes:
 
 
 def _not_json(error: Exception) -> PipelineError:
-    return PipelineError(f"JSON cannot hold this record: {error}. Map the dataset to what it can hold first.")
+    return PipelineError(f"JSON cannot hold this record: {error}. Convert its values in a `map` first.")
 
 
 def _as_json(value: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypedDict
 
 from headrace.dataset import IterDataset, MapDataset
-from headrace.errors import DataError, PipelineError, full_disk_named
+from headrace.errors import DataError, PipelineError, translate_full_disk
 from headrace.progress import Bar
 from headrace.sources.writers.job import Job
 from headrace.storage.files import is_remote
@@ -71,14 +71,16 @@ def write(
     """
     target = os.fsdecode(path)
     if is_remote(target):
-        raise PipelineError(f"Only local files can be written; got the address {target}. Write one, then copy it.")
+        raise PipelineError(
+            f"Only local files can be written; got the address {target}. Write a local file, then copy it."
+        )
     if operator.index(num_shards) < 1:
         raise PipelineError(f"`num_shards` must be at least 1; got {num_shards}.")
     names = shard_names(target, num_shards)
     shards = Shards(records, num_shards)
     done = 0
     bar = Bar(f"Writing {os.path.basename(target)}", keep=True)
-    progress = progress or bar.tell
+    progress = progress or bar.report
     running = Job(target, names, [job, kind, num_shards], overwrite=overwrite, resumable=job is not None)
     with bar, running:
         for name, (size, part) in zip(names, shards, strict=True):
@@ -117,14 +119,14 @@ def _write_file(
     records: Iterator[Any], file: ShardFile, name: str, done: int, total: int | None, progress: Progress
 ) -> int:
     """Writes one file; returns how many records have been written in all."""
-    todo = "Make room, and call it again."
+    todo = "Free some space, and call it again."
     try:
         for record in records:
             try:
                 file.write(record)
             except Exception as e:
                 e.add_note(f"writing record {done}")
-                with full_disk_named(name, todo):
+                with translate_full_disk(name, todo):
                     raise
             done += 1
             if done % REPORTED_EVERY == 0:
@@ -133,7 +135,7 @@ def _write_file(
         with contextlib.suppress(Exception):  # the first error is the one to raise
             file.close()
         raise
-    with full_disk_named(name, todo):
+    with translate_full_disk(name, todo):
         file.close()
     return done
 
@@ -152,8 +154,8 @@ class Shards:
             self.total = None
         elif hasattr(self._stream, "__next__"):
             raise PipelineError(
-                f"An iterator cannot be cut into {num_shards} shards, because its length is unknown. Pass a dataset or "
-                "a list, or write one shard."
+                f"An iterator cannot be split into {num_shards} shards, because its length is unknown. Pass a "
+                "dataset or a list, or write one shard."
             )
         else:
             with _opened(self._stream) as iterator:
@@ -193,11 +195,11 @@ def _dataset(records: Any) -> tuple[MapDataset | None, Any]:
     if isinstance(records, MapDataset):
         return records, None
     if isinstance(records, str | bytes | bytearray):
-        raise PipelineError(f"Records are an iterable of bytes or dicts; got {type(records).__name__}.")
+        raise PipelineError(f"Records must be an iterable of bytes or dicts; got {type(records).__name__}.")
     if isinstance(records, IterDataset):
         return None, records
     if hasattr(records, "__len__") and (hasattr(records, "__getitem__") or hasattr(records, "__getitems__")):
         return MapDataset.source(records), None
     if not isinstance(records, Iterable):
-        raise PipelineError(f"Records are a dataset, a source or an iterable; got {type(records).__name__}.")
+        raise PipelineError(f"Records must be a dataset, a source or an iterable; got {type(records).__name__}.")
     return None, records

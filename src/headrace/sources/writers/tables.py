@@ -76,7 +76,7 @@ class TableWriter:
         schema_of: The schema of a file; None if it does not say.
         schema_without_rows: The schema for a file without rows, given the first shard.
         schema: A schema to which values are converted.
-        plain: Whether to leave out notes, and convert values that do not fit into their column.
+        plain: Whether to omit notes, and to convert values that do not fit their column.
         row_group_rows: The most rows in a row group.
         rows_only: Whether the format cannot say that elements were no dicts.
     """
@@ -109,7 +109,7 @@ class TableWriter:
 
 
 class TableFile:
-    """Collects rows into row groups; the first group determines the schema, unless one is given."""
+    """Collects rows into row groups; the first group determines the schema, unless the caller passes one."""
 
     def __init__(self, path: str, table: TableWriter, first: str | None, schema: Any):
         self._path = path
@@ -131,7 +131,9 @@ class TableFile:
         if self._is_bare is not is_bare and not self._table.plain:
             self._check_kind(is_bare)
         if self._rows and row.keys() != self._rows[0].keys():
-            raise PipelineError(f"A row has the columns {sorted(row)}, but those before it {sorted(self._rows[0])}.")
+            raise PipelineError(
+                f"A row has the columns {sorted(row)}, but those before it have {sorted(self._rows[0])}."
+            )
         self._rows.append(row)
         self._num_bytes += sum(map(_num_bytes, row.values()))
         if len(self._rows) >= self._table.row_group_rows or self._num_bytes >= ROW_GROUP_BYTES:
@@ -139,18 +141,20 @@ class TableFile:
 
     def _check_kind(self, is_bare: bool) -> None:
         if is_bare and self._table.rows_only:
-            raise PipelineError(f"A record is no dict, which this format cannot say. Write another; or {PLAIN}.")
+            raise PipelineError(
+                f"A record is not a dict, and this format cannot record that. Write another format; or {PLAIN}."
+            )
         if self._is_bare is not None:
             kinds = ("not a dict", "dicts") if is_bare else ("a dict", "not dicts")
             raise PipelineError(
-                "A record is {}, but those before it are {}. Map the dataset to one of both.".format(*kinds)
+                "A record is {}, but those before it are {}. Convert all records to one type in a `map`.".format(*kinds)
             )
         self._is_bare = is_bare
 
     def _flush(self) -> None:
         names = list(self._rows[0]) if self._schema is None else self._schema.names
         if self._rows[0].keys() != set(names):
-            raise PipelineError(f"A row has the columns {sorted(self._rows[0])}, but the schema {sorted(names)}.")
+            raise PipelineError(f"A row has the columns {sorted(self._rows[0])}, but the schema has {sorted(names)}.")
         columns = {name: self._column(name) for name in names}
         if self._writer is None:
             self._begin(columns)
@@ -184,7 +188,7 @@ class TableFile:
             column = converted(values, kind)
             is_new = self._notes is None or self._table.plain or column.array.null_count == len(values)
             if not is_new and comparable_note(column.note) != comparable_note(note):
-                raise ValueError(f"it has values of other kinds than the first row group, of which is noted {note}")
+                raise ValueError(f"it has values of other kinds than the first row group, whose note is {note}")
             return column
         except (arrow().ArrowException, TypeError, ValueError, OverflowError) as e:
             raise self._unfit(name, kind, str(e).rstrip(".")) from e
@@ -194,8 +198,8 @@ class TableFile:
         nulls = ", and all its values are null" if is_null else ""
         plain = "" if self._table.plain else f"; or {PLAIN}"
         return PipelineError(
-            f"Column {name!r} cannot be written as {kind or 'one type'}: {why}. The first row group determines the "
-            f"types{nulls}: to choose them, call `write_parquet` and give `schema`{plain}."
+            f"Column {name!r} cannot be written as {kind or 'one type'}: {why}. The first row group determines "
+            f"the types{nulls}: to choose them, call `write_parquet` and pass `schema`{plain}."
         )
 
     def _open(self) -> Any:

@@ -72,15 +72,15 @@ class _TarFile:
     def write(self, record: Any) -> None:
         if not isinstance(record, Mapping):
             raise PipelineError(
-                f"A sample of a tar file is a dict of files by extension, as in {{'jpg': b'…', 'cls': 3}}; got "
-                f"{type(record).__name__}. Map the dataset to such dicts first."
+                "A sample of a tar file must be a dict of files by extension, such as {'jpg': b'…', 'cls': 3}; "
+                f"got {type(record).__name__}. Convert it in a `map` first."
             )
         key = record[KEY]
         if key == self._last_key:
-            raise PipelineError(f"Two samples, one after the other, have the key {key!r}: they would be read as one.")
+            raise PipelineError(f"Two consecutive samples have the key {key!r}, and would be read as one.")
         extensions = [name for name in record if name != KEY]
         if not extensions:
-            raise PipelineError(f"The sample {key!r} has no files: it would not be read again.")
+            raise PipelineError(f"The sample {key!r} has no files, so it would be lost.")
         for extension in extensions:
             self._write_file(key, extension, record[extension])
         self._last_key = key
@@ -89,9 +89,9 @@ class _TarFile:
         name = f"{key}.{extension}"
         if not isinstance(key, str) or not isinstance(extension, str) or key_of(name) != (key, extension):
             raise PipelineError(
-                f"The key {key!r} and the extension {extension!r} would not be read again from the name {name!r}. A "
-                "key has no dot after its last slash and is in no folder like `__meta__`; an extension is in lower "
-                "case and has no slash."
+                f"The name {name!r} would not read back as the key {key!r} and the extension {extension!r}. A key "
+                "must have no dot after its last slash and no folder like `__meta__`; an extension must be in "
+                "lower case without a slash."
             )
         content = _encoded(name, value, self._plain)
         entry = tarfile.TarInfo(name)
@@ -123,8 +123,9 @@ def _encoded(name: str, value: Any, plain: bool) -> bytes:
             np.save(file, value, allow_pickle=False)
             return file.getvalue()
     except (TypeError, ValueError) as e:
-        raise PipelineError(f"{name} cannot hold this value: {e}. Map the dataset to what it can hold first.") from e
+        raise PipelineError(f"{name} cannot hold this value: {e}. Convert the value in a `map` first.") from e
     raise PipelineError(
-        f"{name} is to hold a value of the type {type(value).__name__}, and its extension does not say how. Encode it "
-        "to bytes first, or give text the extension `txt`, an int `cls`, an array `npy`, and other values `json`."
+        f"{name} cannot hold a value of the type {type(value).__name__}: its extension names no encoding for "
+        "it. Encode it to bytes first, or use the extension `txt` for text, `cls` for an int, `npy` for an "
+        "array, and `json` for other values."
     )
