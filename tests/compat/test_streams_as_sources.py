@@ -139,7 +139,7 @@ def test_a_stream_does_not_go_far_back(monkeypatch):
     monkeypatch.setattr(in_order, "FORGET_EVERY", 1)
     stream = in_order.InOrder(Stream(), 10**9, None)
     assert [stream[i] for i in (0, 3, 1, 2, 5, 3)] == [0, 3, 1, 2, 5, 3]
-    with pytest.raises(PipelineError, match="has given 6 and cannot go back to number 2"):
+    with pytest.raises(PipelineError, match="has returned 6 elements and cannot go back to number 2"):
         stream[2]
 
 
