@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from headrace.dataset import IterDataset
 from headrace.device.hosts import session
+from headrace.device.ranks import warn_of_ranks_without_jax
 from headrace.engine.hosts import Hosts
 from headrace.errors import PipelineError
 from headrace.ops.base import ProcessLocal, Unary
@@ -40,6 +41,7 @@ def stop_together(ds: IterDataset, *, every: int = 8) -> IterDataset:
         if op.name == "device_put":
             raise PipelineError("`stop_together` computes elements ahead: put it before `device_put`, on the host.")
         op = op.upstream
+    warn_of_ranks_without_jax(stacklevel=3)
     return ds._then(StopTogether(ds._op, every, next(_numbers)))
 
 
