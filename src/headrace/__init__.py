@@ -43,9 +43,9 @@ from headrace.records import RecordMetadata as RecordMetadata
 
 if _TYPE_CHECKING:
     from headrace.checkpoint.elastic import ElasticIterator as ElasticIterator
-    from headrace.device.ending import in_step as in_step
-    from headrace.device.ending import stop_together as stop_together
     from headrace.device.jax import device_put as device_put
+    from headrace.device.stopping import in_step as in_step
+    from headrace.device.stopping import stop_together as stop_together
     from headrace.diagnosis import diagnose as diagnose
     from headrace.insight.verify import verify as verify
     from headrace.performance import pick_performance_config as pick_performance_config
@@ -57,7 +57,7 @@ _getattr, _dir, _ = _lazy_module(
     __name__,
     {
         "checkpoint.elastic": ("ElasticIterator",),
-        "device.ending": ("in_step", "stop_together"),
+        "device.stopping": ("in_step", "stop_together"),
         "device.jax": ("device_put",),
         "diagnosis": ("diagnose",),
         "performance": ("pick_performance_config",),

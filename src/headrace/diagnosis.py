@@ -11,11 +11,11 @@ from headrace.engine.iteration import Iteration
 from headrace.errors import PipelineError
 from headrace.errors.suggestions import explains_keywords
 from headrace.loader import DataLoader
-from headrace.ops.base import Op, ProcessLocal
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
+from headrace.ops.op import Op, ProcessLocal
 from headrace.ops.recorder import Totals
 from headrace.options import MultiprocessingOptions, ReadOptions
-from headrace.stats import OperationStats, Stats, tables
+from headrace.stats import OperationStats, Stats, as_table
 from headrace.stats.bounds import Bounds, Scaling
 from headrace.stats.verdicts import culprit, significant, with_threads
 from headrace.threads import num_cores
@@ -64,12 +64,12 @@ class Diagnosis:
         return made
 
     def __str__(self) -> str:
-        operations = tables.in_columns(tables.OPERATION_HEAD, tables.operations(self.operations))
-        return f"{operations}\n\n{tables.in_columns(_HEAD, self._rows())}\n\n{self.verdict}"
+        operations = as_table.in_columns(as_table.OPERATION_HEAD, as_table.operations(self.operations))
+        return f"{operations}\n\n{as_table.in_columns(_HEAD, self._rows())}\n\n{self.verdict}"
 
     def _repr_html_(self) -> str:
-        operations = tables.html_table(tables.OPERATION_HEAD, tables.operations(self.operations))
-        return f"{tables.html_paragraph(self.verdict)}{operations}{tables.html_table(_HEAD, self._rows())}"
+        operations = as_table.html_table(as_table.OPERATION_HEAD, as_table.operations(self.operations))
+        return f"{as_table.html_paragraph(self.verdict)}{operations}{as_table.html_table(_HEAD, self._rows())}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [

@@ -20,9 +20,9 @@ import numpy as np
 from headrace.engine.iteration import Iteration
 from headrace.errors import ClosedError, HeadraceError, StateError, hide_internal_frames
 from headrace.exporters import DEBUG_EVERY_S, Export, Exporter, debug_report, export_of
-from headrace.ops.base import Op
 from headrace.ops.global_batch import has_global_state
 from headrace.ops.next_index import index_at, position_at
+from headrace.ops.op import Op
 from headrace.options import config
 from headrace.state import merging, positions
 from headrace.state import positions as arrays

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from headrace.compat.grain.packing import ConcatThenSplitIterDataset as ConcatThenSplitIterDataset
     from headrace.compat.grain.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
     from headrace.compat.grain.packing import PackAndBatchOperation as PackAndBatchOperation
-    from headrace.ops.packing.operations import BOSHandling as BOSHandling
-    from headrace.ops.packing.report import Padding as Padding
-    from headrace.ops.packing.report import PaddingReport as PaddingReport
-    from headrace.ops.packing.report import padding_report as padding_report
+    from headrace.ops.packing.packers import BOSHandling as BOSHandling
+    from headrace.ops.packing.padding_report import Padding as Padding
+    from headrace.ops.packing.padding_report import PaddingReport as PaddingReport
+    from headrace.ops.packing.padding_report import padding_report as padding_report
 
 __getattr__, __dir__, _MODULE_OF = lazy_module(
     __name__,
@@ -29,7 +29,7 @@ __getattr__, __dir__, _MODULE_OF = lazy_module(
             "FirstFitPackIterDataset",
             "PackAndBatchOperation",
         ),
-        "ops.packing.operations": ("BOSHandling",),
-        "ops.packing.report": ("Padding", "PaddingReport", "padding_report"),
+        "ops.packing.packers": ("BOSHandling",),
+        "ops.packing.padding_report": ("Padding", "PaddingReport", "padding_report"),
     },
 )

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headrace.dataset.base import Dataset
-from headrace.engine.memory import available_bytes
+from headrace.engine.free_memory import available_bytes
 from headrace.engine.plan import all_operations
 from headrace.engine.tuning import ELEMENT_S, THREADS_GAIN
 from headrace.errors import PipelineError
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block
 from headrace.ops.buffer import ToStream
 from headrace.ops.guard import Guard
 from headrace.ops.inline import InlineExecutor
 from headrace.ops.kernels import fetcher
+from headrace.ops.op import Op
 from headrace.ops.order import gather_options
 from headrace.ops.source import UserDataset
 from headrace.ops.streams import Context, FilterWatch, Position, Run, Stream, UnaryStream, open_stream, stream_of

@@ -12,7 +12,7 @@ from headrace.dataset import MapDataset
 from headrace.dataset.base import Dataset
 from headrace.iterator import DatasetIterator
 from headrace.loader import DataLoader
-from headrace.ops.base import parents_first
+from headrace.ops.op import parents_first
 from headrace.ops.source import Source
 from headrace.transforms import Map
 

@@ -16,7 +16,7 @@ from headrace import MapDataset
 from headrace.__main__ import main
 from headrace.sources.opening import open
 from headrace.sources.tfrecord import framed
-from headrace.sources.writers import records, shard_names, write_array_record, write_tfrecord
+from headrace.sources.writers import record_writers, shard_names, write_array_record, write_tfrecord
 from tests.support.proc import LIMIT_S, WAIT_S, until
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -238,7 +238,7 @@ def test_other_records_of_the_same_file_are_another_conversion(tmp_path, capsys,
         return framed(record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "framed", framed_or_full)
+        patched.setattr(record_writers, "framed", framed_or_full)
         assert convert(f"{source}[0:60]", target, "--shards", 4) == 1
     assert convert(f"{source}[31:60]", target, "--shards", 4) == 1
     assert "left 2 shards of different data" in capsys.readouterr().err

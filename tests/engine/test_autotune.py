@@ -19,7 +19,7 @@ import headrace.engine.runtime
 from headrace import AUTOTUNE, DatasetOptions, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.__main__ import main
 from headrace.engine import tuning
-from headrace.engine.threads import ThreadExecutor, Threads
+from headrace.engine.thread_executor import ThreadExecutor, Threads
 from headrace.engine.tuning import AutotunedExecutor, TrialResult, TrialStream
 from headrace.engine.workers.pool import ProcessPool
 from headrace.errors import WorkerError

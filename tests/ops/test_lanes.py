@@ -12,8 +12,8 @@ from headrace import DatasetIterator, IterDataset, MapDataset, MultiprocessingOp
 from headrace.engine import iteration
 from headrace.errors import MissingLanesError, PipelineError, StateError
 from headrace.ops.ending import ends_together
-from headrace.ops.streams import global_batch as lanes_joined
-from headrace.ops.streams.buffer import IndexStream
+from headrace.ops.streams import global_batch_streams as lanes_joined
+from headrace.ops.streams.buffer_streams import IndexStream
 from headrace.sharding import ShardOptions
 from headrace.testing import assert_equal, assert_resumable
 from tests.support import reference

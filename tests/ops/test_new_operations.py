@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pytest
 
 from headrace import MapDataset, MultiprocessingOptions
-from headrace.ops.base import Unary
 from headrace.ops.blocks import Block, Rows
+from headrace.ops.op import Unary
 from headrace.ops.streams import Context, Position, Run, Stream, UnaryStream, open_stream
-from headrace.ops.streams.base import GroupStream, start_at
+from headrace.ops.streams.stream import GroupStream, start_at
 from headrace.testing import assert_equal, assert_resumable
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from headrace import experimental
 from headrace.errors import DataError, MissingDependency, PipelineError, StateError
-from headrace.ops.streams.source import UserStream
+from headrace.ops.streams.source_streams import UserStream
 from headrace.sources import ParquetDataSource
 from headrace.sources.parquet import ParquetIterDataset
 from headrace.storage.remote import Address

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace import MapDataset
 from headrace.errors import DataError, PipelineError
 from headrace.sources import ParquetIterDataset, opening
-from headrace.sources.writers import tables, writer_of
+from headrace.sources.writers import table_writers, writer_of
 from headrace.trees import ShapeDtypeStruct
 from tests.sources.elements import INTS, NAMES, TEXT, anything, assert_same, rows
 
@@ -161,7 +161,7 @@ def test_plain_tables_have_no_note(tmp_path):
 
 
 def test_nested_arrays_end_a_row_group(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "ROW_GROUP_BYTES", 1 << 20)  # instead of 64 MiB
+    monkeypatch.setattr(table_writers, "ROW_GROUP_BYTES", 1 << 20)  # instead of 64 MiB
     (path,) = write([{"x": {"y": [np.zeros(160_000, np.uint8)]}}] * 10, tmp_path / "a.parquet")
     assert pq.ParquetFile(path).num_row_groups == 2
 

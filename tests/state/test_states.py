@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from headrace import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from headrace.engine.plan import all_operations
 from headrace.errors import HeadraceError, StateError, StateWarning
-from headrace.ops.base import Op
+from headrace.ops.op import Op
 from tests.state.fixtures.make_states import FOLDER, RELEASE, digest, makers, streams
 from tests.support.proc import WAIT_S, workers_of
 

@@ -30,9 +30,9 @@ from headrace.ops import (
     split,
     weighed_mix,
 )
-from headrace.ops.base import Op
 from headrace.ops.lanes import WHOLE, Lane
-from headrace.ops.packing import operations as pack
+from headrace.ops.op import Op
+from headrace.ops.packing import packers as pack
 
 index_shuffle = lru_cache(1 << 16)(rng.index_shuffle)  # a small range takes thousands of steps
 

@@ -9,9 +9,9 @@ from headrace.dataset import IterDataset, MapDataset
 from headrace.engine.plan import all_operations
 from headrace.errors import PipelineError, StateError
 from headrace.iterator import DatasetIterator, StreamIterator, _Checkpointable
-from headrace.ops.base import Op
 from headrace.ops.element import FilterOp, FlatMapOp
 from headrace.ops.global_batch import batch_of_rows
+from headrace.ops.op import Op
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count
 from headrace.sharding import ShardBySharding, ShardOptions, rows_of
 from headrace.state import positions

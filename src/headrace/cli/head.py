@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.cli import arguments, output, pipelines
-from headrace.cli.data import open_data
+from headrace.cli.data_sets import open_data
 from headrace.cli.output import as_json
 from headrace.insight.show import element_text
 from headrace.sources.tf_example import parse_example

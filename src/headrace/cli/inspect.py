@@ -5,11 +5,11 @@ import json
 from typing import Any
 
 from headrace.cli import arguments, output
-from headrace.cli.data import Data, as_example, open_data, spec_of
+from headrace.cli.data_sets import Data, as_example, open_data, spec_of
 from headrace.cli.output import as_json
 from headrace.errors.addresses import redacted
 from headrace.insight.show import element_text
-from headrace.insight.show.view import num_bytes
+from headrace.insight.show.element_view import num_bytes
 
 FEW_FILES = 5
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.cli.output import Fields, Lines, Part, Table
-from headrace.engine.memory import available_bytes
+from headrace.engine.free_memory import available_bytes
 from headrace.errors import install_command
 from headrace.storage.files import cache_folder
 from headrace.threads import num_cores

@@ -19,7 +19,6 @@ from headrace.errors import PipelineError, hide_internal_frames, interrupt_trace
 from headrace.errors.signals import in_pipeline, may_be_from_outside
 from headrace.iterator import StreamIterator
 from headrace.ops.adapters import as_source
-from headrace.ops.base import ENDLESS
 from headrace.ops.blocks import Block, Indices
 from headrace.ops.buffer import Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace.ops.by_size import BatchBySize
@@ -28,8 +27,9 @@ from headrace.ops.ending import mark_shard, warn_of_dropped_rows
 from headrace.ops.global_batch import batch_of_rows, global_batch
 from headrace.ops.group import BufferShuffle, PaddedBatch, Rebatch
 from headrace.ops.kernels import fetcher
+from headrace.ops.op import ENDLESS
 from headrace.ops.order import Pick, Repeat, Shuffle, Slice
-from headrace.ops.packing.operations import PackOptions, packer
+from headrace.ops.packing.packers import PackOptions, packer
 from headrace.ops.schedule import WeightSchedule
 from headrace.ops.source import SeededSource, Source
 from headrace.ops.split import split_of

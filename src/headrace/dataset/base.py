@@ -17,16 +17,16 @@ from headrace.errors import BadRecord, PipelineError, SpecError
 from headrace.errors.signals import in_pipeline, let_through
 from headrace.errors.suggestions import closest, explain_keywords_of, no_attribute, written_here
 from headrace.iterator import DatasetIterator, NoStats, StreamIterator
-from headrace.ops.base import ENDLESS, Op
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import Cache, ToStream
 from headrace.ops.disk_cache import DiskCache, stream_from_disk
 from headrace.ops.element import FilterOp, FlatMapOp, MapOp, MapWithIndexOp, RandomMapOp
 from headrace.ops.ending import num_outputs, warn_of_uneven_shards
 from headrace.ops.group import BatchOp, PadTo
+from headrace.ops.labels import show
+from headrace.ops.op import ENDLESS, Op
 from headrace.ops.order import Options, Seed, WindowShuffle
 from headrace.ops.recorder import Recorder
-from headrace.ops.show import show
 from headrace.ops.source import UserDataset
 from headrace.ops.streams import Stream, open_stream
 from headrace.options import DatasetOptions, ErrorPolicy

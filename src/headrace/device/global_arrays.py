@@ -14,9 +14,9 @@ import numpy as np
 
 from headrace.engine.hosts import Hosts, check_same_data
 from headrace.errors import PipelineError, optional
-from headrace.ops.base import Op
 from headrace.ops.ending import ends_together, may_drop_rows, must_come_before_rows, num_outputs
 from headrace.ops.global_batch import global_rows
+from headrace.ops.op import Op
 from headrace.ops.order import gather_options
 from headrace.sharding import GlobalRows, rows_on_devices
 from headrace.state.identity import of_all_hosts

@@ -13,12 +13,12 @@ from typing import Any
 from headrace import trees
 from headrace.dataset import IterDataset
 from headrace.device.global_arrays import GlobalArrays, check_placement, is_addressable
-from headrace.device.hosts import session
 from headrace.device.locked_memory import LockedMemory, locked_memory
 from headrace.device.moving import Moved, OneByOne, check_dataset
+from headrace.device.session import session
 from headrace.errors import PipelineError, optional
-from headrace.ops.base import ProcessLocal, Unary
 from headrace.ops.buffer import Prefetch
+from headrace.ops.op import ProcessLocal, Unary
 from headrace.ops.streams import Context, Position, Stream, open_stream, stream_of
 from headrace.options import check_counts
 

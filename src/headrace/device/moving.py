@@ -9,12 +9,12 @@ from typing import Any
 
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError
-from headrace.ops.base import Op
 from headrace.ops.blocks import Rows
 from headrace.ops.buffer import Prefetch
-from headrace.ops.elements import blame
+from headrace.ops.calls import blame
+from headrace.ops.op import Op
 from headrace.ops.streams import Context, Position, Run, Stream, UnaryStream, open_stream
-from headrace.ops.streams.base import places
+from headrace.ops.streams.stream import places
 
 
 def check_dataset(ds: Any, name: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from headrace.dataset.base import Dataset
 from headrace.loader import DataLoader
-from headrace.ops.base import Op, parents_first
 from headrace.ops.combine import Select
 from headrace.ops.global_batch import makes_rows
+from headrace.ops.op import Op, parents_first
 from headrace.ops.order import IndexOp, Slice
 from headrace.ops.source import UserDataset
 

@@ -21,8 +21,8 @@ from headrace.device.moving import check_dataset, moved_ahead
 from headrace.device.ranks import warn_of_unsharded
 from headrace.errors import PipelineError, StateError, optional
 from headrace.errors.suggestions import explains_constructor
-from headrace.ops.base import Unary
 from headrace.ops.epochs import in_epoch
+from headrace.ops.op import Unary
 from headrace.ops.streams import Context, Position, Stream, stream_of
 from headrace.options import check_count, check_counts
 from headrace.sources.torch_data import GUESTS

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.ops.base import Op, parents_first
 from headrace.ops.buffer import MpPrefetch, ToStream
 from headrace.ops.disk_cache import DiskCache
+from headrace.ops.op import Op, parents_first
 
 if TYPE_CHECKING:
     from headrace.storage.elements import Filling

@@ -9,8 +9,8 @@ import threading
 import time
 import weakref
 
-from headrace.ops.base import Op
 from headrace.ops.group import BatchOp, PaddedBatch, Rebatch
+from headrace.ops.op import Op
 from headrace.ops.origins import last_visible_op
 from headrace.ops.recorder import Recorder
 from headrace.progress import Bar

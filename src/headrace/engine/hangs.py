@@ -15,8 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import format_error
-from headrace.ops.base import Op
-from headrace.ops.elements import ints
+from headrace.ops.calls import ints
+from headrace.ops.op import Op
 from headrace.threads import start_thread
 
 if TYPE_CHECKING:

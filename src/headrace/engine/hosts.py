@@ -12,8 +12,8 @@ from collections import Counter
 from typing import Any
 
 from headrace.errors import PipelineError, optional
-from headrace.ops.base import Op, parents_first
 from headrace.ops.global_batch import global_rows
+from headrace.ops.op import Op, parents_first
 from headrace.state.identity import difference_between, of_all_hosts
 
 WAIT_S = 600.0

@@ -29,14 +29,14 @@ from headrace.errors import (
 )
 from headrace.errors.signals import from_outside, in_pipeline, may_be_from_outside
 from headrace.ops import profile
-from headrace.ops.base import Op, ProcessLocal
 from headrace.ops.blocks import Block
 from headrace.ops.buffer import Prefetch
 from headrace.ops.global_batch import check_lanes
+from headrace.ops.op import Op, ProcessLocal
 from headrace.ops.profile import here
 from headrace.ops.recorder import Recorder
 from headrace.ops.streams import At, Context, Run, Stream, open_stream
-from headrace.ops.streams.base import start_of
+from headrace.ops.streams.stream import start_of
 from headrace.options import DatasetOptions, ExecutionTrackingMode, config
 
 LONGEST_RUN = 1 << 13

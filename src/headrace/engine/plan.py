@@ -19,18 +19,18 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, ClassVar
 
-from headrace.ops.base import Op, ProcessLocal, Unary
 from headrace.ops.buffer import MpPrefetch, ToStream
 from headrace.ops.by_size import BatchBySize
 from headrace.ops.combine import Interleave, Mixing, Nary, Zip
 from headrace.ops.element import MapOp
 from headrace.ops.global_batch import GlobalBatch
 from headrace.ops.group import BatchOp
+from headrace.ops.labels import Line, lines
+from headrace.ops.op import Op, ProcessLocal, Unary
 from headrace.ops.order import gather_options
-from headrace.ops.show import Line, lines
 from headrace.ops.source import UserDataset
-from headrace.ops.streams.base import Position
-from headrace.ops.streams.combine import part_made
+from headrace.ops.streams.combined_streams import part_made
+from headrace.ops.streams.stream import Position
 from headrace.options import DatasetOptions, num_threads
 
 Path = tuple[int, ...]

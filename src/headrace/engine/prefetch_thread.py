@@ -14,8 +14,8 @@ from typing import Any
 
 from headrace.engine.sizing import BufferLimit, Growth
 from headrace.errors import ClosedError
-from headrace.ops.base import Op, parents_first
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
+from headrace.ops.op import Op, parents_first
 from headrace.ops.profile import here, waited
 from headrace.ops.recorder import Recorder, StageRecord
 from headrace.ops.source import UserDataset

@@ -7,13 +7,13 @@ from headrace.engine.filling import fill_caches
 from headrace.engine.plan import Plan
 from headrace.engine.prefetch_thread import PrefetchThreads
 from headrace.engine.sizing import BufferLimit
-from headrace.engine.threads import Shared, ThreadExecutor, Threads
+from headrace.engine.thread_executor import Shared, ThreadExecutor, Threads
 from headrace.engine.tuning import AutotunedExecutor
 from headrace.engine.workers import Workers
-from headrace.ops.base import COMMAND
 from headrace.ops.buffer import ToStream
 from headrace.ops.guard import Guard
 from headrace.ops.inline import InlineExecutor
+from headrace.ops.op import COMMAND
 from headrace.ops.order import IndexOp
 from headrace.ops.recorder import Recorder
 from headrace.ops.streams import Context, FilterWatch

@@ -8,7 +8,7 @@ number of outputs so far.
 import time
 from collections.abc import Callable
 
-from headrace.engine.memory import LITTLE_BYTES, available_bytes
+from headrace.engine.free_memory import LITTLE_BYTES, available_bytes
 
 RUNS_ALIKE = 4
 

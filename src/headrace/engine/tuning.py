@@ -26,8 +26,8 @@ from math import ceil
 from threading import Thread
 from typing import Any, ClassVar, Protocol
 
-from headrace.engine.memory import LITTLE_BYTES, available_bytes
-from headrace.engine.threads import ThreadExecutor, Threads
+from headrace.engine.free_memory import LITTLE_BYTES, available_bytes
+from headrace.engine.thread_executor import ThreadExecutor, Threads
 from headrace.errors.signals import let_through
 from headrace.ops.buffer import MpPrefetch, ToStream
 from headrace.ops.ending import num_outputs

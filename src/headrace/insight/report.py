@@ -14,13 +14,13 @@ import numpy as np
 
 from headrace.engine.plan import CONSUMER, Plan, PlanStep
 from headrace.errors import optional
-from headrace.ops.base import Op
 from headrace.ops.buffer import ToStream
 from headrace.ops.combine import Interleave, Mix, Mixing, Nary, RouteOp
 from headrace.ops.group import BatchOp
+from headrace.ops.labels import lines
+from headrace.ops.op import Op
 from headrace.ops.order import IndexOp
 from headrace.ops.schedule import ScheduledMix
-from headrace.ops.show import lines
 from headrace.ops.source import Source, UserDataset
 
 # --------------------------------------------------------------------------------------------------------- lengths

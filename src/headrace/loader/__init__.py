@@ -14,10 +14,10 @@ from headrace.errors import PipelineError
 from headrace.errors.one_line import short_repr
 from headrace.errors.suggestions import closest, explains_keywords, no_attribute, written_here
 from headrace.iterator import PipelineIterator
-from headrace.loader import state as states
+from headrace.loader import loader_state as states
 from headrace.loader.chain import as_transforms, chain, display_name, identity
 from headrace.loader.in_order import InOrder, reads_in_order
-from headrace.loader.order import Order
+from headrace.loader.record_order import Order
 from headrace.ops.adapters import open_given_source
 from headrace.ops.source import SeededSource
 from headrace.options import MultiprocessingOptions, ReadOptions, check_count

@@ -13,11 +13,11 @@ from headrace.dataset import IterDataset, MapDataset
 from headrace.dataset.base import METHODS, Dataset, method_of
 from headrace.errors import PipelineError
 from headrace.iterator import DatasetIterator
-from headrace.loader.order import Order, ReusableMetadata
+from headrace.loader.record_order import Order, ReusableMetadata
 from headrace.operations import Operation, batched
-from headrace.ops.base import describe
+from headrace.ops.calls import check_is_element
 from headrace.ops.element import PlacedMap, RecordMap
-from headrace.ops.elements import check_is_element
+from headrace.ops.op import describe
 from headrace.options import ReadOptions
 from headrace.records import Record, RecordMetadata
 

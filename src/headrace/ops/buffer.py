@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.errors import PipelineError
-from headrace.ops.base import ENDLESS, Op, ProcessLocal, Unary, cached_from_parents, describe, parents_first
 from headrace.ops.lanes import Lane
+from headrace.ops.op import ENDLESS, Op, ProcessLocal, Unary, cached_from_parents, describe, parents_first
 from headrace.ops.order import IndexOp, Slice
 from headrace.options import (
     AUTOTUNE,

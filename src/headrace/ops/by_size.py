@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import Op, cached_from_parents
 from headrace.ops.group import Grouped
 from headrace.ops.lanes import Lane
+from headrace.ops.op import Op, cached_from_parents
 from headrace.ops.padding import pad, padded_spec
 from headrace.ops.seeds import set_seed
 from headrace.ops.sizes import Size, SizeOf

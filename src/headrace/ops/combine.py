@@ -12,8 +12,8 @@ import numpy as np
 
 from headrace.errors import PipelineError, StateError
 from headrace.errors.signals import let_through
-from headrace.ops.base import ENDLESS, Op, ProcessLocal, cached_from_parents
 from headrace.ops.lanes import Lane, check_same_lanes
+from headrace.ops.op import ENDLESS, Op, ProcessLocal, cached_from_parents
 from headrace.ops.order import Slice
 from headrace.ops.proportions import Shares
 from headrace.ops.state_fields import Fields, PartStates, count, ints, plain

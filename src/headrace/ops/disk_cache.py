@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.errors import PipelineError
-from headrace.ops.base import Op
 from headrace.ops.buffer import Cache, ToStream
+from headrace.ops.op import Op
 from headrace.ops.order import gather_options
 
 if TYPE_CHECKING:

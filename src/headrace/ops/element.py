@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import ENDLESS, Op, Unary, cached_from_parents, describe, method_or_function
 from headrace.ops.lanes import WHOLE, Lane
+from headrace.ops.op import ENDLESS, Op, Unary, cached_from_parents, describe, method_or_function
 from headrace.ops.seeds import set_seed
 
 

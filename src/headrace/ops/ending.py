@@ -2,12 +2,12 @@
 
 import math
 
-from headrace.ops.base import Op, Unary, parents_first
 from headrace.ops.buffer import Cache, Limit, Skip, ToStream
 from headrace.ops.combine import Interleave, Mix, Mixing, Zip
 from headrace.ops.disk_cache import FromDisk
 from headrace.ops.global_batch import BatchOfRows, GlobalBatch, OwnRows, has_rows, makes_rows
 from headrace.ops.group import BatchOp, BufferShuffle, PaddedBatch
+from headrace.ops.op import Op, Unary, parents_first
 from headrace.ops.order import IndexOp, Repeat, Slice, WindowShuffle, gather_options
 from headrace.ops.source import Source, UserDataset
 from headrace.ops.weighed_mix import WeighedMix

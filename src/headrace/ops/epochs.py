@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import PipelineError
-from headrace.ops.base import ENDLESS, Op, ProcessLocal, parents_first
 from headrace.ops.buffer import Cache, ToStream
 from headrace.ops.combine import Interleave, Nary
 from headrace.ops.element import MapOp
+from headrace.ops.op import ENDLESS, Op, ProcessLocal, parents_first
 from headrace.ops.order import Seed, Slice
 from headrace.ops.source import UserDataset
 from headrace.rng import derive_seed

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import MissingLanesError, PipelineError
-from headrace.ops.base import Op, ProcessLocal, Unary, cached_from_parents, parents_first
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace.ops.group import BatchOp, with_leading
 from headrace.ops.lanes import Lane, in_lane
+from headrace.ops.op import Op, ProcessLocal, Unary, cached_from_parents, parents_first
 from headrace.ops.order import IndexOp, Repeat, epoch_length
 from headrace.ops.state_fields import Fields, PartStates
 from headrace.options import check_counts

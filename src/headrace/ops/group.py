@@ -9,8 +9,8 @@ import numpy as np
 
 from headrace import trees
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import Op, Unary, cached_from_parents
 from headrace.ops.lanes import Lane
+from headrace.ops.op import Op, Unary, cached_from_parents
 from headrace.ops.padding import pad, padded_spec, stacked_leaf
 from headrace.ops.seeds import set_seed
 from headrace.options import check_counts

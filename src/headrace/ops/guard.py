@@ -18,11 +18,11 @@ import numpy as np
 from headrace import trees
 from headrace.errors import BadRecord, PipelineError, format_error, without_memory_addresses
 from headrace.errors.addresses import redacted
-from headrace.ops.base import Op, parents_first
 from headrace.ops.blocks import Block, Columns, Indices, Rows
+from headrace.ops.calls import Kernel, add_note, blame, concerns_one, element_kernel, ints
 from headrace.ops.combine import Zip
 from headrace.ops.element import MapOp, MapWithIndexOp, PlacedMap, RandomMapOp
-from headrace.ops.elements import Kernel, add_note, blame, concerns_one, element_kernel, ints
+from headrace.ops.op import Op, parents_first
 from headrace.ops.origins import origin
 from headrace.ops.source import Source
 from headrace.options import ErrorPolicy

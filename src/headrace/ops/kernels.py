@@ -14,16 +14,16 @@ import numpy as np
 from headrace import trees
 from headrace.errors import PipelineError, StructureError
 from headrace.errors.signals import suppress
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Indices, Rows, as_array, by_part, interleave
 from headrace.ops.buffer import Cache
+from headrace.ops.calls import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace.ops.combine import RouteOp, Zip
 from headrace.ops.disk_cache import DiskCache
 from headrace.ops.element import FilterOp, FlatMapOp, MapOp, Transformed
-from headrace.ops.elements import OF_GROUP, Kernel, add_note, blame, blame_block, element_kernel, ints
 from headrace.ops.global_batch import GlobalBatch
 from headrace.ops.group import BatchOp
 from headrace.ops.guard import BAD, Guard, call_each, guarded_kernel, guarded_read, index_of
+from headrace.ops.op import Op
 from headrace.ops.order import IndexOp
 from headrace.ops.profile import measuring, timed
 from headrace.ops.program import Program, Together, split_index_program

@@ -8,7 +8,7 @@ on what comes from there. So a stream of several lanes is a template, and `in_la
 from dataclasses import dataclass
 
 from headrace.errors import PipelineError
-from headrace.ops.base import Op, parents_first
+from headrace.ops.op import Op, parents_first
 from headrace.rng import derive_seed
 
 

@@ -7,12 +7,12 @@ interleave of one such dataset. Where only maps come after a filter, it is the i
 from typing import Any
 
 from headrace.errors import NextIndexError, NoNextIndexError
-from headrace.ops.base import Op
 from headrace.ops.buffer import Limit, ToStream
 from headrace.ops.combine import Interleave
 from headrace.ops.group import BatchOp
-from headrace.ops.streams.base import Position
-from headrace.ops.streams.combine import interleaved_part
+from headrace.ops.op import Op
+from headrace.ops.streams.combined_streams import interleaved_part
+from headrace.ops.streams.stream import Position
 
 
 def index_at(op: Op, position: Position) -> int:

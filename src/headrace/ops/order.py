@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.errors import PipelineError
-from headrace.ops.base import ENDLESS, Op, Unary, cached_from_parents
 from headrace.ops.lanes import Lane
+from headrace.ops.op import ENDLESS, Op, Unary, cached_from_parents
 from headrace.ops.seeds import check_seed, set_seed
 from headrace.options import DatasetOptions, check_counts
 from headrace.rng import permutation, shuffled_indices, shuffled_together

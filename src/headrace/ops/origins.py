@@ -6,12 +6,12 @@ import numpy as np
 
 from headrace.errors.addresses import redacted
 from headrace.errors.signals import suppress
-from headrace.ops.base import Op
 from headrace.ops.blocks import by_part
 from headrace.ops.buffer import ToStream
 from headrace.ops.combine import Interleave, RouteOp
 from headrace.ops.element import FlatMapOp
 from headrace.ops.group import BatchOp
+from headrace.ops.op import Op
 from headrace.ops.order import IndexOp
 from headrace.ops.source import Source, UserDataset
 

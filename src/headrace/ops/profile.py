@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
-from headrace.ops.base import Op
+from headrace.ops.op import Op
 
 T = TypeVar("T")
 ALL_THREADS = -1  # in `measuring.threads`: operations have names in traces, whichever thread computes them

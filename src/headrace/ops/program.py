@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.ops.base import ENDLESS, Op
 from headrace.ops.blocks import Indices, as_array
 from headrace.ops.buffer import Cache
+from headrace.ops.op import ENDLESS, Op
 from headrace.ops.order import IndexOp, Repeat, Shuffle, Slice
 from headrace.ops.source import SeededSource, Source
 

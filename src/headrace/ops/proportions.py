@@ -10,7 +10,7 @@ from math import gcd, inf
 
 import numpy as np
 
-from headrace.ops.base import ENDLESS
+from headrace.ops.op import ENDLESS
 
 BLOCK = 1 << 12  # outputs computed at once
 KEPT_TOTAL = 1 << 16  # a period up to this length is cached whole

@@ -7,10 +7,10 @@ from typing import Any
 
 from headrace.errors import PipelineError, format_error
 from headrace.errors.signals import let_through
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Columns, Indices, Ints, Rows, as_array
+from headrace.ops.calls import blame, blame_block, ints, may_be_found
 from headrace.ops.disk_cache import DiskCache
-from headrace.ops.elements import blame, blame_block, ints, may_be_found
+from headrace.ops.op import Op
 from headrace.ops.source import SeededSource, Source, UserDataset
 from headrace.rng import CounterRng, seeded_globals
 from headrace.storage.memory import RangeDataSource

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block
+from headrace.ops.op import Op
 from headrace.ops.profile import Profile
 
 MEASURED_RUN_S = 50e-6  # what measuring costs: for a run, and for each call of an operation in it

@@ -19,9 +19,9 @@ import numpy as np
 
 from headrace.errors import PipelineError, StateError
 from headrace.errors.signals import let_through
-from headrace.ops.base import Op
 from headrace.ops.combine import Mixing
 from headrace.ops.lanes import WHOLE, Lane
+from headrace.ops.op import Op
 from headrace.ops.state_fields import Fields, count
 from headrace.options import check_counts
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import PipelineError, SeedError
-from headrace.ops.base import Op
+from headrace.ops.op import Op
 from headrace.rng import derive_seed
 
 

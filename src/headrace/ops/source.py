@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import Any
 
 from headrace.errors import PipelineError, SpecError
-from headrace.ops.base import ENDLESS, Op, ProcessLocal, describe
 from headrace.ops.lanes import Lane
+from headrace.ops.op import ENDLESS, Op, ProcessLocal, describe
 from headrace.ops.seeds import check_seed
 from headrace.ops.state_fields import Fields, count
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from headrace.errors import PipelineError
-from headrace.ops.base import Op
+from headrace.ops.op import Op
 from headrace.ops.order import GroupShuffle, IndexOp, Repeat, Shuffle, Slice, WindowShuffle, epoch_length
 from headrace.storage.splits import SplitTerm, parse
 

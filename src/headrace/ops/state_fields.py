@@ -11,7 +11,7 @@ import numpy as np
 from headrace.errors import StateError
 
 if TYPE_CHECKING:
-    from headrace.ops.base import Op
+    from headrace.ops.op import Op
 
 Fields = dict[str, Any]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import PipelineError, StateError
-from headrace.ops.base import Op
 from headrace.ops.combine import Mix, Mixing
 from headrace.ops.lanes import WHOLE, Lane
+from headrace.ops.op import Op
 from headrace.ops.schedule import ScheduledMix, Weights, WeightSchedule
 from headrace.ops.sizes import Size, SizeOf
 from headrace.ops.state_fields import Fields, as_int, count, number_of

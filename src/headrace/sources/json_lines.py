@@ -25,7 +25,6 @@ from headrace.errors import DataError, PipelineError, StateError, available, opt
 from headrace.errors.addresses import redacted
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
-from headrace.sources.base import IndexedFiles
 from headrace.sources.notes import (
     BARE,
     NOTE,
@@ -38,6 +37,7 @@ from headrace.sources.notes import (
     sequence_note,
     shape_noted,
 )
+from headrace.sources.record_source import IndexedFiles
 from headrace.storage import files
 from headrace.storage.indices import checked_index, checked_indices
 from headrace.storage.sidecar import Index

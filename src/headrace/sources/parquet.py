@@ -16,8 +16,8 @@ import numpy as np
 from headrace.dataset import IterDataset
 from headrace.errors import PipelineError, StateError, optional
 from headrace.ops.blocks import Block, Columns, Rows
-from headrace.sources.base import numbers_in
 from headrace.sources.notes import RECORD
+from headrace.sources.record_source import numbers_in
 from headrace.sources.tables import (
     ColumnSelection,
     GroupIterator,

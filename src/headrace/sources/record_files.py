@@ -19,7 +19,7 @@ import numpy as np
 from headrace.errors import DataError, PipelineError
 from headrace.errors.addresses import identity, redacted
 from headrace.progress import Bar
-from headrace.sources.base import FileSource
+from headrace.sources.record_source import FileSource
 from headrace.storage import files
 from headrace.storage.files import KEPT, Holder, MappedFiles, is_out_of_descriptors, out_of_descriptors
 from headrace.storage.indices import Parts, checked_index, checked_indices

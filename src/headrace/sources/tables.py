@@ -37,8 +37,8 @@ from headrace.ops.order import GroupShuffle
 from headrace.ops.source import Source
 from headrace.options import check_count
 from headrace.progress import Bar
-from headrace.sources.base import numbers_in
 from headrace.sources.notes import BARE, RECORD, dtype_named
+from headrace.sources.record_source import numbers_in
 from headrace.storage import files
 from headrace.storage.files import MappedFiles
 from headrace.storage.indices import Parts, checked_index, checked_indices

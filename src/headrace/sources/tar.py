@@ -23,7 +23,7 @@ from headrace.dataset import IterDataset
 from headrace.errors import DataError, PipelineError, StateError
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
-from headrace.sources.base import IndexedFiles, numbers_in
+from headrace.sources.record_source import IndexedFiles, numbers_in
 from headrace.sources.tfrecord import Inflated
 from headrace.storage import files
 from headrace.storage.indices import checked_index, checked_indices

@@ -19,7 +19,7 @@ from headrace.dataset import IterDataset
 from headrace.errors import DataError, PipelineError, StateError, available
 from headrace.iterator import DatasetIterator
 from headrace.options import check_count
-from headrace.sources.base import IndexedFiles
+from headrace.sources.record_source import IndexedFiles
 from headrace.storage import files
 from headrace.storage.files import GZIP
 from headrace.storage.indices import checked_index, checked_indices

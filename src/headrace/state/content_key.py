@@ -22,9 +22,9 @@ import numpy as np
 
 from headrace.errors import PipelineError
 from headrace.errors.addresses import identity
-from headrace.ops.base import Op, parents_first
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace.ops.disk_cache import DiskCache
+from headrace.ops.op import Op, parents_first
 from headrace.ops.order import Options
 from headrace.ops.source import UserDataset
 from headrace.state.identity import bytes_of_code, is_installed, plain_function

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import StateError
-from headrace.ops.base import Op, describe, parents_first
 from headrace.ops.global_batch import GlobalBatch, has_rows
+from headrace.ops.op import Op, describe, parents_first
 from headrace.ops.source import Source, UserDataset
 from headrace.ops.state_fields import number_of
 from headrace.storage import files

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import NextIndexError, StateError, StateWarning
-from headrace.ops.base import Op
 from headrace.ops.buffer import ToStream
 from headrace.ops.disk_cache import FromDisk
 from headrace.ops.inline import InlineExecutor
+from headrace.ops.op import Op
 from headrace.ops.state_fields import PartStates, as_int, ints
 from headrace.ops.streams import Context, open_stream
-from headrace.ops.streams.base import start_of
-from headrace.ops.streams.combine import part_made
+from headrace.ops.streams.combined_streams import part_made
+from headrace.ops.streams.stream import start_of
 from headrace.state.identity import changed_functions, differences, fingerprint, functions, remember
 
 HEADER = np.dtype("<u8")

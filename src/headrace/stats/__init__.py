@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.engine.plan import Plan
-from headrace.ops.base import Op
+from headrace.ops.op import Op
 from headrace.ops.origins import last_visible_op
 from headrace.ops.recorder import StageNumbers, StageRecord, Totals
-from headrace.stats import tables, verdicts
+from headrace.stats import as_table, verdicts
 
 if TYPE_CHECKING:
     from headrace.engine.iteration import Iteration
@@ -203,10 +203,10 @@ class Stats:
             file.write(page)
 
     def __str__(self) -> str:
-        return tables.as_text(self)
+        return as_table.as_text(self)
 
     def _repr_html_(self) -> str:
-        return tables.as_html(self)
+        return as_table.as_html(self)
 
 
 def _stats_between(records: dict[Any, StageRecord], before: Totals | None, after: Totals) -> Stats:

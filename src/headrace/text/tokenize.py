@@ -13,7 +13,7 @@ from headrace import transforms
 from headrace.errors import DataError, HeadraceError, PipelineError
 from headrace.options import check_count
 from headrace.text.encoder import Encoder, Settings, Token
-from headrace.text.hugging_face import HuggingFaceEncoder
+from headrace.text.hugging_face_encoder import HuggingFaceEncoder
 from headrace.text.origin import HUGGING_FACE, SENTENCEPIECE, TIKTOKEN, TokenizerOrigin, origin_of
 from headrace.text.sentencepiece import SentencePieceEncoder
 from headrace.text.tiktoken import TiktokenEncoder

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 import headrace
-from headrace.ops.base import describe
+from headrace.ops.op import describe
 
 
 class Lines:

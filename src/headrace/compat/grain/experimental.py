@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.compat.grain.packing import FirstFitPackIterDataset as FirstFitPackIterDataset
     from headrace.compat.grain.packing import PackAndBatchOperation as PackAndBatchOperation
     from headrace.device.jax import device_put as device_put
-    from headrace.ops.packing.operations import BOSHandling as BOSHandling
+    from headrace.ops.packing.packers import BOSHandling as BOSHandling
     from headrace.performance import PerformanceConfig as PerformanceConfig
     from headrace.performance import pick_performance_config as pick_performance_config
     from headrace.sources.parquet import ParquetIterDataset as ParquetIterDataset
@@ -44,7 +44,7 @@ __getattr__, __dir__, _MODULE_OF = lazy_module(
     {
         "checkpoint.elastic": ("ElasticIterator",),
         "device.jax": ("device_put",),
-        "ops.packing.operations": ("BOSHandling",),
+        "ops.packing.packers": ("BOSHandling",),
         "compat.grain.packing": (
             "BestFitPackIterDataset",
             "ConcatThenSplitIterDataset",

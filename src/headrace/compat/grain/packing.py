@@ -12,7 +12,7 @@ from headrace.operations import Operation
 from headrace.ops.packing.bins import Bins, FirstFitBins
 from headrace.ops.packing.intake import check_lengths
 from headrace.ops.packing.layout import Layout
-from headrace.ops.packing.operations import BOSHandling, plain_ints
+from headrace.ops.packing.packers import BOSHandling, plain_ints
 from headrace.ops.packing.rows import columns_of, write
 from headrace.options import check_counts
 from headrace.records import Record, RecordMetadata

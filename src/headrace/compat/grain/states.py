@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headrace.errors import StateError
-from headrace.ops.base import Op
 from headrace.ops.buffer import Cache, Limit, MpPrefetch, Prefetch, ToStream
 from headrace.ops.combine import Interleave, Mix, Zip
 from headrace.ops.element import FlatMapOp, MapOp, MapWithIndexOp, RandomMapOp
 from headrace.ops.group import Rebatch
+from headrace.ops.op import Op
 from headrace.ops.order import Repeat, WindowShuffle
-from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack
+from headrace.ops.packing.packers import ConcatThenSplit, FirstFitPack
 from headrace.ops.schedule import ScheduledMix
 from headrace.ops.source import UserDataset
 from headrace.ops.state_fields import ints
-from headrace.ops.streams.combine import interleaved_part
+from headrace.ops.streams.combined_streams import interleaved_part
 
 Json = dict[str, Any]
 After = Callable[[Op, int], Json]

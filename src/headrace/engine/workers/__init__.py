@@ -68,7 +68,7 @@ class Workers:
 
     def _open_stream(self, op: MpPrefetch, position: Position, *, context: Context, single_step: bool) -> Stream:
         """The stream of an `mp_prefetch`, computed by workers."""
-        from headrace.engine.workers.streams import PrefetchedStream, Prefetching
+        from headrace.engine.workers.stage_streams import PrefetchedStream, Prefetching
 
         if self._interrupted:
             raise ClosedError("The iterator was closed while one of its threads opened a dataset.")

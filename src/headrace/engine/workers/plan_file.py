@@ -19,7 +19,7 @@ from headrace.engine.workers.pickling import received_classes
 from headrace.engine.workers.slots import Extent, Pickler, Slot, Writer, anonymous_file, read
 from headrace.errors import UnpicklableError, WorkerError, notebooks
 from headrace.errors.signals import let_through, suppress
-from headrace.ops.base import Op, describe, parents_first
+from headrace.ops.op import Op, describe, parents_first
 from headrace.options import DatasetOptions
 from headrace.trees import adopt_nodes, jax_nodes
 

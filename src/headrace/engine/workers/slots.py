@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.engine import page_locks
-from headrace.engine.memory import check_memory, shared_memory_error
+from headrace.engine.free_memory import check_memory, shared_memory_error
 from headrace.engine.workers.pickling import ClassPickler
 from headrace.errors import WorkerError
 from headrace.errors.signals import let_through

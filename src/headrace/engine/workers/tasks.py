@@ -16,7 +16,7 @@ from headrace import trees
 from headrace.engine.filling import fill_caches
 from headrace.engine.plan import Path, all_operations, find, last_batch, portable
 from headrace.engine.runtime import thread_executor
-from headrace.engine.threads import Threads
+from headrace.engine.thread_executor import Threads
 from headrace.engine.workers.imports import DeferredImports
 from headrace.engine.workers.messages import FAILURE, RESULT
 from headrace.engine.workers.plan_file import find_culprit
@@ -24,12 +24,12 @@ from headrace.engine.workers.slots import Slot, Writer
 from headrace.engine.workers.tracebacks import pack_error
 from headrace.errors import BadRecord, ElementTimeout, WorkerError
 from headrace.errors.signals import in_pipeline
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import ToStream
 from headrace.ops.guard import Guard, GuardedCall
 from headrace.ops.inline import InlineExecutor
 from headrace.ops.kernels import fetcher
+from headrace.ops.op import Op
 from headrace.ops.origins import last_visible_op
 from headrace.ops.profile import Profile
 from headrace.ops.recorder import Operations, StageRecord, Times

@@ -5,9 +5,9 @@ pipeline with its first element, and `show` prints or displays elements. In HTML
 escaped, and pictures and sounds are data URLs, so a fragment needs nothing else.
 """
 
-from headrace.insight.show.dataset import dataset_html as dataset_html
-from headrace.insight.show.dataset import show as show
-from headrace.insight.show.element import element_html as element_html
-from headrace.insight.show.element import element_text as element_text
-from headrace.insight.show.element import elements_html as elements_html
-from headrace.insight.show.element import elements_text as elements_text
+from headrace.insight.show.pipeline import dataset_html as dataset_html
+from headrace.insight.show.pipeline import show as show
+from headrace.insight.show.render import element_html as element_html
+from headrace.insight.show.render import element_text as element_text
+from headrace.insight.show.render import elements_html as elements_html
+from headrace.insight.show.render import elements_text as elements_text

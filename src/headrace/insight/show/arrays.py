@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.errors.one_line import one_line
 from headrace.insight.show import drawings
-from headrace.insight.show.view import ElementView, escaped
+from headrace.insight.show.element_view import ElementView, escaped
 
 FEW = 12  # values that are shown themselves
 MOST_READ = 1 << 20  # values of a large array that are looked at

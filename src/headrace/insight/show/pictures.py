@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 
 from headrace.images.headers import read_header
-from headrace.insight.show.view import ElementView, data_url, num_bytes
+from headrace.insight.show.element_view import ElementView, data_url, num_bytes
 
 CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}
 LEAST_SIDE = 8  # of an image without an axis of channels, which might otherwise be a table of numbers

@@ -15,12 +15,12 @@ from typing import Any
 from headrace.errors import format_error
 from headrace.errors.addresses import redacted
 from headrace.errors.signals import in_pipeline
-from headrace.ops.base import Op, parents_first
 from headrace.ops.buffer import MpPrefetch, ToStream
 from headrace.ops.ending import reads_in_order
 from headrace.ops.global_batch import check_lanes
 from headrace.ops.guard import Guard
 from headrace.ops.inline import InlineExecutor
+from headrace.ops.op import Op, parents_first
 from headrace.ops.order import gather_options
 from headrace.ops.source import UserDataset
 from headrace.ops.streams import Context, open_stream

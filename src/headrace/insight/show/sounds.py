@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headrace.insight.show import drawings
-from headrace.insight.show.view import ElementView, data_url, num_bytes
+from headrace.insight.show.element_view import ElementView, data_url, num_bytes
 
 RATES = ("sampling_rate", "sample_rate", "sr", "fs")
 MOST_CHANNELS = 8

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from headrace.errors.one_line import one_line
-from headrace.insight.show.view import ElementView, escaped, long_text
-from headrace.ops.base import Op, parents_first
+from headrace.insight.show.element_view import ElementView, escaped, long_text
+from headrace.ops.op import Op, parents_first
 
 MOST_TOKENS = 1024
 MOST_ROWS = 4

@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.errors.one_line import one_line, short_repr
 from headrace.insight.show import arrays, pictures, sounds
-from headrace.insight.show.view import ElementView, escaped, long_text, num_bytes
+from headrace.insight.show.element_view import ElementView, escaped, long_text, num_bytes
 
 MOST_READ = 1 << 16  # characters of a text that are looked at
 SHORT = 40  # characters of what fits a table

@@ -9,11 +9,11 @@ import numpy as np
 
 from headrace.insight.report import Lengths
 from headrace.insight.view.outputs import Streams
-from headrace.ops.base import Op, parents_first
 from headrace.ops.buffer import ToStream
 from headrace.ops.group import BatchOp, PaddedBatch
-from headrace.ops.packing.operations import Packer
-from headrace.ops.packing.report import Padding
+from headrace.ops.op import Op, parents_first
+from headrace.ops.packing.packers import Packer
+from headrace.ops.packing.padding_report import Padding
 
 T = TypeVar("T")
 MOST_ELEMENTS = 1000

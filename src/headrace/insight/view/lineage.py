@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from headrace.insight.view.outputs import Output, Streams
-from headrace.ops.base import Op
 from headrace.ops.buffer import Skip, ToStream
 from headrace.ops.combine import Interleave, Mixing, RouteOp, Zip
 from headrace.ops.element import FilterOp, FlatMapOp, MapWithIndexOp
 from headrace.ops.global_batch import GlobalBatch
 from headrace.ops.group import BatchOp, PaddedBatch, Rebatch
+from headrace.ops.op import Op
 from headrace.ops.order import IndexOp, Repeat
-from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack
+from headrace.ops.packing.packers import ConcatThenSplit, FirstFitPack
 from headrace.ops.source import Source, UserDataset
 from headrace.ops.streams import Position
-from headrace.ops.streams.combine import interleaved_part
+from headrace.ops.streams.combined_streams import interleaved_part
 
 MOST = 4  # inputs of one output
 _NUMBER = "__headrace_number__"

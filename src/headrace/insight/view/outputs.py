@@ -12,10 +12,10 @@ from headrace.engine.bad_records import BadRecords
 from headrace.engine.plan import Plan
 from headrace.errors import PipelineError, StateError, format_error
 from headrace.errors.signals import in_pipeline
-from headrace.ops.base import Op
 from headrace.ops.buffer import ToStream
 from headrace.ops.inline import InlineExecutor
 from headrace.ops.next_index import position_at
+from headrace.ops.op import Op
 from headrace.ops.order import Options
 from headrace.ops.origins import index_in
 from headrace.ops.streams import Context, Position, open_stream

@@ -13,8 +13,8 @@ from headrace.insight.report import label_of
 from headrace.insight.view import lineage
 from headrace.insight.view.lineage import Inputs
 from headrace.insight.view.outputs import Finder, Output, Streams
-from headrace.ops.base import Op
 from headrace.ops.kernels import fetcher
+from headrace.ops.op import Op
 from headrace.ops.source import Source, UserDataset
 from headrace.ops.streams import Position
 

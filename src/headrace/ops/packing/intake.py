@@ -7,12 +7,12 @@ from itertools import compress
 from typing import Any
 
 from headrace.errors import PipelineError, StructureError
-from headrace.ops.elements import add_note
+from headrace.ops.calls import add_note
 from headrace.ops.packing.layout import Layout, Lengths, RowArray
-from headrace.ops.packing.operations import ConcatThenSplit, Packer
+from headrace.ops.packing.packers import ConcatThenSplit, Packer
 from headrace.ops.packing.rows import Column, Kind, columns_of, kinds_of
 from headrace.ops.recorder import StageRecord
-from headrace.ops.streams.base import At, Feed, Position, Stream, kept_places
+from headrace.ops.streams.stream import At, Feed, Position, Stream, kept_places
 
 
 class Intake:

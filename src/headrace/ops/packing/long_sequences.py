@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import PipelineError, StructureError
-from headrace.ops.base import Op
 from headrace.ops.element import FilterOp, FlatMapOp, MapOp
+from headrace.ops.op import Op
 
 
 @dataclass(frozen=True)

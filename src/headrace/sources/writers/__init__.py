@@ -9,15 +9,15 @@ import os
 from collections.abc import Callable
 
 from headrace.errors import PipelineError
-from headrace.sources.writers.csv import write_csv as write_csv
-from headrace.sources.writers.records import write_array_record as write_array_record
-from headrace.sources.writers.records import write_json_lines as write_json_lines
-from headrace.sources.writers.records import write_tfrecord as write_tfrecord
+from headrace.sources.writers.csv_writer import write_csv as write_csv
+from headrace.sources.writers.record_writers import write_array_record as write_array_record
+from headrace.sources.writers.record_writers import write_json_lines as write_json_lines
+from headrace.sources.writers.record_writers import write_tfrecord as write_tfrecord
 from headrace.sources.writers.shards import Progress as Progress
 from headrace.sources.writers.shards import shard_names as shard_names
-from headrace.sources.writers.tables import write_arrow as write_arrow
-from headrace.sources.writers.tables import write_parquet as write_parquet
-from headrace.sources.writers.tar import write_tar as write_tar
+from headrace.sources.writers.table_writers import write_arrow as write_arrow
+from headrace.sources.writers.table_writers import write_parquet as write_parquet
+from headrace.sources.writers.tar_writer import write_tar as write_tar
 
 WRITERS: dict[str, Callable[..., list[str]]] = {
     ".array_record": write_array_record,

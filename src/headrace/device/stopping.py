@@ -4,13 +4,13 @@ import itertools
 from dataclasses import dataclass, field
 
 from headrace.dataset import IterDataset
-from headrace.device.hosts import session
 from headrace.device.ranks import warn_of_ranks_without_jax
+from headrace.device.session import session
 from headrace.engine.hosts import Hosts
 from headrace.errors import PipelineError
-from headrace.ops.base import ProcessLocal, Unary
+from headrace.ops.op import ProcessLocal, Unary
 from headrace.ops.streams import Context, Position, Run, Stream, UnaryStream, open_stream, stream_of
-from headrace.ops.streams.base import Feed, start_at
+from headrace.ops.streams.stream import Feed, start_at
 from headrace.options import check_counts
 
 _numbers = itertools.count()

@@ -9,10 +9,10 @@ import numpy as np
 
 from headrace.errors.one_line import one_line
 from headrace.insight.show.arrays import as_array, note_of
+from headrace.insight.show.element_view import ElementView, escaped
 from headrace.insight.show.sounds import is_sound, rate_in
 from headrace.insight.show.tokens import SEGMENTS, Decoder, decoder_for, decoders_of, token_view
 from headrace.insight.show.values import view_of
-from headrace.insight.show.view import ElementView, escaped
 
 MOST_VALUES = 50
 MOST_ITEMS = 8  # of a list

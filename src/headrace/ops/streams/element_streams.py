@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import FilterError
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Rows
 from headrace.ops.buffer import ToStream
+from headrace.ops.calls import blame, element_kernel
 from headrace.ops.element import FilterOp, FlatMapOp, MapOp, MapWithIndexOp, PlacedMap, RandomMapOp, Transformed
-from headrace.ops.elements import blame, element_kernel
 from headrace.ops.guard import BAD, Where, call_each, guarded_kernel
+from headrace.ops.op import Op
 from headrace.ops.order import Options, Seed
 from headrace.ops.profile import measuring, timed
-from headrace.ops.streams.base import (
+from headrace.ops.streams.stream import (
     At,
     Context,
     MissingElement,

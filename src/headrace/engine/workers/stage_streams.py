@@ -24,12 +24,12 @@ from headrace.engine.sizing import BufferLimit
 from headrace.engine.workers.tasks import BlockTask, CloseStream, IndexTask, Result, StreamTask, Task
 from headrace.engine.workers.tracebacks import unpack_error
 from headrace.errors import BadRecord, ElementTimeout
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block
+from headrace.ops.op import Op
 from headrace.ops.origins import index_in, last_visible_op, show_elements, show_source_indices
 from headrace.ops.profile import waited
 from headrace.ops.streams import Context, MissingElement, Position, Run, Stream, open_stream
-from headrace.ops.streams.base import places_base, start_of, where_after
+from headrace.ops.streams.stream import places_base, start_of, where_after
 from headrace.options import AUTOTUNE, MultiprocessingOptions
 from headrace.protocols import PendingTask, TaskPool
 

@@ -14,8 +14,8 @@ from headrace.errors import PipelineError
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.global_batch import GlobalBatch
 from headrace.ops.kernels import make_batch
-from headrace.ops.streams.base import Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
-from headrace.ops.streams.combine import NaryStream
+from headrace.ops.streams.combined_streams import NaryStream
+from headrace.ops.streams.stream import Context, Feed, Position, Run, Stream, open_stream, start_at, stream_of
 
 LANE_S = 0.006  # the work of one pull from a lane: with less, the pull itself costs too much
 CROWDED = 16  # on a busy machine, the same work takes up to so many times as long

@@ -14,8 +14,8 @@ import numpy as np
 
 from headrace import trees
 from headrace.errors import PipelineError, SpecError, StateError
-from headrace.ops.base import Op, Unary
 from headrace.ops.lanes import Lane
+from headrace.ops.op import Op, Unary
 from headrace.ops.packing.bins import BestFitBins, Bins, FirstFitBins
 from headrace.ops.packing.concat_split import TokenBuffer
 from headrace.ops.packing.layout import Layout, RowArray
@@ -103,7 +103,7 @@ class Packer(Unary):
         return layout.join_leaves(shapes, ids, ids)
 
     def open_stream(self, position: Any, context: Any) -> Any:
-        from headrace.ops.packing.streams import open_packer  # which imports this module
+        from headrace.ops.packing.packed_streams import open_packer  # which imports this module
 
         return open_packer(self, position, context)
 

@@ -20,10 +20,10 @@ from headrace.ops.blocks import Block, Columns, Rows, concat
 from headrace.ops.packing.concat_split import Segment
 from headrace.ops.packing.intake import Intake, naming_operation
 from headrace.ops.packing.layout import RowArray
-from headrace.ops.packing.operations import ConcatThenSplit, FirstFitPack, Packer
+from headrace.ops.packing.packers import ConcatThenSplit, FirstFitPack, Packer
 from headrace.ops.packing.rows import Column, Written, write, write_end_to_end
 from headrace.ops.recorder import StageRecord
-from headrace.ops.streams.base import Context, Position, Run, Stream, UnaryStream, open_stream, start_at
+from headrace.ops.streams.stream import Context, Position, Run, Stream, UnaryStream, open_stream, start_at
 
 SURELY = 4  # the lengths of a few sequences say little: at most this many times as many are expected in all
 BLOCK_CELLS = 1 << 19  # rows are written together up to about this many tokens

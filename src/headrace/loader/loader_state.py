@@ -18,7 +18,7 @@ from headrace.dataset.base import Dataset
 from headrace.errors import StateError
 from headrace.errors.addresses import with_identity_digest
 from headrace.loader.chain import ELEMENTWISE, identity
-from headrace.loader.order import Order
+from headrace.loader.record_order import Order
 from headrace.samplers import BuiltInSampler
 from headrace.sharding import ShardOptions
 from headrace.sources import SharedMemoryDataSource

@@ -8,14 +8,14 @@ import numpy as np
 
 from headrace.errors import PipelineError, StateError
 from headrace.errors.signals import let_through
-from headrace.ops.base import Op
 from headrace.ops.blocks import Rows, by_part, interleave
 from headrace.ops.combine import Interleave, Mix, Mixing, Zip
 from headrace.ops.global_batch import GlobalBatch
 from headrace.ops.guard import check_nothing_is_paired
 from headrace.ops.kernels import fetcher
+from headrace.ops.op import Op
 from headrace.ops.schedule import BLOCK, ScheduledMix, Timetable
-from headrace.ops.streams.base import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stay, stream_of
+from headrace.ops.streams.stream import At, Context, Feed, Position, Run, Stream, open_stream, start_at, stay, stream_of
 
 MOST_AT_ONCE = 64  # parts that are opened together, so that threads read ahead in all of them
 

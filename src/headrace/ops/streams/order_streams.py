@@ -4,7 +4,7 @@ from typing import Any
 
 from headrace.ops.blocks import Block
 from headrace.ops.order import Repeat, WindowShuffle
-from headrace.ops.streams.base import (
+from headrace.ops.streams.stream import (
     Context,
     GroupStream,
     Position,

@@ -7,10 +7,10 @@ from typing import Any
 
 from headrace.errors import StateError
 from headrace.ops.blocks import Block, Rows
-from headrace.ops.elements import add_note
+from headrace.ops.calls import add_note
 from headrace.ops.guard import Guard
 from headrace.ops.source import UserDataset
-from headrace.ops.streams.base import Context, Position, Run, Stream, stream_of
+from headrace.ops.streams.stream import Context, Position, Run, Stream, stream_of
 
 Blocks = Callable[[Any, int], tuple[Block, Callable[[int], Any]] | None]
 """The method `__next_block__(self, n)` that an iterator of this library may have besides `__next__`.

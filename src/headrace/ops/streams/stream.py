@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from headrace.ops.base import Op, ProcessLocal
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import MpPrefetch, Prefetch, ToStream
 from headrace.ops.guard import Guard
 from headrace.ops.kernels import Fetch, fetcher
+from headrace.ops.op import Op, ProcessLocal
 from headrace.ops.origins import origin
 from headrace.ops.profile import timed_pull
 from headrace.ops.recorder import StageRecord

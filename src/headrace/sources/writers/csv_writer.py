@@ -15,7 +15,7 @@ from headrace.errors.suggestions import explains_keywords
 from headrace.sources.notes import PLAIN
 from headrace.sources.writers.columns import arrow
 from headrace.sources.writers.shards import Writing, write
-from headrace.sources.writers.tables import TableWriter
+from headrace.sources.writers.table_writers import TableWriter
 
 FEW_ROWS = 16  # most often, these show the type of a column
 

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from headrace.errors import PipelineError
-from headrace.ops.packing.operations import STRATEGIES, PackOptions, options_of
+from headrace.ops.packing.packers import STRATEGIES, PackOptions, options_of
 
 _IDS = "_segment_ids"
 

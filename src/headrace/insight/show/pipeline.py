@@ -10,12 +10,12 @@ from headrace.errors.addresses import redacted
 from headrace.errors.notebooks import in_notebook
 from headrace.errors.one_line import one_line
 from headrace.insight.show import preview
-from headrace.insight.show.element import element_html, elements_html, elements_text
-from headrace.insight.show.view import escaped
-from headrace.ops.base import ENDLESS, Op
+from headrace.insight.show.element_view import escaped
+from headrace.insight.show.render import element_html, elements_html, elements_text
 from headrace.ops.buffer import ToStream
 from headrace.ops.ending import num_outputs
-from headrace.ops.show import Line, lines
+from headrace.ops.labels import Line, lines
+from headrace.ops.op import ENDLESS, Op
 from headrace.options import check_count
 from headrace.trees import ShapeDtypeStructProtocol
 

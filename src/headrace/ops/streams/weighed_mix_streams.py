@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import PipelineError
-from headrace.ops.elements import blame
-from headrace.ops.streams.base import At, Context, Feed, Position, Stream, places_base, start_at, stream_of, where_after
-from headrace.ops.streams.combine import MixStream, open_parts
+from headrace.ops.calls import blame
+from headrace.ops.streams.combined_streams import MixStream, open_parts
+from headrace.ops.streams.stream import (
+    At,
+    Context,
+    Feed,
+    Position,
+    Stream,
+    places_base,
+    start_at,
+    stream_of,
+    where_after,
+)
 from headrace.ops.weighed_mix import MOST, UNIT, WeighedMix
 
 NEVER = np.iinfo(np.int64).min

@@ -7,16 +7,16 @@ from functools import cached_property, partial
 from threading import get_ident
 
 from headrace.errors import BadRecord, StateError
-from headrace.ops.base import Op, parents_first
 from headrace.ops.blocks import Block, Rows, concat
 from headrace.ops.buffer import Cache, Limit, MpPrefetch, Prefetch, Skip, ToStream
 from headrace.ops.disk_cache import FromDisk
 from headrace.ops.element import FilterOp, FlatMapOp, MapOp
 from headrace.ops.guard import BAD, Guard, records_per_element
 from headrace.ops.kernels import Fetch
+from headrace.ops.op import Op, parents_first
 from headrace.ops.profile import Profile, waited
 from headrace.ops.source import SeededSource, Source, UserDataset
-from headrace.ops.streams.base import (
+from headrace.ops.streams.stream import (
     Context,
     MissingElement,
     Position,

@@ -6,9 +6,9 @@ from typing import Any
 from headrace.errors import PipelineError
 from headrace.ops.blocks import Block, Rows
 from headrace.ops.by_size import BatchBySize
-from headrace.ops.elements import OF_GROUP, blame
+from headrace.ops.calls import OF_GROUP, blame
 from headrace.ops.recorder import StageRecord
-from headrace.ops.streams.base import (
+from headrace.ops.streams.stream import (
     At,
     Context,
     GroupStream,

@@ -10,12 +10,12 @@ import numpy as np
 
 from headrace import trees
 from headrace.errors import StructureError
-from headrace.ops.base import Op
 from headrace.ops.blocks import Block, Columns, Rows, concat
-from headrace.ops.elements import add_note
+from headrace.ops.calls import add_note
 from headrace.ops.group import BatchOp, BufferShuffle, PaddedBatch, Rebatch
 from headrace.ops.kernels import make_batch
-from headrace.ops.streams.base import (
+from headrace.ops.op import Op
+from headrace.ops.streams.stream import (
     Context,
     Feed,
     GroupStream,

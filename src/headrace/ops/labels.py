@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from headrace.ops.base import Op
 from headrace.ops.combine import Interleave, Nary
+from headrace.ops.op import Op
 from headrace.ops.source import Source, UserDataset
 from headrace.storage.memory import RangeDataSource
 

@@ -16,9 +16,9 @@ from headrace import trees
 from headrace.errors import DataError, HeadraceError, PipelineError
 from headrace.errors.signals import from_outside, let_through, suppress
 from headrace.errors.suggestions import keys_instead
-from headrace.ops.base import Op, describe
 from headrace.ops.blocks import Block, Columns, Rows
 from headrace.ops.element import MapOp, MapWithIndexOp, PlacedMap, RandomMapOp
+from headrace.ops.op import Op, describe
 from headrace.rng import CounterRng
 
 Kernel = Callable[[Block, Any], Block]
