@@ -247,7 +247,7 @@ def test_a_cluster_that_cannot_be_joined_is_an_error(tmp_path):
         try:
             next(iterator)
         except Exception as e:
-            print(type(e).__name__, str(e)[:46])
+            print(type(e).__name__, str(e)[:47])
     """
     out, err = run(code, tmp_path)
     assert out == "WorkerError Could not join the Ray cluster at '127.0.0.1:1'", err[-2000:]

@@ -267,7 +267,7 @@ def test_settings_are_attributes():
     config.update("py_traceback_filtering", "off")
     assert config.py_traceback_filtering == config.get_or_default("py_traceback_filtering") == "off"
     config.update("py_traceback_filtering", "auto")
-    with pytest.raises(AttributeError, match="no setting 'nothing'; there are .*py_debug_mode"):
+    with pytest.raises(AttributeError, match="no setting 'nothing'; the settings are .*py_debug_mode"):
         config.nothing  # noqa: B018
 
 

@@ -181,7 +181,7 @@ def test_states_go_on_in_their_epoch_and_then_with_the_next(k):
     [
         (lambda: numbers().repeat(), "because it never ends"),
         (lambda: Tail(stream()), "only its own code can reorder"),
-        (lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=1)), "has a DataLoader"),
+        (lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, num_epochs=1)), "not of a DataLoader"),
     ],
 )
 def test_passes_that_cannot_differ_are_told(build, why):

@@ -191,7 +191,7 @@ def test_a_limit_is_a_warning_and_the_ordinary_path(cuda, device, caplog):
     cuda.limit = 5 * SIZE * 8
     with iter(device_put(elements().mp_prefetch(2), CPU)) as iterator, caplog.at_level(logging.WARNING, "headrace"):
         assert list(iterator) == list(range(60))
-    (said,) = [each.getMessage() for each in caplog.records if "page-locked" in each.getMessage()]
+    (said,) = [each.getMessage() for each in caplog.records if "page-lock" in each.getMessage()]
     assert "CUDA_ERROR_OUT_OF_MEMORY" in said
     assert "ulimit -l" in said
 

@@ -88,7 +88,7 @@ def test_a_stream_that_comes_in_bursts_gets_more_room(way, monkeypatch):
             super().__init__(min(first, 2))
             limits.append(self)
 
-    for module in ("prefetch_thread", "workers.streams", "runtime"):
+    for module in ("prefetch_thread", "workers.stage_streams", "runtime"):
         monkeypatch.setattr(f"headrace.engine.{module}.BufferLimit", Watched)
     found = []
     with iter(WAYS[way](MapDataset.range(300).map(in_bursts))) as iterator:

@@ -395,7 +395,7 @@ def test_a_thread_that_is_ended_before_it_starts_another_is_replaced(monkeypatch
 def test_workers_are_not_trusted_after_an_answer_that_was_half_read(monkeypatch, error):
     options = MultiprocessingOptions(num_workers=1, per_worker_buffer_size=8)
     ds = MapDataset.range(200).map(slowly).batch(2).to_iter_dataset().mp_prefetch(options)
-    answered, raised = ProcessPool._answered, []
+    answered, raised = ProcessPool._receive_answer, []
 
     def half_read(pool, process, message):
         if len(process.tasks) > 1 and not raised:
@@ -405,7 +405,7 @@ def test_workers_are_not_trusted_after_an_answer_that_was_half_read(monkeypatch,
             raise raised[0]
         answered(pool, process, message)
 
-    monkeypatch.setattr(ProcessPool, "_answered", half_read)
+    monkeypatch.setattr(ProcessPool, "_receive_answer", half_read)
     with iter(ds) as iterator:
         assert [x for batch in iterator for x in batch.tolist()] == list(range(200))
     assert raised

@@ -276,7 +276,7 @@ class TorchDataset(IterableDataset):
         self._loaded: dict[str, Any] | None = None  # where the next one begins
         self._passes = _Passes()
         self._later: tuple[int, Any] = 0, None  # an epoch, and the dataset in it
-        self._check_ranks()
+        self._check_ranks(stacklevel=5)  # above the wrapper of `explains_constructor`
 
     def __len__(self) -> int:
         """How many elements a pass has, where that is known without reading any; otherwise a `TypeError`.
@@ -353,7 +353,7 @@ class TorchDataset(IterableDataset):
 
     def _begin_pass(self) -> int:
         """Begins a pass, and returns its epoch."""
-        self._check_ranks()
+        self._check_ranks(stacklevel=4)
         epoch = self._passes.begin(advance=self._advance_epochs and not self._no_next_epoch)
         if self._no_next_epoch and self._passes.count == 2:
             warnings.warn(
@@ -364,9 +364,9 @@ class TorchDataset(IterableDataset):
             )
         return epoch
 
-    def _check_ranks(self) -> None:
+    def _check_ranks(self, *, stacklevel: int) -> None:
         if self._warn_unsharded:
-            warn_of_unsharded(self._ds, stacklevel=4)
+            warn_of_unsharded(self._ds, stacklevel=stacklevel)
 
     # ---- iteration and states
 

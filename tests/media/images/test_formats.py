@@ -157,7 +157,7 @@ def test_a_file_that_is_cut_or_changed_is_read_or_an_error(name, data):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_file_that_ends_too_early_is_an_error_wherever_its_crop_is(name, left, seed):
     content = FILES[name][: int(left * len(FILES[name]))]
-    with pytest.raises(DataError, match=r"The image does not decode as an image: .*(begin with|it is empty)"):
+    with pytest.raises(DataError, match=r"The image does not decode as an image: .*(start with|it is empty)"):
         Compose([RandomResizedCrop(24)]).random_map(content, rng(seed))
 
 
