@@ -420,7 +420,7 @@ def test_doctor_gives_advice(tmp_path):
     }
     few, cores, memory, cache = machine._advice(found)
     assert "ulimit -n 4096" in few
-    assert "the time of 2.5 cores" in cores
+    assert "the CPU time of 2.5 cores" in cores
     assert "0.0 GiB of memory" in memory
     assert "HEADRACE_CACHE" in cache
     assert machine._is_writable(str(tmp_path / "not" / "yet"))

@@ -83,7 +83,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_lengths_are_not_known_through(name):
-    with pytest.raises(TypeError, match="not known without reading"):
+    with pytest.raises(TypeError, match="known only after reading all of it"):
         len(UNKNOWN[name])
     assert operator.length_hint(UNKNOWN[name], -1) == -1
     assert UNKNOWN[name]

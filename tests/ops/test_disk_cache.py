@@ -105,7 +105,7 @@ def test_batches_are_gathered_from_columns(tmp_path):
     batch = ds.shuffle(seed=1).batch(40)
     expected = [{"x": np.full(3, i), "y": np.float32(i)} for i in MapDataset.range(100).shuffle(seed=1)]
     assert_equal(next(iter(batch)), MapDataset.source(expected).batch(40)[0])
-    assert "one gather a batch" in str(batch.explain())
+    assert "one gather per batch" in str(batch.explain())
     assert_block_law(batch)
     assert_resumable(batch)
     assert_equal(

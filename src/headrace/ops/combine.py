@@ -104,7 +104,10 @@ class Mixing(Nary):
         self._check_mix(fields, known, same_parts=same_parts, reread=states.reread)
         if isinstance(parents, dict) != (self.names is not None):
             kinds = ("named", "numbered") if isinstance(parents, dict) else ("numbered", "named")
-            raise StateError(f"The state mixes {kinds[0]} datasets, and {self.label()} has {kinds[1]} ones.")
+            raise StateError(
+                f"The state is from a mix of {kinds[0]} datasets, but {self.label()} has {kinds[1]} ones. "
+                "Restore the pipeline as it was."
+            )
         if self.names is None:
             parents = dict(enumerate(parents))
         return tuple(
@@ -309,7 +312,10 @@ class Zip(Nary):
 
     def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
         if len(fields["parents"]) != len(self.parts):
-            raise StateError(f"The state zips {len(fields['parents'])} datasets; {self.label()} has {len(self.parts)}.")
+            raise StateError(
+                f"The state is from a zip of {len(fields['parents'])} datasets, but {self.label()} has "
+                f"{len(self.parts)}. Restore the pipeline as it was."
+            )
         return tuple(states.decode(part, state) for part, state in zip(self.parts, fields["parents"], strict=True))
 
     @cached_from_parents
@@ -415,12 +421,14 @@ class Interleave(Op):
     def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
         if len(fields["open"]) != self.cycle_length:
             raise StateError(
-                f"The state has {len(fields['open'])} datasets open; {self.label()} has {self.cycle_length}."
+                f"The state was saved with cycle_length={len(fields['open'])}, but {self.label()} has "
+                f"{self.cycle_length}. Restore the pipeline as it was."
             )
         slots = tuple(self._read_slot(slot, states) for slot in fields["open"])
         if fields["next_dataset"] > self.num_datasets:
             raise StateError(
-                f"The state continues with dataset {fields['next_dataset']}; {self.label()} has {self.num_datasets}."
+                f"The state continues with dataset {fields['next_dataset']}, but {self.label()} has only "
+                f"{self.num_datasets}. Restore the list of datasets as it was."
             )
         return slots
 
@@ -436,8 +444,8 @@ class Interleave(Op):
         number = count(self, "dataset", slot["dataset"])
         if number >= self.num_datasets:
             raise StateError(
-                f"The state has dataset {number} open, and {self.label()} (pipeline at {self.site}) has "
-                f"{self.num_datasets} datasets."
+                f"The state has dataset {number} open, but {self.label()} (pipeline at {self.site}) has only "
+                f"{self.num_datasets} datasets. Restore the list of datasets as it was."
             )
         return number, states.decode(states.made(self, number), slot["state"])
 
