@@ -74,7 +74,7 @@ def test_an_element_that_kills_every_actor_is_an_error_with_its_source_indices()
         return x
 
     iterator, got = iter(on_ray(MapDataset.range(100, 160).map(lambda x: x - 100).map(kills).to_iter_dataset())), []
-    with pytest.raises(WorkerError, match=r"(?s)element 25 of map.*source indices 25.*so did the 2 that tried again"):
+    with pytest.raises(WorkerError, match=r"(?s)element 25 of map.*source indices 25.*so did the 2 that retried"):
         got.extend(iterator)
     assert got == list(range(25))
     iterator.close()

@@ -636,7 +636,7 @@ FORGOTTEN = {
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_of_a_stream_that_is_all_none_is_an_error(name, num_workers):
     ds = FORGOTTEN[name](MapDataset.range(10).to_iter_dataset()).batch(4)
-    with pytest.raises(PipelineError, match=r"batch\(4\) .*All 4 elements of a batch are None.*`return`"):
+    with pytest.raises(PipelineError, match=r"batch\(4\) .* received 4 elements that are all None.*`return`"):
         list(ds.mp_prefetch(hr.MultiprocessingOptions(num_workers)) if num_workers else ds)
 
 

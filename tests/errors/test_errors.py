@@ -280,8 +280,8 @@ def test_a_block_source_that_gives_too_few():
         (STREAM.window_shuffle(3, seed=1), STREAM.window_shuffle(3, seed=2), "seed=1, and .* seed=2"),
         (STREAM.shuffle(3, seed=1), STREAM.shuffle(4, seed=1), "buffer_size=3, and .* buffer_size=4"),
         (STREAM, MapDataset.range(2).to_iter_dataset(), "next_index=5, and the dataset has 2 elements"),
-        (IterDataset.zip([STREAM] * 2), IterDataset.zip([STREAM] * 3), "zips 2 datasets"),
-        (IterDataset.mix([STREAM] * 2), IterDataset.mix({"a": STREAM}), "mixes numbered datasets"),
+        (IterDataset.zip([STREAM] * 2), IterDataset.zip([STREAM] * 3), "from a zip of 2 datasets"),
+        (IterDataset.mix([STREAM] * 2), IterDataset.mix({"a": STREAM}), "from a mix of numbered datasets"),
         (STREAM.take(6), STREAM.repeat(2), "`take` where the pipeline has repeat"),
         (
             STREAM.random_map(lambda x, rng: x, seed=1),
@@ -291,7 +291,7 @@ def test_a_block_source_that_gives_too_few():
         (
             IterDataset.interleave([STREAM] * 4, cycle_length=4),
             IterDataset.interleave([STREAM] * 2, cycle_length=4),
-            "dataset 2 open, and .* 2 datasets",
+            "dataset 2 open, but .* only 2 datasets",
         ),
         (
             IterDataset.interleave([STREAM] * 4, cycle_length=4),

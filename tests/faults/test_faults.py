@@ -284,7 +284,7 @@ def test_a_block_that_kills_twice_names_the_source_indices_it_is_from():
 
 def test_a_worker_that_cannot_start_is_an_error():
     ds = MapDataset.range(10).to_iter_dataset()
-    with nothing_left(), pytest.raises(WorkerError, match="end while they start \\(exit status 9\\)"):
+    with nothing_left(), pytest.raises(WorkerError, match="end during startup \\(exit status 9\\)"):
         list(ds.mp_prefetch(TWO, lambda index, count: os._exit(9)))
     with nothing_left(), pytest.raises(Boom, match=r"in worker \d\nin worker_init_fn\(\d, 2\)"):
         list(ds.mp_prefetch(TWO, fail_to_start))

@@ -156,7 +156,7 @@ def test_a_file_whose_version_is_not_told_is_not_taken_from_an_older_process(ser
 
 
 def test_a_copy_that_others_removed_to_make_room_says_so(tmp_path):
-    with pytest.raises(RemoteError, match="holds at most 100 bytes, too few for what is being copied to it at once"):
+    with pytest.raises(RemoteError, match="holds at most 100 bytes, too few for what is being copied to it: raise"):
         BlockCache(str(tmp_path), 100).keep("f/0", 10, os.unlink)
     assert [path.name for path in tmp_path.rglob("*")] == [LOCK]
 

@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "With a PATH: reads all data once, in a separate process, and reports which files and "
         "records cannot be read, including those that crash the process or hang. Exit status: 0 if "
-        "all data is good, 1 if some is damaged, 2 if the data could not be checked. Without a PATH: "
+        "all data is good, 1 if something is damaged, 2 if the data could not be checked. Without a PATH: "
         "reports what this machine has for loading data, and what is missing."
     )
     arguments.add_data(parser, splits="all", required=False)

@@ -9,9 +9,7 @@ from headrace.engine.plan import CONSUMER, Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Shows each operation of a pipeline, which process computes it and how, and why a new stage begins there."
-    )
+    parser.description = "Shows each operation of a pipeline, which process computes it, and how; with --json, also why a stage begins there."
     arguments.add_pipeline(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=_explain)

@@ -182,7 +182,10 @@ class Mix(RouteOp, Mixing):
                 f"`mix` has a list of datasets, so its weights must be a list in the same order; got {dict(weights)}."
             )
         if set(weights) != set(self.names):
-            raise PipelineError(f"`mix` has datasets {list(self.names)} but weights for {sorted(weights)}.")
+            raise PipelineError(
+                f"`mix` has datasets {list(self.names)} but weights for {sorted(weights)}. Give each dataset "
+                "one weight."
+            )
         return tuple(weights[name] for name in self.names)
 
     def identity(self) -> dict[str, Any]:
@@ -230,7 +233,9 @@ class Concatenate(RouteOp):
         """Where each part ends in the whole."""
         lengths = [part.length() for part in self.parts]
         if sum(lengths) > ENDLESS:
-            raise PipelineError("`concatenate` got an endless dataset: those after it would never be reached.")
+            raise PipelineError(
+                "`concatenate` got an endless dataset, so it would never reach those after it. Limit it with `take`."
+            )
         return np.cumsum(lengths)
 
     @cached_property
