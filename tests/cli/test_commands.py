@@ -282,7 +282,7 @@ def test_inspect_a_stream(data, capsys):
     found = inspected(capsys, data / "f.jsonl.gz")
     assert (found["records"], found["first_record"]) == (None, {"text": "", "n": 0})
     assert found["checksums"] == "all bytes, by gzip or zlib"
-    assert "unknown until the end: it is read as a stream" in out_of(capsys, "inspect", data / "f.jsonl.gz")
+    assert "unknown without reading everything: the data is a stream" in out_of(capsys, "inspect", data / "f.jsonl.gz")
 
 
 def test_inspect_a_folder_of_shards(tmp_path, capsys):

@@ -312,7 +312,7 @@ class Zip(Nary):
         lengths = [part.length() for part in self.parts]
         if len(set(lengths)) > 1:
             raise PipelineError(
-                f"`zip` needs datasets of one length; got {lengths}. Cut them with `take`, or give strict=False."
+                f"`zip` needs datasets of one length; got {lengths}. Shorten them with `take`, or pass strict=False."
             )
 
     def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:

@@ -83,7 +83,7 @@ class ZipStream(NaryStream):
         if longer:
             raise PipelineError(
                 f"{self._op.label()} (pipeline at {self._op.site}): dataset {ended[0]} ended before dataset "
-                f"{longer[0]}. Cut them to one length with `take`, or give strict=False."
+                f"{longer[0]}. Shorten them to one length with `take`, or pass strict=False."
             )
 
 
