@@ -142,6 +142,7 @@ def batched(records: Sequence[Record], batch_fn: Callable[[Sequence[Any]], Any] 
     data = (batch_fn or trees.stack)([record.data for record in records])
     if data is None and batch_fn is None:
         raise PipelineError(
-            f"All {len(records)} elements of a batch are None: does the function of a `map` before it lack a `return`?"
+            f"A batch got {len(records)} elements that are all None: is a `return` missing in the "
+            "function of an earlier `map`?"
         )
     return Record(records[-1].metadata.remove_record_key(), data)

@@ -561,7 +561,7 @@ def forgot(element):
 def test_a_batch_of_a_loader_that_is_all_none_is_an_error(others):
     operations = [*others, hp.MapTransform(lambda element: forgot(0)), hp.Batch(2)]
     loader = hp.DataLoader(data_source=range(8), sampler=hp.SequentialSampler(8, seed=1), operations=operations)
-    with pytest.raises(PipelineError, match=r"All 2 elements of a batch are None.*`return`"):
+    with pytest.raises(PipelineError, match=r"2 elements that are all None.*`return`"):
         list(loader)
 
 

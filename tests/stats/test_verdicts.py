@@ -141,7 +141,7 @@ def random_stats(chance):
     )
 
 
-@pytest.mark.parametrize(("threads_cpu_s", "named"), [(3.6, "map(slow) takes"), (0.5, "mix(")])
+@pytest.mark.parametrize(("threads_cpu_s", "named"), [(3.6, "map(slow) is the bottleneck"), (0.5, "mix(")])
 def test_threads_that_hold_the_gil_are_not_taken_for_the_consumer(threads_cpu_s, named):
     """What the consumer does then takes long, though it is not on a core."""
     stats = Stats(

@@ -19,8 +19,8 @@ def pad(elements: Sequence[Any], pad_value: Any = 0, length: int | None = None) 
     """
     if all(element is None for element in elements):
         raise PipelineError(
-            f"A batch got {len(elements)} elements that are all None: does the function of a `map` before it lack a "
-            "`return`?"
+            f"A batch got {len(elements)} elements that are all None: is a `return` missing in the "
+            "function of an earlier `map`?"
         )
     leaves, spec = trees.flatten(elements[0])
     try:
