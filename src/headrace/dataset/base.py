@@ -169,7 +169,7 @@ class Dataset(Viewable, Generic[T]):
 
         >>> print(MapDataset.range(4).shuffle(seed=1).batch(2).explain())
         MapDataset.range(4)  | ints
-          .shuffle(seed=1)   | index program: blocks planned ahead
+          .shuffle(seed=1)   | indices only, computed in blocks ahead of time
           .batch(2)          | stacks rows
 
         Differs from Grain: only Headrace has it.
