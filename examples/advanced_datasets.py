@@ -1,4 +1,4 @@
-"""Datasets for large runs: mixes, shuffles of what has no random access, reading ahead, devices, and checkpoints."""
+"""Datasets for large runs: mixing, shuffling files without random access, prefetching, devices, and checkpoints."""
 
 import json
 import tempfile
@@ -15,20 +15,21 @@ from headrace.data import digits
 
 everything = MapDataset.source(digits())
 
-# A mix of random-access parts: each repeats and is shuffled with a seed of its own, so that the shares hold for ever.
+# Mix random-access datasets: each one repeats and has its own shuffle seed, so the proportions hold indefinitely.
 small = everything[:100].seed(1).shuffle().repeat().map(lambda e: "small")
 large = everything[100:].seed(2).shuffle().repeat().map(lambda e: "large")
 mixed = MapDataset.mix([small, large], weights=[1, 3])
 print(f"mix 1:3, of 400 elements: {dict(Counter(mixed[i] for i in range(400)))}")
 
-# Where parts are filtered, streams are mixed: what is dropped does not change the shares.
+# If the datasets are filtered, mix them as streams: dropped elements then do not change the proportions.
 zeros = everything.filter(lambda e: e["label"] == 0).repeat().to_iter_dataset()
 others = everything.filter(lambda e: e["label"] != 0).repeat().to_iter_dataset()
 labels = IterDataset.mix({"zeros": zeros, "others": others}, {"zeros": 1, "others": 1}).map(lambda e: int(e["label"]))
 print(f"mix of filtered streams, 1:1: {list(labels.take(10))}")
 
 
-# Files that can only be read from their start are shuffled in three steps: their names, turns, and a window.
+# Files that can only be read from the start are shuffled in three steps: shuffle the file names, interleave several
+# files, and shuffle lines within a window.
 class Lines(IterDataset):
     def __init__(self, path: Path):
         super().__init__()
@@ -50,7 +51,7 @@ with tempfile.TemporaryDirectory() as folder:
     seen = [(name, number) for name, number, _ in lines]
     print(f"every line of {len(texts)} files once: {len(seen) == len(expected) and set(seen) == expected}")
 
-# Reading ahead: in threads where elements wait for disks, in workers where they are computed. Or let a trial choose.
+# Prefetch: with threads if elements wait for disks, with workers if they need CPU time. Or let a trial choose.
 batches = everything.shuffle(seed=7).repeat().batch(64, drop_remainder=True)
 threaded = batches.to_iter_dataset(ReadOptions(num_threads=4, prefetch_buffer_size=16)).prefetch(4)
 workers = batches.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4))
@@ -58,14 +59,16 @@ config = pick_performance_config(batches, ram_budget_mb=256, max_workers=2, max_
 chosen = batches.to_iter_dataset(config.read_options).mp_prefetch(config.multiprocessing_options)
 streams = {"threads": threaded, "workers": workers, "chosen": chosen}
 sums = {name: [int(batch["image"].sum()) for batch in stream.take(20)] for name, stream in streams.items()}
-print(f"20 batches, the same by threads, workers and what was chosen: {len(set(map(tuple, sums.values()))) == 1}")
+same = len(set(map(tuple, sums.values()))) == 1
+print(f"20 batches are the same from threads, workers and the chosen settings: {same}")
 
-# On devices: batches are moved ahead of the step that needs them, here split over all devices.
+# Devices: batches are moved before the training step needs them, here split over all devices.
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 placed = device_put(workers, sharding, cpu_buffer_size=3, device_buffer_size=2)
 
-# Every output is a checkpoint, and it is small JSON: saved behind the devices, restored without workers or devices.
+# You can save a checkpoint after any batch. It is small JSON: this one is saved from a stream on devices, and restored
+# without workers or devices.
 with iter(placed) as iterator:
     on_device = [next(iterator) for _ in range(10)]
     state = json.dumps(iterator.get_state())
@@ -74,4 +77,4 @@ print(f"placed on {jax.device_count()} device(s) as {type(on_device[0]['image'])
 print(f"next index after 10: {json.loads(state)['next_index']}")
 again = iter(batches.to_iter_dataset())
 again.set_state(json.loads(state))
-print(f"restored, it goes on exactly: {np.array_equal(next(again)['label'], expected)}")
+print(f"after restoring, the next batch is the same: {np.array_equal(next(again)['label'], expected)}")

@@ -1,4 +1,4 @@
-"""A DataLoader: a sampler says which records come when, a source reads them, operations change them; Orbax saves it."""
+"""A DataLoader: a sampler orders the records, a source reads them, operations transform them, and Orbax saves it."""
 
 import tempfile
 
@@ -15,9 +15,9 @@ from headrace.transforms import Batch, Filter, Map, RandomMap
 
 Example = dict[str, np.ndarray]
 
-# The sampler: an order for each epoch, and for each record a place, a key in the source, and a random generator.
+# The sampler orders each epoch. It gives each record its place, its key in the source, and a random generator.
 for metadata in IndexSampler(num_records=3, num_epochs=2, shuffle=True, seed=0):
-    assert metadata.rng is not None  # there is one where the sampler has a seed
+    assert metadata.rng is not None  # always set if the sampler has a seed
     print(f"place {metadata.index}: record {metadata.record_key}, draws {metadata.rng.integers(100)}")
 
 # With shards, each process reads its own part of the records.
@@ -26,7 +26,7 @@ keys = [[part[place].record_key for place in range(i, 10, 2)] for i, part in enu
 print(f"shards of 10 records: {keys}")
 
 
-# The operations: classes with one method each, or plain functions for a map.
+# Operations are classes with one method each; a map can also be a plain function.
 class IsOdd(Filter):
     def filter(self, element: Example) -> bool:
         return bool(element["label"] % 2)
@@ -49,31 +49,32 @@ class Crop(RandomMap):
 def make_loader(worker_count: int) -> DataLoader:
     return DataLoader(
         data_source=digits(),
-        sampler=IndexSampler(1797, shuffle=True, seed=42),  # without an end
+        sampler=IndexSampler(1797, shuffle=True, seed=42),  # endless
         operations=[IsOdd(), Enlarge(2), Crop(), Batch(32)],
         worker_count=worker_count,
-        read_options=ReadOptions(num_threads=0),  # in memory, so nothing to wait for
+        read_options=ReadOptions(num_threads=0),  # the data is in memory, so threads would not help
     )
 
 
-# The loader: its batches are the same with any number of workers, and so is its state.
+# The loader's batches and state are the same with any number of workers.
 inline, parallel = iter(make_loader(worker_count=0)), iter(make_loader(worker_count=2))
 same = all(np.array_equal(next(inline)["image"], next(parallel)["image"]) for _ in range(5))
 print(f"5 batches of {next(inline)['image'].shape}; the same from 2 workers: {same}")
 next(parallel)
 print(f"the same state: {inline.get_state() == parallel.get_state()}")
 
-# Orbax: what was saved with two workers is restored without any.
+# Orbax: save with two workers, restore without workers.
 with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as manager:
     manager.save(6, args=CheckpointSave(parallel))
     manager.wait_until_finished()
     expected = [next(parallel)["label"] for _ in range(3)]
     restored = iter(make_loader(worker_count=0))
     manager.restore(6, args=CheckpointRestore(restored))
-    print(f"restored, it goes on exactly: {all(np.array_equal(next(restored)['label'], e) for e in expected)}")
+    same = all(np.array_equal(next(restored)["label"], labels) for labels in expected)
+    print(f"after restoring, the next batches are the same: {same}")
 parallel.close()
 
-# Python values in memory that worker processes share instead of copying.
+# Python values in shared memory, which worker processes read without copying.
 words = InMemoryDataSource(["the", "water", "drives", "the", "wheel"])
 sampler = IndexSampler(len(words), num_epochs=1, shuffle=True, seed=1)
 loader = DataLoader(data_source=words, sampler=sampler, worker_count=2)

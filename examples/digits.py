@@ -1,10 +1,10 @@
-"""Trains a network on handwritten digits, stops half-way through an epoch, and goes on exactly there in a new process.
+"""Trains a network on handwritten digits, stops halfway through an epoch, and resumes at that batch in a new process.
 
     python examples/digits.py
 
-The first process trains with two worker processes, saves model, optimizer and loader with Orbax, and ends. The second
-restores them, goes on with one worker, and tests. All batches are hashed on the way; in the end the hash is compared
-with that of a pass over the loader that nobody interrupted, without any workers.
+The first process trains with two worker processes, saves the model, optimizer and loader with Orbax, and ends. The
+second restores them, continues with one worker, and tests the model. Both hash every batch; at the end, the hash is
+compared with that of an uninterrupted pass over the loader, without workers.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from headrace.transforms import Batch, RandomMap
 SEED = 42
 BATCH_SIZE = 64
 BATCHES_PER_EPOCH = 22
-NUM_TRAIN = BATCHES_PER_EPOCH * BATCH_SIZE  # of 1,797; the other 389 are for the test
+NUM_TRAIN = BATCHES_PER_EPOCH * BATCH_SIZE  # of 1,797; the other 389 are for testing
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,7 +40,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def split() -> tuple[Arrays, Arrays]:
-    """The digits to train with and those to test with, always the same."""
+    """Splits the digits into training and test data, always in the same way."""
     arrays = digits()
     order = np.random.default_rng(SEED).permutation(len(arrays["label"]))
     train, test = ({name: array[part] for name, array in arrays.items()} for part in np.split(order, [NUM_TRAIN]))
@@ -48,12 +48,12 @@ def split() -> tuple[Arrays, Arrays]:
 
 
 def scale(example: Arrays) -> Arrays:
-    """Pixels from 0 to 1, with an axis for the one channel; for one image as well as for many."""
+    """Scales pixels to the range from 0 to 1 and adds a channel axis, for one image or a batch."""
     return {**example, "image": example["image"].astype(np.float32)[..., None] / 16}
 
 
 class Augment(RandomMap):
-    """Moves an image by up to one pixel each way and adds noise."""
+    """Shifts an image by up to one pixel in each direction and adds noise."""
 
     def random_map(self, element: Arrays, rng: np.random.Generator) -> Arrays:
         down, right = rng.integers(0, 3, size=2)
@@ -62,7 +62,7 @@ class Augment(RandomMap):
 
 
 def make_loader(num_epochs: int, worker_count: int) -> headrace.DataLoader:
-    """Shuffled, augmented batches; workers make them ahead, and their number changes nothing else."""
+    """Shuffled, augmented batches; they are the same with any number of workers."""
     return headrace.DataLoader(
         data_source=split()[0],
         sampler=headrace.samplers.IndexSampler(NUM_TRAIN, shuffle=True, num_epochs=num_epochs, seed=SEED),
@@ -73,7 +73,7 @@ def make_loader(num_epochs: int, worker_count: int) -> headrace.DataLoader:
 
 
 def extend(digest: str, batch: Arrays) -> str:
-    """The digest of all batches so far, from that of those before and the next one."""
+    """Adds a batch to the digest of all batches before it."""
     content = hashlib.sha256(digest.encode())
     for name in sorted(batch):
         content.update(np.ascontiguousarray(batch[name]).data)
@@ -84,7 +84,7 @@ def extend(digest: str, batch: Arrays) -> str:
 
 
 class Network(nnx.Module):
-    """Two convolutions and two layers: about 150,000 numbers."""
+    """Two convolutions and two dense layers: about 150,000 parameters."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.conv1 = nnx.Conv(1, 32, (3, 3), rngs=rngs)
@@ -112,7 +112,7 @@ def learn(model: Network, optimizer: nnx.Optimizer, batch: Arrays) -> jax.Array:
 
 
 def accuracy(model: Network) -> float:
-    """The share of the test digits that the model names rightly."""
+    """The share of the test digits that the model classifies correctly."""
     _, test = split()
     guesses = np.asarray(model(jnp.asarray(scale(test)["image"]))).argmax(axis=1)
     return float((guesses == test["label"]).mean())
@@ -123,17 +123,17 @@ def accuracy(model: Network) -> float:
 
 @dataclass
 class Progress:
-    """What is known of the run so far; it is saved with the rest."""
+    """The progress of the run; it is saved in each checkpoint."""
 
     num_batches: int = 0
     digest: str = ""
-    timed_batches: int = 0  # all but the first of each process, which compiles
+    timed_batches: int = 0  # without the first batch of each process, which includes compilation
     timed_s: float = 0.0
-    waited_s: float = 0.0  # of that, how long in next(batches)
+    waited_s: float = 0.0  # the part of timed_s spent in next(batches)
 
 
 class Training:
-    """What a checkpoint holds: the model and its optimizer, the place in the stream of batches, the progress."""
+    """Everything that a checkpoint holds: the model, its optimizer, the batch iterator and the progress."""
 
     def __init__(self, num_epochs: int, worker_count: int):
         self.num_batches = num_epochs * BATCHES_PER_EPOCH
@@ -144,13 +144,13 @@ class Training:
         self.progress = Progress()
 
     def run(self, until: int) -> None:
-        """Learns from batches until there were so many."""
+        """Trains until the run has used `until` batches."""
         first = self.progress.num_batches
         for number in range(first, until):
             asked = time.perf_counter()
             batch = next(self.batches)
             waited_s = time.perf_counter() - asked
-            loss = float(learn(self.model, self.optimizer, batch))  # a float: next() never waits for the device
+            loss = float(learn(self.model, self.optimizer, batch))  # float() waits for the device, so next() never does
             self.progress.digest = extend(self.progress.digest, batch)
             self.progress.num_batches += 1
             if number > first:
@@ -169,7 +169,7 @@ class Training:
         manager.save(self.progress.num_batches, args=items)
 
     def restore(self, manager: ocp.CheckpointManager) -> None:
-        """Goes to where the last checkpoint was written."""
+        """Restores the last checkpoint."""
         items = ocp.args.Composite(
             model=ocp.args.StandardRestore(nnx.state((self.model, self.optimizer))),
             loader=headrace.checkpoint.CheckpointRestore(self.batches),
@@ -181,7 +181,7 @@ class Training:
 
 
 def show_bar(done: int, of: int, loss: float) -> None:
-    """One line that grows in a terminal; elsewhere a line for each epoch."""
+    """Shows progress: one line that is updated in a terminal, or else one line per epoch."""
     is_terminal = sys.stdout.isatty()
     if is_terminal or done % BATCHES_PER_EPOCH == 0:
         bar, epoch = "█" * (30 * done // of), (done - 1) // BATCHES_PER_EPOCH + 1
@@ -201,7 +201,7 @@ def run_phase(phase: str, folder: Path, num_epochs: int) -> None:
             training.restore(manager)
         epoch, batch = divmod(training.progress.num_batches, BATCHES_PER_EPOCH)
         where = f"{worker_count} worker(s), {jax.default_backend()}"
-        print(f"process {os.getpid()} begins at batch {batch + 1} of epoch {epoch + 1} ({where})", flush=True)
+        print(f"process {os.getpid()} starts at batch {batch + 1} of epoch {epoch + 1} ({where})", flush=True)
         if phase == "first":
             training.run(until=num_epochs // 2 * BATCHES_PER_EPOCH + BATCHES_PER_EPOCH // 2)
             training.save(manager)
@@ -213,7 +213,7 @@ def run_phase(phase: str, folder: Path, num_epochs: int) -> None:
 
 
 def report(training: Training, num_epochs: int) -> None:
-    """Prints what came of it, and fails if the stream did not go on exactly."""
+    """Prints the results, and fails if the batches differ from those of an uninterrupted pass."""
     result = training.progress
     digest, num_batches = "", 0
     for batch in make_loader(num_epochs, worker_count=0):
@@ -221,16 +221,16 @@ def report(training: Training, num_epochs: int) -> None:
     print(f"the two processes:      {result.num_batches} batches, digest {result.digest[:16]}")
     print(f"an uninterrupted pass:  {num_batches} batches, digest {digest[:16]}")
     if result.digest != digest:
-        raise SystemExit("The stream did NOT go on exactly where it stopped.")
-    print("The stream went on exactly where it stopped.")
+        raise SystemExit("The batches DIFFER from those of an uninterrupted pass.")
+    print("The stream resumed exactly where it stopped.")
     print(f"test accuracy:          {accuracy(training.model):.2%}")
     print(f"examples per second:    {result.timed_batches * BATCH_SIZE / result.timed_s:,.0f}")
     print(f"waiting for the loader: {result.waited_s / result.timed_s:.1%} of the time")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains on digits, stops half-way through an epoch, and goes on.")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser = argparse.ArgumentParser(description="Trains on digits, stops halfway through an epoch, and resumes.")
+    parser.add_argument("--epochs", type=int, default=20, help="how many epochs to train for (20)")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

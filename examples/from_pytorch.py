@@ -1,4 +1,4 @@
-"""For those who know PyTorch's DataLoader: what its parts are here, and how to train with PyTorch from it."""
+"""For PyTorch users: what replaces each part of PyTorch's DataLoader, and how to train a PyTorch model."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from headrace.sharding import ShardOptions
 from headrace.transforms import Batch, RandomMap
 
 
-# Dataset -> data_source. One of PyTorch's is a source as it is; here it only reads.
+# Dataset -> data_source. A PyTorch Dataset is a source without changes; here it only reads.
 class Digits(Dataset):
     def __init__(self):
         self.arrays = digits()
@@ -25,7 +25,7 @@ class Digits(Dataset):
         return {name: array[index] for name, array in self.arrays.items()}
 
 
-# transform= -> operations. A random one draws from its record's own generator, so workers need no seeds of theirs.
+# transform= -> operations. A random operation gets a generator for each record, so workers need no seeds.
 def to_float(example: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"image": example["image"].reshape(-1).astype(np.float32) / 16, "label": example["label"].astype(np.int64)}
 
@@ -51,9 +51,9 @@ print(f"a batch: {', '.join(f'{name} {array.dtype}{list(array.shape)}' for name,
 halves = [sum(1 for _ in make_loader(0, shard, 2)) for shard in range(2)]
 print(f"batches for each of two processes: {halves}")
 
-# Training with PyTorch: batches become tensors in the memory they are in. They are made already: batch_size=None.
+# Training with PyTorch: batches become tensors without a copy. They are batched already, so pass batch_size=None.
 torch.manual_seed(0)
-torch.set_num_threads(1)  # the network is too small for more
+torch.set_num_threads(1)  # the network is too small to benefit from more
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 dataset = TorchDataset(make_loader(worker_count=2))
@@ -65,15 +65,16 @@ for batch in TorchLoader(dataset, batch_size=None):
     optimizer.step()
     steps += 1
     if steps == 100:
-        state = dataset.state_dict()  # in the middle of an epoch; save it beside the model's
+        state = dataset.state_dict()  # in the middle of an epoch; save it with the model's state
     elif steps > 100:
         rest.append(batch["label"])
 pixels = torch.from_numpy(digits()["image"].reshape(1797, 64) / np.float32(16))
 accuracy = np.mean(model(pixels).argmax(dim=1).numpy() == digits()["label"])
 print(f"{steps} steps from 2 workers, training accuracy {accuracy:.1%}")
 
-# Going on from the state, without workers: batches and states are the same with any number of them.
+# Resume from the state without workers: batches and states are the same with any number of workers.
 again = TorchDataset(make_loader(worker_count=0))
 again.load_state_dict(state)
 labels = [batch["label"] for batch in again]
-print(f"restored at step 100, it goes on exactly: {len(labels) == len(rest) and all(map(torch.equal, labels, rest))}")
+same = len(labels) == len(rest) and all(map(torch.equal, labels, rest))
+print(f"restored at step 100, the remaining batches are the same: {same}")

@@ -1,4 +1,4 @@
-"""Images from a folder: crops, colours and mixes to train with, and the plain middle to test with."""
+"""Images from a folder: random crops, colours and MixUp for training, center crops for testing."""
 
 import tempfile
 from pathlib import Path
@@ -20,7 +20,7 @@ from headrace.images import (
 )
 from headrace.sources import ImageFolderDataSource
 
-# A folder with a folder for each class, as ImageNet has it. Here they are the digits, as JPEGs of 320 × 240.
+# A folder with one subfolder per class, as in ImageNet. Here, the images are the digits, as JPEGs of 320 × 240.
 folder, data = Path(tempfile.mkdtemp()), digits()
 for i in range(300):
     path = folder / str(data["label"][i]) / f"{i}.jpg"
@@ -28,9 +28,9 @@ for i in range(300):
     pixels = cv2.resize(np.uint8(data["image"][i] * 15), (320, 240), interpolation=cv2.INTER_CUBIC)
     cv2.imwrite(str(path), np.stack([pixels, 255 - pixels, pixels], axis=-1))
 
-# Without decoding, elements have the bytes of files; the operations decode no more of them than they need.
+# With decode=False, elements hold the bytes of the files, and the operations decode only the part that they need.
 files = MapDataset.source(ImageFolderDataSource(folder, decode=False))
-print(f"{len(files)} files, such as one of {len(files[0]['image'])} bytes with the label {files[0]['label']}")
+print(f"{len(files)} files; the first has {len(files[0]['image'])} bytes and the label {files[0]['label']}")
 
 augment = Compose([RandomResizedCrop(96, scale=(0.3, 1)), RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1)])
 train = files.seed(42).shuffle().repeat(2).random_map(augment).batch(64, drop_remainder=True)
@@ -49,5 +49,5 @@ middle = Compose([Resize(110), CenterCrop(96), Normalize([0.5] * 3, [0.25] * 3)]
 test = files.map(middle).batch(128)
 print(f"testing: batches of {[batch['image'].shape[0] for batch in test]}, {test[0]['image'].dtype}")
 
-# The crops as numbers, for those who decode elsewhere.
+# The numbers that define a crop, if you decode with another library.
 print(f"a crop: {tuple(augment.draw(240, 320, np.random.default_rng(0)))}")

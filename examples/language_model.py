@@ -1,12 +1,12 @@
-"""Trains a small GPT on Python's own documentation, stops half-way, and goes on exactly there in a new process.
+"""Trains a small GPT on Python's documentation, stops halfway, and resumes at that batch in a new process.
 
     python examples/language_model.py
 
 Two corpora that come with Python, the language reference and the docstrings of the standard library, are written as
-Parquet and as JSON lines, and a tokenizer is trained on them. `make_documents` and `make_batches` are the whole way
-from files to packed batches. The first process trains with two worker processes, saves model, optimizer and the place
-in the stream with Orbax, and ends; the second restores them and goes on with one worker. All batches are hashed on the
-way; in the end the hash is compared with that of a stream that nobody interrupted, without any workers.
+Parquet and as JSON lines, and a tokenizer is trained on them. `make_documents` and `make_batches` are the pipeline
+from files to packed batches. The first process trains with two worker processes, saves the model, optimizer and batch
+iterator with Orbax, and ends; the second restores them and continues with one worker. Both hash every batch. At the
+end, the hash is compared with that of an uninterrupted stream, without workers.
 """
 
 import argparse
@@ -49,7 +49,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def docstrings() -> Iterator[str]:
-    """The docstrings in the modules of the standard library."""
+    """Yields the docstrings in the modules of the standard library."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -57,7 +57,7 @@ def docstrings() -> Iterator[str]:
 
 
 def write_corpora(folder: Path) -> None:
-    """Writes the corpora, and a tokenizer that is trained on them."""
+    """Writes the corpora, and a tokenizer trained on them."""
     reference, library = list(topics.values()), list(docstrings())
     write_parquet([{"text": text} for text in reference], folder / "reference.parquet")
     write_json_lines([{"text": text} for text in library], folder / "library.jsonl")
@@ -67,7 +67,7 @@ def write_corpora(folder: Path) -> None:
 
 
 def make_documents(folder: Path, num_steps: int) -> IterDataset:
-    """The documents of both corpora as tokens, without an end: at first few of the reference, then more and more."""
+    """An endless stream of tokenized documents from both corpora; the share of the reference grows over the run."""
     corpora = {
         path.stem: MapDataset.source(path)
         .shuffle(SEED)
@@ -78,12 +78,12 @@ def make_documents(folder: Path, num_steps: int) -> IterDataset:
         for path in (folder / "library.jsonl", folder / "reference.parquet")
     }
     shares = {step: {"library": 1, "reference": 0.1 * step / num_steps} for step in range(num_steps)}
-    schedule = WeightSchedule(shares, elements_per_step=6)  # about as many documents as fill a batch
+    schedule = WeightSchedule(shares, elements_per_step=6)  # about as many documents as a batch holds
     return IterDataset.mix(corpora, schedule).shuffle(buffer_size=200, seed=SEED)
 
 
 def make_batches(folder: Path, num_steps: int, num_workers: int) -> IterDataset:
-    """Documents packed into rows and batches; workers make them ahead, and their number changes nothing else."""
+    """Documents packed into rows and batches; they are the same with any number of workers."""
     return (
         make_documents(folder, num_steps)
         .pack({"tokens": ROW_LENGTH}, strategy="best_fit", long_sequences="split", num_packing_bins=32, seed=SEED)
@@ -94,7 +94,7 @@ def make_batches(folder: Path, num_steps: int, num_workers: int) -> IterDataset:
 
 
 def extend(digest: str, batch: Arrays) -> str:
-    """The digest of all batches so far, from that of those before and the next one."""
+    """Adds a batch to the digest of all batches before it."""
     content = hashlib.sha256(digest.encode())
     for name in sorted(batch):
         content.update(np.ascontiguousarray(batch[name]).data)
@@ -105,7 +105,7 @@ def extend(digest: str, batch: Arrays) -> str:
 
 
 class Block(nnx.Module):
-    """A layer of the transformer: tokens look at those before them, and then each thinks for itself."""
+    """A transformer layer: causal attention, then a feed-forward network for each token."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.norm1, self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
@@ -118,7 +118,7 @@ class Block(nnx.Module):
 
 
 class Gpt(nnx.Module):
-    """A transformer for packed rows, with about 680,000 numbers: a document sees nothing of its neighbours."""
+    """A transformer for packed rows, with about 680,000 parameters: documents in a row do not attend to each other."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.tokens = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
@@ -136,13 +136,13 @@ class Gpt(nnx.Module):
 
 
 def attention_mask(segment_ids: jax.Array) -> jax.Array:
-    """Which tokens each token may look at: those before it in its own segment, and itself; for all heads."""
+    """The attention mask: each token attends to itself and to earlier tokens of its segment, in all heads."""
     same_segment = segment_ids[:, :, None] == segment_ids[:, None, :]
     return jnp.tril(same_segment)[:, None]
 
 
 def loss_of(model: Gpt, batch: Arrays) -> jax.Array:
-    """The mean loss over tokens that have a next one in their segment; padding, segment 0, does not count."""
+    """The mean next-token loss, without padding (segment 0) and the last token of each segment."""
     ids = jnp.asarray(batch["tokens_segment_ids"])
     counts = (ids[:, :-1] == ids[:, 1:]) & (ids[:, 1:] > 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch)[:, :-1], batch["tokens"][:, 1:])
@@ -162,17 +162,17 @@ def learn(model: Gpt, optimizer: nnx.Optimizer, batch: Arrays) -> jax.Array:
 
 @dataclass
 class Progress:
-    """What is known of the run so far; it is saved with the rest."""
+    """The progress of the run; it is saved in each checkpoint."""
 
     num_steps: int = 0
     digest: str = ""
-    timed_tokens: int = 0  # in all batches but the first of each process, which compiles
+    timed_tokens: int = 0  # without the first batch of each process, which includes compilation
     timed_s: float = 0.0
-    waited_s: float = 0.0  # of that, how long in next(batches)
+    waited_s: float = 0.0  # the part of timed_s spent in next(batches)
 
 
 class Training:
-    """What a checkpoint holds: the model and its optimizer, the place in the stream of batches, the progress."""
+    """Everything that a checkpoint holds: the model, its optimizer, the batch iterator and the progress."""
 
     def __init__(self, folder: Path, num_steps: int, num_workers: int):
         self.num_steps = num_steps
@@ -183,13 +183,13 @@ class Training:
         self.progress = Progress()
 
     def run(self, until: int) -> None:
-        """Learns from batches until there were so many."""
+        """Trains until the run has made `until` steps."""
         first, losses = self.progress.num_steps, []
         for step in range(first, until):
             asked = time.perf_counter()
             batch = next(self.batches)
             waited_s = time.perf_counter() - asked
-            losses.append(float(learn(self.model, self.optimizer, batch)))  # a float: next() never waits for the device
+            losses.append(float(learn(self.model, self.optimizer, batch)))  # float() waits for the device
             self.progress.digest = extend(self.progress.digest, batch)
             self.progress.num_steps += 1
             if step > first:
@@ -210,7 +210,7 @@ class Training:
         manager.save(self.progress.num_steps, args=items)
 
     def restore(self, manager: ocp.CheckpointManager) -> None:
-        """Goes to where the last checkpoint was written."""
+        """Restores the last checkpoint."""
         items = ocp.args.Composite(
             model=ocp.args.StandardRestore(nnx.state((self.model, self.optimizer))),
             batches=headrace.checkpoint.CheckpointRestore(self.batches),
@@ -232,7 +232,7 @@ def run_phase(phase: str, folder: Path, num_steps: int) -> None:
         if phase == "second":
             training.restore(manager)
         where = f"{num_workers} worker(s), {jax.default_backend()}"
-        print(f"process {os.getpid()} begins at step {training.progress.num_steps + 1} ({where})", flush=True)
+        print(f"process {os.getpid()} starts at step {training.progress.num_steps + 1} ({where})", flush=True)
         training.run(until=num_steps // 2 if phase == "first" else num_steps)
         if phase == "first":
             training.save(manager)
@@ -242,21 +242,21 @@ def run_phase(phase: str, folder: Path, num_steps: int) -> None:
 
 
 def report(result: Progress, uninterrupted: IterDataset) -> None:
-    """Prints what came of it, and fails if the stream did not go on exactly."""
+    """Prints the results, and fails if the batches differ from those of an uninterrupted stream."""
     digest, num_batches = "", 0
     for batch in uninterrupted:
         digest, num_batches = extend(digest, batch), num_batches + 1
     print(f"the two processes:        {result.num_steps} batches, digest {result.digest[:16]}")
     print(f"an uninterrupted stream:  {num_batches} batches, digest {digest[:16]}")
     if result.digest != digest:
-        raise SystemExit("The stream did NOT go on exactly where it stopped.")
-    print("The stream went on exactly where it stopped.")
+        raise SystemExit("The batches DIFFER from those of an uninterrupted stream.")
+    print("The stream resumed exactly where it stopped.")
     print(f"tokens per second:        {result.timed_tokens / result.timed_s:,.0f}")
     print(f"waiting for the batches:  {result.waited_s / result.timed_s:.1%} of the time")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains a language model, stops half-way, and goes on.")
+    parser = argparse.ArgumentParser(description="Trains a language model, stops halfway, and resumes.")
     parser.add_argument("--steps", type=int, default=200, help="how many batches to train with (200)")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

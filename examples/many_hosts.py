@@ -1,10 +1,10 @@
-"""Trains on 2 processes, stops, goes on with 3 and then with 1: the global batches are those of one process.
+"""Trains on 2 processes, resumes with 3 and then with 1: the global batches are the same as with one process.
 
     python examples/many_hosts.py
 
 The processes of a run are real ones of `jax.distributed`, on this machine, with one CPU device each; on a cluster, each
-would be a host. Every run restores the model and its place in the data from what the run before saved with Orbax. All
-global batches are hashed on the way; in the end the hash is compared with that of a pass that nobody interrupted.
+would be a host. Every run restores the model and the data iterator from the Orbax checkpoint of the run before, and
+hashes all global batches. At the end, the hash is compared with that of an uninterrupted pass.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from headrace.sharding import ShardBySharding
 
 RUNS = (2, 3, 1)  # how many processes each run has
 STEPS = 20  # of each run
-BATCH_SIZE = 48  # rows of all processes together: a multiple of each number of them, and of the lanes
-NUM_LANES = 12  # a property of the data, like a seed; never of the cluster
+BATCH_SIZE = 48  # over all processes: a multiple of NUM_LANES and of every number in RUNS
+NUM_LANES = 12  # belongs to the data, like a seed: keep it when the number of processes changes
 
 Arrays = dict[str, Any]
 
@@ -39,7 +39,7 @@ Arrays = dict[str, Any]
 
 
 def augment(example: Arrays, rng: np.random.Generator) -> Arrays:
-    """Moves an image sideways by up to one pixel."""
+    """Shifts an image sideways by up to one pixel."""
     return {**example, "image": np.roll(example["image"], rng.integers(-1, 2), axis=1)}
 
 
@@ -50,7 +50,7 @@ def make_batches(rows: ShardBySharding | None) -> headrace.IterDataset:
         .shuffle(seed=1)
         .repeat()
         .to_iter_dataset(num_lanes=NUM_LANES)
-        .filter(lambda example: example["label"] != 8)  # how many are left of a shard, only reading it tells
+        .filter(lambda example: example["label"] != 8)  # so the length of a shard is known only after reading it
         .random_map(augment, seed=2)
         .window_shuffle(100, seed=3)
         .map(lambda example: {**example, "image": example["image"].astype(np.float32) / 16})
@@ -59,7 +59,7 @@ def make_batches(rows: ShardBySharding | None) -> headrace.IterDataset:
 
 
 def extend(digest: str, batch: Arrays) -> str:
-    """The digest of all global batches so far, from that of those before and the next one."""
+    """Adds a global batch to the digest of all those before it."""
     content = hashlib.sha256(digest.encode())
     for name in sorted(batch):
         content.update(np.ascontiguousarray(batch[name]).data)
@@ -79,7 +79,7 @@ def new_model(sharding: NamedSharding) -> Any:
 
 @jax.jit
 def learn(model: Any, batch: Arrays) -> tuple[Any, jax.Array]:
-    """One step of training over the rows of all processes; returns the loss too."""
+    """One step of training over the rows of all processes; also returns the loss."""
 
     def loss_of(weights: Any) -> jax.Array:
         guesses = batch["image"].reshape(BATCH_SIZE, 64) @ weights["matrix"] + weights["bias"]
@@ -92,7 +92,7 @@ def learn(model: Any, batch: Arrays) -> tuple[Any, jax.Array]:
 
 
 def train(folder: Path, first: int) -> None:
-    """One process of a run: restores what there is, makes some steps, and saves."""
+    """One process of a run: restores the last checkpoint if there is one, trains for some steps, and saves."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     by_row, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     batches = iter(headrace.device_put(make_batches(ShardBySharding(by_row)), by_row))
@@ -139,7 +139,7 @@ def start(folder: Path, num_processes: int, first: int) -> None:
     processes = [subprocess.Popen(command) for command in commands]
     try:
         if any(process.wait(timeout=300) for process in processes):
-            sys.exit("a process failed")
+            sys.exit("A process failed; see its error above.")
     finally:
         for process in processes:
             process.kill()
@@ -162,9 +162,9 @@ def main() -> None:
     expected = ""
     for _, batch in zip(range(STEPS * len(RUNS)), make_batches(None), strict=False):
         expected = extend(expected, batch)
-    print(f"  digest of the global batches: {digest[:16]}, of one uninterrupted pass: {expected[:16]}")
+    print(f"  digest of the global batches: {digest[:16]}; of an uninterrupted pass: {expected[:16]}")
     if digest != expected:
-        sys.exit("the batches differ")
+        sys.exit("The global batches DIFFER from those of an uninterrupted pass.")
     print("No batch was lost, repeated or changed.")
 
 

@@ -1,6 +1,6 @@
-"""Computes a pipeline on Ray actors: the same batches, also if an actor is killed, and if the run goes on without Ray.
+"""Computes a pipeline on Ray actors: the batches stay the same if an actor is killed, or the run resumes without Ray.
 
-python examples/on_ray.py                        # Ray starts on this machine, and ends with the program
+python examples/on_ray.py                        # starts Ray on this machine for the duration of the program
 python examples/on_ray.py --address auto         # on a cluster, from one of its nodes
 """
 
@@ -18,13 +18,13 @@ NUM_BATCHES = 60
 
 
 def augment(example: dict, rng: np.random.Generator) -> dict:
-    """Something costly: many noisy copies of an image, averaged."""
+    """An expensive operation: averages many noisy copies of an image."""
     noisy = example["image"] + rng.normal(0, 1, (500, 8, 8))
     return {**example, "image": noisy.mean(axis=0).astype(np.float32), "process": os.getpid()}
 
 
 def make_batches() -> headrace.IterDataset:
-    """Shuffled, augmented batches of some of the digits."""
+    """Shuffled, augmented batches of all digits but 8."""
     return (
         headrace.MapDataset.source(digits())
         .shuffle(seed=1)
@@ -37,7 +37,7 @@ def make_batches() -> headrace.IterDataset:
 
 
 def extend(digest: str, batch: dict) -> str:
-    """The digest of all batches so far; which process computed them does not count."""
+    """Adds a batch to the digest of all batches before it, ignoring which process computed it."""
     content = hashlib.sha256(digest.encode())
     for name in ("image", "label"):
         content.update(np.ascontiguousarray(batch[name]).data)
@@ -45,7 +45,7 @@ def extend(digest: str, batch: dict) -> str:
 
 
 def take(iterator, count: int, digest: str) -> tuple[str, set[int]]:
-    """The digest after some more batches, and the processes that computed them."""
+    """Reads `count` batches; returns the digest and the processes that computed them."""
     processes: set[int] = set()
     for _ in range(count):
         batch = next(iterator)
@@ -56,7 +56,7 @@ def take(iterator, count: int, digest: str) -> tuple[str, set[int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--address", help="a Ray cluster; by default, one that starts on this machine")
+    parser.add_argument("--address", help="the address of a Ray cluster (by default, Ray starts on this machine)")
     address = parser.parse_args().address
     expected, _ = take(iter(make_batches()), NUM_BATCHES, "")
 
@@ -64,16 +64,16 @@ def main() -> None:
     with iter(on_ray) as batches:
         digest, actors = take(batches, NUM_BATCHES // 3, "")
         print(
-            f"{NUM_BATCHES // 3} batches came from {len(actors)} actors; this process is none of them: "
+            f"{NUM_BATCHES // 3} batches came from {len(actors)} actors, none of them in this process: "
             f"{os.getpid() not in actors}"
         )
-        if address is None:  # on a cluster, it may be on another machine
+        if address is None:  # on a cluster, the actor may be on another machine
             os.kill(min(actors), signal.SIGKILL)
             print("an actor was killed")
         digest, _ = take(batches, NUM_BATCHES // 3, digest)
         state = batches.get_state()
 
-    with iter(make_batches().mp_prefetch(1)) as batches:  # a worker process goes on where Ray has stopped
+    with iter(make_batches().mp_prefetch(1)) as batches:  # a worker process continues where Ray stopped
         batches.set_state(state)
         digest, _ = take(batches, NUM_BATCHES - 2 * (NUM_BATCHES // 3), digest)
     print(f"the same batches as without workers: {digest == expected}")

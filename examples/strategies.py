@@ -1,4 +1,4 @@
-"""Ways to load data: arrays, lines of text; splits, augmentation, caching, and what it all costs."""
+"""Common pipelines: arrays and text files, splits, augmentation, caching, and how fast they are."""
 
 import json
 import tempfile
@@ -12,14 +12,14 @@ import numpy as np
 from headrace import MapDataset, MultiprocessingOptions
 from headrace.data import digits
 
-# Arrays are a source as they are. A split is a choice of indices, so nothing is in both parts, in any epoch.
+# Arrays are a source without changes. A split selects indices, so the parts share no elements in any epoch.
 everything = MapDataset.source(digits())
 order = np.random.default_rng(0).permutation(len(everything))
 train, test = everything[order[:1500]], everything[order[1500:]]
 print(f"split: {len(train)} to train, {len(test)} to test")
 
 
-# Training: a new order in each epoch, a random change for each element, batches of one size for compiled steps.
+# Training: a new order in each epoch, random augmentation, and batches of equal size for compiled steps.
 def shift(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**example, "image": np.roll(example["image"], rng.integers(-1, 2), axis=1)}
 
@@ -30,13 +30,13 @@ def normalize(batch: dict[str, Any]) -> dict[str, Any]:
 
 batches = train.seed(42).shuffle().repeat(2).random_map(shift).batch(64, drop_remainder=True).map(normalize)
 print(f"training: {len(batches)} batches of {batches[0]['image'].shape} and {batches[0]['label'].shape}")
-print(f"the same numbers whenever asked: {np.array_equal(batches[7]['image'], batches[7]['image'])}")
+print(f"reading a batch twice gives the same numbers: {np.array_equal(batches[7]['image'], batches[7]['image'])}")
 
-# Testing: neither shuffled nor changed, and the last, smaller batch counts.
+# Testing: no shuffling or augmentation, and the last, smaller batch is kept.
 print(f"testing: batches of {[len(batch['label']) for batch in test.batch(128).map(normalize)]}")
 
 
-# What is costly and not random is cached; what is random comes after it.
+# Cache expensive operations that are not random, and put random operations after the cache.
 def costly(example: dict[str, Any]) -> dict[str, Any]:
     return {**example, "image": np.linalg.matrix_power(example["image"] / 16, 200)}
 
@@ -48,7 +48,7 @@ for epoch in ("first", "second"):
     print(f"cache: {epoch} epoch, {count} examples in {1000 * (time.perf_counter() - begin):.0f} ms")
 
 
-# Anything with a length and items is a source. Of this file, only where its lines begin is kept in memory.
+# Any object with `__len__` and `__getitem__` is a source. This one keeps only the offsets of the lines in memory.
 class JsonLines:
     def __init__(self, path: Path):
         self.path = path
@@ -70,7 +70,7 @@ with tempfile.TemporaryDirectory() as folder:
     lines = MapDataset.source(JsonLines(path)).shuffle(seed=4).map(lambda line: (line["name"], len(line["text"])))
     print(f"lines: {len(lines)} topics of Python's documentation; the first two, with lengths: {lines[0]}, {lines[1]}")
 
-# How fast is it? Worker processes change that and nothing else, and no `if __name__ == "__main__"` is needed for them.
+# How fast is it? Worker processes change only the speed, and need no `if __name__ == "__main__"`.
 stream = everything.map(costly).batch(64).to_iter_dataset()
 begin = time.perf_counter()
 inline = np.concatenate([batch["image"] for batch in stream])

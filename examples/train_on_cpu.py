@@ -1,4 +1,4 @@
-"""Trains a network with JAX on the CPU from three kinds of sources, by one loop, to the same weights."""
+"""Trains a network with JAX on the CPU from three kinds of sources, with one loop and the same weights as a result."""
 
 import tempfile
 import time
@@ -12,7 +12,7 @@ import numpy as np
 from headrace import MapDataset
 from headrace.data import digits
 
-jax.config.update("jax_platforms", "cpu")  # before the first array
+jax.config.update("jax_platforms", "cpu")  # must come before the first array is created
 
 Params = list[tuple[jax.Array, jax.Array]]
 
@@ -38,7 +38,7 @@ def update(params: Params, batch: dict[str, Any]) -> Params:
     return jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
 
 
-# A source needs a length and items: arrays, datasets of PyTorch, Hugging Face or TFDS, or a class like this one.
+# A source needs `__len__` and `__getitem__`: arrays, a PyTorch, Hugging Face or TFDS dataset, or a class like this one.
 class Records:
     def __init__(self, arrays: dict[str, np.ndarray]):
         self.arrays = arrays
@@ -60,7 +60,7 @@ def train(name: str, source: Any, num_epochs: int = 15) -> list[np.ndarray]:
     batches = examples[order[:1408]].seed(42).shuffle().batch(64).map(flatten)
     (test,) = examples[order[1408:]].batch(389).map(flatten)
     params = initial([64, 128, 10], jax.random.key(0))
-    update(params, batches[0])  # compiles, before the time is taken
+    update(params, batches[0])  # compiles, so that the time below does not include it
     begin = time.perf_counter()
     for batch in batches.repeat(num_epochs):
         params = update(params, batch)
@@ -74,7 +74,7 @@ arrays = digits()
 with tempfile.TemporaryDirectory() as folder:
     for name, array in arrays.items():
         np.save(Path(folder, name), array)
-    mapped = {name: np.load(Path(folder, f"{name}.npy"), mmap_mode="r") for name in arrays}  # read as it is needed
+    mapped = {name: np.load(Path(folder, f"{name}.npy"), mmap_mode="r") for name in arrays}  # loaded only when accessed
     first, *others = train("arrays", arrays), train("records", Records(arrays)), train("memory map", mapped)
 same = all(np.array_equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 print(f"on {jax.default_backend()}, the same weights from all three: {same}")

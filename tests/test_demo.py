@@ -1,4 +1,4 @@
-"""The demo runs: it trains, stops, goes on in another process, and its stream is the one that nobody interrupted."""
+"""The demo trains, stops, resumes in another process, and yields the batches of an uninterrupted run."""
 
 import hashlib
 import os
@@ -35,7 +35,7 @@ def test_each_call_gives_arrays_to_change():
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"the demo needs {', '.join(MISSING)}")
-def test_the_demo_goes_on_exactly_in_a_new_process_and_learns(tmp_path):
+def test_the_demo_resumes_exactly_in_a_new_process_and_learns(tmp_path):
     done = subprocess.run(
         [sys.executable, str(DEMO), "--epochs=5"],
         env=os.environ
@@ -47,14 +47,14 @@ def test_the_demo_goes_on_exactly_in_a_new_process_and_learns(tmp_path):
     )
     out = done.stdout
     assert done.returncode == 0, out + done.stderr
-    begun = re.findall(r"process (\d+) begins at batch (\d+) of epoch (\d+) \((\d) worker", out)
+    begun = re.findall(r"process (\d+) starts at batch (\d+) of epoch (\d+) \((\d) worker", out)
     assert [begin[1:] for begin in begun] == [("1", "1", "2"), ("12", "3", "1")]
     assert begun[0][0] != begun[1][0]
     assert re.findall(r"stops after (\d+) batches of 110", out) == ["55", "110"]
     digests = re.findall(r"110 batches, digest ([0-9a-f]{16})", out)
     assert len(digests) == 2
     assert digests[0] == digests[1]
-    assert "The stream went on exactly where it stopped." in out
+    assert "The stream resumed exactly where it stopped." in out
     assert fact(r"test accuracy: +([\d.]+)%", out) > 90
     assert fact(r"examples per second: +([\d,]+)", out) > 0
     assert 0 <= fact(r"waiting for the loader: +([\d.]+)% of the time", out) <= 100

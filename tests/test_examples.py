@@ -1,4 +1,4 @@
-"""The examples run as they stand, without a warning, and show what they say."""
+"""The examples run unchanged, without warnings, and print what they promise."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_strategies():
     out = run("strategies.py")
     assert "split: 1500 to train, 297 to test" in out
     assert "training: 46 batches of (64, 8, 8) and (64, 10)" in out
-    assert "the same numbers whenever asked: True" in out
+    assert "reading a batch twice gives the same numbers: True" in out
     assert "testing: batches of [128, 128, 41]" in out
     assert "second epoch, 1500 examples" in out
     assert "topics of Python's documentation" in out
@@ -41,7 +41,7 @@ def test_data_loader():
     assert "shards of 10 records: [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]" in out
     assert "5 batches of (32, 12, 12); the same from 2 workers: True" in out
     assert "the same state: True" in out
-    assert "restored, it goes on exactly: True" in out
+    assert "after restoring, the next batches are the same: True" in out
     (words,) = [line for line in out.splitlines() if line.startswith("from shared memory: ")]
     assert sorted(words.split()[3:]) == ["drives", "the", "the", "water", "wheel"]
 
@@ -51,7 +51,7 @@ def test_from_pytorch():
     assert "a batch: image float32[64, 64], label int64[64]" in out
     assert "batches for each of two processes: [140, 140]" in out
     assert "280 steps from 2 workers, training accuracy 9" in out
-    assert "restored at step 100, it goes on exactly: True" in out
+    assert "restored at step 100, the remaining batches are the same: True" in out
 
 
 def test_train_on_cpu():
@@ -66,14 +66,14 @@ def test_advanced_datasets():
     assert "mix 1:3, of 400 elements: {'small': 100, 'large': 300}" in out
     assert "mix of filtered streams, 1:1: [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]" in out
     assert "every line of 6 files once: True" in out
-    assert "the same by threads, workers and what was chosen: True" in out
+    assert "the same from threads, workers and the chosen settings: True" in out
     assert "next index after 10: 10" in out
-    assert "restored, it goes on exactly: True" in out
+    assert "after restoring, the next batch is the same: True" in out
 
 
 def test_images():
     out = run("images.py", needs=["cv2"])
-    assert "300 files, such as one of " in out
+    assert "300 files; the first has " in out
     assert "training: 9 batches of (64, 96, 96, 3), labels of (64, 10)" in out
     assert "the same from 2 workers: True" in out
     assert "testing: batches of [128, 128, 44], float32" in out
@@ -92,7 +92,7 @@ def test_many_hosts():
 @pytest.mark.xdist_group("ray")
 def test_on_ray():
     out = run("on_ray.py", needs=["ray"])
-    assert "this process is none of them: True" in out
+    assert "none of them in this process: True" in out
     assert "an actor was killed" in out
     assert "the same batches as without workers: True" in out
 

@@ -1,4 +1,4 @@
-"""The language model trains, stops, and goes on exactly in another process; packed documents do not see each other."""
+"""The language model trains, stops, and resumes exactly in another process; packed documents do not see each other."""
 
 import os
 import re
@@ -79,7 +79,7 @@ def test_the_loss_is_that_of_the_next_tokens_of_each_document(example, model):
 
 
 @pytest.mark.slow
-def test_the_language_model_goes_on_exactly_in_a_new_process_and_learns(tmp_path):
+def test_the_language_model_resumes_exactly_in_a_new_process_and_learns(tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--steps=40"],
         env=os.environ | {"TMPDIR": str(tmp_path)},
@@ -90,7 +90,7 @@ def test_the_language_model_goes_on_exactly_in_a_new_process_and_learns(tmp_path
     )
     out = done.stdout
     assert done.returncode == 0, out + done.stderr
-    begun = re.findall(r"process (\d+) begins at step (\d+) \((\d) worker", out)
+    begun = re.findall(r"process (\d+) starts at step (\d+) \((\d) worker", out)
     assert [begin[1:] for begin in begun] == [("1", "2"), ("21", "1")]
     assert begun[0][0] != begun[1][0]
     assert re.findall(r"stops after (\d+) steps of 40", out) == ["20", "40"]
@@ -100,7 +100,7 @@ def test_the_language_model_goes_on_exactly_in_a_new_process_and_learns(tmp_path
     digests = re.findall(r"40 batches, digest ([0-9a-f]{16})", out)
     assert len(digests) == 2
     assert digests[0] == digests[1]
-    assert "The stream went on exactly where it stopped." in out
+    assert "The stream resumed exactly where it stopped." in out
     padding = {strategy: fact(rf"{strategy} +[\d,]+ +([\d.]+)%", out) for strategy in ("first_fit", "best_fit")}
     assert 0 < padding["best_fit"] <= padding["first_fit"] < 10
     assert fact(r"tokens per second: +([\d,]+)", out) > 0

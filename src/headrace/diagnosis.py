@@ -78,7 +78,7 @@ class Diagnosis:
         ]
 
 
-_HEAD = "workers", "elements/s", "tried"
+_HEAD = "workers", "elements/s", "measured"
 
 
 @explains_keywords
@@ -141,7 +141,7 @@ def _verdict_on_threads(alone: Stats, threads: dict[int, float], others: float) 
         if rate > WORTH * alone.rate and rate >= others:
             where = next((each.where for each in alone.operations), "consumer")
             return (
-                f"{culprit(alone, where)} It waits: `to_iter_dataset({with_threads(number)})` gives "
+                f"{culprit(alone, where)} It mostly waits: `to_iter_dataset({with_threads(number)})` gives "
                 f"{significant(rate)} elements/s, {significant(rate / alone.rate)} × as many as now."
             )
     return ""
@@ -267,8 +267,9 @@ def _verdict(alone: Stats, trials: _Trials, best: int) -> str:
     too_high = ""
     if number and rate < AS_PREDICTED * trials.from_one(number):
         too_high = (
-            f" Judging by one worker, {number} would give {significant(trials.from_one(number))}; they give "
-            f"{significant(rate)}: the workers compete for something, such as memory, or other programs use the cores."
+            f" At the rate of one worker, {number} workers would give "
+            f"{significant(trials.from_one(number))} elements/s, but they give {significant(rate)}: they "
+            "compete for something, such as memory, or other programs use the cores."
         )
     if not best:
         gives = f"{significant(rate)} elements/s with {number}, " if number else ""

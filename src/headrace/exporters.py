@@ -161,20 +161,24 @@ class Prometheus:
         counter = self._core.CounterMetricFamily
         gauge = self._core.GaugeMetricFamily
         recent = stats.recent or stats
-        yield counter("headrace_elements", "Outputs that the consumer received.", value=stats.elements)
-        yield counter("headrace_bytes", "About how many bytes they have.", value=stats.bytes)
-        yield counter("headrace_next_seconds", "The consumer's time in next().", value=stats.next_s)
-        yield counter("headrace_consumer_seconds", "Time between calls of next().", value=stats.consumer_s)
-        yield counter("headrace_cpu_seconds", "Time on cores, in all threads and workers.", value=stats.cpu_s)
+        yield counter("headrace_elements", "Number of outputs that the consumer received.", value=stats.elements)
+        yield counter("headrace_bytes", "Approximate size of these outputs in bytes.", value=stats.bytes)
+        yield counter("headrace_next_seconds", "Time that the consumer spent in next().", value=stats.next_s)
+        yield counter(
+            "headrace_consumer_seconds", "Time that the consumer spent between calls of next().", value=stats.consumer_s
+        )
+        yield counter("headrace_cpu_seconds", "CPU time of all threads and workers.", value=stats.cpu_s)
         yield gauge("headrace_elements_per_second", "Recent outputs per second.", value=recent.rate)
         busy = counter("headrace_stage_busy_seconds", "Time at work.", labels=("stage", "by"))
-        buffered = gauge("headrace_stage_buffered_ratio", "How full its buffer is.", labels=("stage", "by"))
+        buffered = gauge(
+            "headrace_stage_buffered_ratio", "How full the stage's buffer is, from 0 to 1.", labels=("stage", "by")
+        )
         for stage in recent.stages:
             if stage.buffered is not None:
                 buffered.add_metric((stage.stage, stage.where), stage.buffered)
         for stage in stats.stages:
             busy.add_metric((stage.stage, stage.where), stage.busy_s)
-        seconds = counter("headrace_operation_seconds", "Time of an operation.", labels=("operation", "by"))
+        seconds = counter("headrace_operation_seconds", "Time spent in an operation.", labels=("operation", "by"))
         for each in stats.operations:
             seconds.add_metric((each.operation, each.where), each.seconds)
         yield from (busy, buffered, seconds)
@@ -211,6 +215,6 @@ def annotations(profiler: str) -> Iterator[None]:
     elif profiler == "torch":
         named = optional("torch.profiler", extra="torch").record_function
     else:
-        raise PipelineError(f"There are annotations for 'jax' and 'torch'; got {profiler!r}.")
+        raise PipelineError(f"The profiler of `annotations` must be 'jax' or 'torch'; got {profiler!r}.")
     with profile.annotated(profile.labelled(named)):
         yield

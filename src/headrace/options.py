@@ -188,15 +188,18 @@ class RayOptions(MultiprocessingOptions):
         check_counts(self, "num_workers", least=0, autotune=True)
         if self.address is not None and self.address.startswith("ray://"):
             raise PipelineError(
-                f"RayOptions(address={self.address!r}) is for Ray Client, whose driver runs on another machine. "
-                'Run on a node of the cluster with address="auto"; the node may offer no CPUs (`ray start '
-                "--num-cpus=0`)."
+                f"RayOptions(address={self.address!r}) is an address for Ray Client, which Headrace does not "
+                'support. Run on a node of the cluster with address="auto"; that node may offer no CPUs '
+                "(`ray start --num-cpus=0`)."
             )
         check_counts(self, "per_worker_buffer_size", "buffer_bytes", least=1)
         if not isinstance(self.num_cpus, int | float) or self.num_cpus < 0:
             raise PipelineError(f"num_cpus must be a number of at least 0; got {self.num_cpus!r}.")
         if self.num_workers is AUTOTUNE and not self.num_cpus and not self.resources:
-            raise PipelineError("num_workers=AUTOTUNE needs workers that reserve something: set num_cpus or resources.")
+            raise PipelineError(
+                "num_workers=AUTOTUNE starts as many workers as fit, so they must reserve something: set "
+                "num_cpus or resources."
+            )
 
 
 class ExecutionTrackingMode(enum.Enum):

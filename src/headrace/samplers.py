@@ -122,7 +122,7 @@ class BuiltInSampler:
 
     def _check(self, index: int) -> None:
         if index < 0:
-            raise IndexError(f"Places of a sampler are numbered from 0 on; got {index}.")
+            raise IndexError(f"The places of a sampler start at 0; got {index}.")
 
 
 @explains_constructor(
@@ -180,7 +180,10 @@ class IndexSampler(BuiltInSampler):
         # If shards differ in size, the last place of the longest lies past `len(self)`.
         places = max(len(self), self._num_epochs * self._size * self._shard_options.shard_count)
         if index >= places:
-            raise IndexError(f"Place {index} is past the end: there are {places} places in {self._num_epochs} epochs.")
+            raise IndexError(
+                f"Place {index} is past the end: there are {places} places in {self._num_epochs} epochs. "
+                "Raise num_epochs to read on."
+            )
 
     def record_key(self, index: int) -> int:
         epoch, place = divmod(index // self._shard_options.shard_count, self._size)

@@ -168,10 +168,13 @@ def rows_of(rows: ShardOptions | ShardBySharding | None, batch_size: int) -> Glo
         return GlobalRows(range(batch_size), batch_size)
     if not isinstance(rows, ShardOptions | ShardBySharding):
         raise PipelineError(
-            "The rows of a `global_batch` are ShardBySharding(sharding), ShardByJaxProcess(), or "
+            "The rows of a `global_batch` must be ShardBySharding(sharding), ShardByJaxProcess(), or "
             f"ShardOptions(index, count); got {rows!r}."
         )
     found = rows.rows(batch_size)
     if not len(found):
-        raise PipelineError(f"No device of this process has rows of a batch of {batch_size}: {rows!r}.")
+        raise PipelineError(
+            f"No device of this process holds rows of a batch of {batch_size}: {rows!r}. Use a larger "
+            "batch, or a sharding that covers all processes."
+        )
     return GlobalRows(found, batch_size)

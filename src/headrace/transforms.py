@@ -221,7 +221,7 @@ class _OfFunction:
             raise TypeError(f"{self._kind.__name__} takes a function; got {type(function).__name__}: {function!r}.")
         setattr(self, self._method, function)
         if max_fan_out.keys() - (["max_fan_out"] if self._kind is FlatMap else []):
-            raise TypeError(f"{self._kind.__name__} takes a function, and not {', '.join(max_fan_out)}.")
+            raise TypeError(f"{self._kind.__name__} takes only a function. Remove {', '.join(max_fan_out)}.")
         self.__dict__.update(max_fan_out)
 
     @property

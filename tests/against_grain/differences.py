@@ -84,7 +84,7 @@ ALLOWED = (
         "rebatch of strings",
         "Grain cuts strings and bytes like batches; here they are elements that were not batched.",
         program="RebatchIterDataset",
-        says="ours StructureError: rebatch.*needs elements whose leaves have one leading length",
+        says="ours StructureError: rebatch.*needs elements whose arrays have the same length",
         example=f"RebatchIterDataset(M.source([b'a']){READ}, 1)",
     ),
     Row(

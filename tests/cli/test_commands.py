@@ -282,7 +282,7 @@ def test_inspect_a_stream(data, capsys):
     found = inspected(capsys, data / "f.jsonl.gz")
     assert (found["records"], found["first_record"]) == (None, {"text": "", "n": 0})
     assert found["checksums"] == "all bytes, by gzip or zlib"
-    assert "unknown until the end: it is read as a stream" in out_of(capsys, "inspect", data / "f.jsonl.gz")
+    assert "unknown without reading everything: the data is a stream" in out_of(capsys, "inspect", data / "f.jsonl.gz")
 
 
 def test_inspect_a_folder_of_shards(tmp_path, capsys):
@@ -420,7 +420,7 @@ def test_doctor_gives_advice(tmp_path):
     }
     few, cores, memory, cache = machine._advice(found)
     assert "ulimit -n 4096" in few
-    assert "the time of 2.5 cores" in cores
+    assert "the CPU time of 2.5 cores" in cores
     assert "0.0 GiB of memory" in memory
     assert "HEADRACE_CACHE" in cache
     assert machine._is_writable(str(tmp_path / "not" / "yet"))

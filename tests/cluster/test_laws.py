@@ -90,7 +90,7 @@ def test_functions_run_in_actors_which_epochs_share():
     assert [x for x, _, _ in epochs[0]] == [x for x, _, _ in epochs[1]] == list(range(40))
     assert os.getpid() not in first | second
     assert first & second
-    assert "2 Ray actors work ahead" in str(ds.explain())
+    assert "prefetches with 2 Ray actors" in str(ds.explain())
 
 
 def test_users_may_write_to_arrays_large_and_small_and_functions_to_what_they_refer_to():

@@ -43,7 +43,7 @@ def test_without_room_a_warning_says_what_is_needed(caplog, monkeypatch):
         while not caplog.records and time.monotonic() < end:
             time.sleep(0.1)
     iterator.close()
-    assert "no room for a worker" in caplog.text
+    assert "not had the resources to start a worker" in caplog.text
     assert "'unicorn': 1" in caplog.text
 
 
@@ -97,7 +97,7 @@ def test_another_cluster_than_the_joined_one_is_refused():
         ({"num_workers": -1}, "num_workers must be an int of at least 0 or AUTOTUNE"),
         ({"num_cpus": -1}, "num_cpus must be a number of at least 0"),
         ({"num_cpus": 0}, "set num_cpus or resources"),
-        ({"address": "ray://127.0.0.1:10001"}, "is for Ray Client.* Run on a node"),
+        ({"address": "ray://127.0.0.1:10001"}, "is an address for Ray Client.* Run on a node"),
     ],
 )
 def test_options_that_make_no_sense(options, says):

@@ -465,19 +465,19 @@ def test_explain_shows_what_is_done():
     expected = f"""
     IterDataset.mix((1, 2)) of                                         | ordering point: takes parts in turn
         MapDataset.source(ArrayDataSource(length=10, ['x']: int64[]))  | columns, gathered by index
-          .seed(1)                                                     | nothing at run time
-          .shuffle(seed=3)                                             | index program: blocks planned ahead
-          .slice(0, step=2, count=5)                                   | index program: stays a range
-          .batch(2)                                                    | one gather a batch, indices of many batches at once
+          .seed(1)                                                     | no work at run time
+          .shuffle(seed=3)                                             | indices only, computed in blocks ahead of time
+          .slice(0, step=2, count=5)                                   | indices only, kept as a range
+          .batch(2)                                                    | one gather per batch, with the indices of many batches computed at once
           .to_iter_dataset(ReadOptions)                                | in index order, 2 threads
         MapDataset.range(5, 9, 1)                                      | ints
           .map(is_any at test_dataset.py:{line})                            | one call per element
           .to_iter_dataset()                                           | in index order; threads if a trial shows that they help
           .filter(is_any at test_dataset.py:{line})                         | one call per element, skips the others
           .window_shuffle(3, seed=1)                                   | ordering point: one window at a time
-      .random_map(is_any at test_dataset.py:{line}, seed=7)                 | one call per element, generator moved by counter; ordering point: counts elements
+      .random_map(is_any at test_dataset.py:{line}, seed=7)                 | one call per element, each with its own random numbers; ordering point: counts elements
       .batch(4)                                                        | ordering point: stacks elements as they come
-      .prefetch(2)                                                     | a thread works ahead, 2 elements
+      .prefetch(2)                                                     | a thread prefetches 2 elements
     """
     shown = str(ds.explain()).replace(repr(options)[:77] + "...", "ReadOptions")
     assert columns(shown) == columns(textwrap.dedent(expected).strip())

@@ -309,7 +309,7 @@ def test_an_error_far_on_in_a_window_comes_soon(caplog):
     with iter(ds.mp_prefetch(workers(2))) as iterator, pytest.raises(Boom):
         list(iterator)
     assert (
-        caplog.text.count("failed once and succeeded when retried") <= 2
+        caplog.text.count("succeeded when retried one element at a time") <= 2
     )  # each time, the window is read again from its beginning
 
 
@@ -457,7 +457,7 @@ def test_explain_says_what_runs_where():
         (".map", "worker"),
         (".window_shuffle", "consumer"),
         (".batch", "consumer"),
-        (".mp_prefetch", "3 worker processes work ahead"),
+        (".mp_prefetch", "prefetches with 3 worker processes"),
         (".take", "stream"),
     ]
 

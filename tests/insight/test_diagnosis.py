@@ -91,7 +91,7 @@ def test_workers_give_what_was_predicted(name):
             break
         assert tries_left, found
     if max(found.threads.values(), default=0) > found.measured:
-        assert "It waits: `to_iter_dataset(ReadOptions(num_threads=" in found.verdict
+        assert "It mostly waits: `to_iter_dataset(ReadOptions(num_threads=" in found.verdict
     else:
         assert f"`.mp_prefetch({found.best})`" in found.verdict
 
@@ -119,8 +119,8 @@ def test_a_trial_that_gives_less_than_predicted_is_shown():
     number = max(found.tried)
     assert number > 1
     assert found.tried[number] == pytest.approx(found.tried[0], rel=0.5)
-    assert f"Judging by one worker, {number} would give" in found.verdict
-    assert "the workers compete for something" in found.verdict
+    assert f"At the rate of one worker, {number} workers would give" in found.verdict
+    assert "they compete for something" in found.verdict
     assert f"{found.tried[number]:,.1f}" in str(found)
 
 

@@ -190,7 +190,7 @@ def test_after_damage_a_compressed_file_is_not_read_on(tmp_path):
     assert 500 < record < 2000  # the checksum is at the end, so it may be noticed late
     assert found.num_records == record
     assert found.parts[0].unread_from == record + 1
-    assert f"not read from record {record + 1} on" in str(found)
+    assert f"records from {record + 1} on were not read" in str(found)
 
 
 # ------------------------------------------------------------------------------------------- dangerous records
@@ -306,7 +306,7 @@ def test_verification_stops_after_so_many_damages():
     assert [one.record for one in found.damaged] == [0, 2, 4]
     assert found.is_stopped
     assert found.parts[0].unread_from == 6
-    assert "`max_damaged` damaged places were found" in str(found)
+    assert "after `max_damaged` damaged places" in str(found)
     assert not headrace.verify(Blocks(dict.fromkeys([0, 2, 4], refuse)), max_damaged=3).is_stopped
 
 
@@ -317,7 +317,9 @@ def test_blocks_that_fail_although_their_records_do_not_are_damaged():
 
     found = headrace.verify(Odd({}, 4))
     assert found.damaged
-    assert "these can be read only one by one. Read together: ValueError: not together" in found.damaged[0].error
+    assert (
+        "these records can be read one at a time, but not together: ValueError: not together" in found.damaged[0].error
+    )
 
 
 @pytest.mark.usefixtures("soon_given_up")

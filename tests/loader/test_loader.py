@@ -793,8 +793,8 @@ def _loader(**options):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"sampler": 3}, r"answers `sampler\[i\]`"),
-        ({"sampler": hp.IndexSampler}, r"answers `sampler\[i\]`"),
+        ({"sampler": 3}, r"`sampler\[i\]` must return the RecordMetadata"),
+        ({"sampler": hp.IndexSampler}, r"`sampler\[i\]` must return the RecordMetadata"),
         ({"worker_count": -1}, "worker_count must be an int of at least 0; got -1"),
         ({"worker_count": 1.5}, "worker_count"),
         ({"worker_buffer_size": 0}, "worker_buffer_size must be a positive int"),
@@ -807,7 +807,7 @@ def _loader(**options):
         ({"shard_options": hp.ShardOptions(0, 1), "sampler": hp.IndexSampler(10, hp.ShardOptions(1, 2))}, "disagree"),
         (
             {"sampler": hp.IndexSampler(10), "operations": [hp.RandomMapTransform(lambda x, rng: x)]},
-            "the sampler has no seed",
+            "needs a seed, and the sampler has none",
         ),
         ({"sampler": range(3)}, r"range is not a sampler: `sampler\[0\]` must be a RecordMetadata"),
         ({"sampler": "abc"}, "str is not a sampler"),

@@ -296,7 +296,7 @@ def test_a_wav_file_of_a_program_that_did_not_know_its_size_is_read():
 def test_a_clip_after_the_end_is_an_error(folder):
     path = str(folder / "wav" / "0.wav")
     for decode in (audio.Decode(start=1.0), audio.Decode(16_000, start=9.0, duration=1.0)):
-        with pytest.raises(DataError, match=r"0\.wav is 1 s long, but the clip should start at (1|9) s"):
+        with pytest.raises(DataError, match=r"0\.wav is 1 s long, but the clip starts at (1|9) s"):
             decode.map(path)
 
 

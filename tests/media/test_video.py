@@ -258,7 +258,7 @@ def test_doctor_decodes_every_file(tmp_path):
 
 def test_a_clip_after_the_end_is_an_error(videos):
     for decode in (video.Decode(start=4.0), video.Decode(3, start=9.0)):
-        with pytest.raises(DataError, match=r"a\.mp4 is 4 s long, but the clip should start at (4|9) s"):
+        with pytest.raises(DataError, match=r"a\.mp4 is 4 s long, but the clip starts at (4|9) s"):
             decode.map(str(videos / "a.mp4"))
 
 

@@ -105,7 +105,7 @@ def test_batches_are_gathered_from_columns(tmp_path):
     batch = ds.shuffle(seed=1).batch(40)
     expected = [{"x": np.full(3, i), "y": np.float32(i)} for i in MapDataset.range(100).shuffle(seed=1)]
     assert_equal(next(iter(batch)), MapDataset.source(expected).batch(40)[0])
-    assert "one gather a batch" in str(batch.explain())
+    assert "one gather per batch" in str(batch.explain())
     assert_block_law(batch)
     assert_resumable(batch)
     assert_equal(
@@ -169,8 +169,8 @@ def test_seeds_before_it_count_after_it(tmp_path):
 
 def test_the_length_of_a_stream_is_known_once_it_is_there(tmp_path):
     ds = MapDataset.range(9).to_iter_dataset().cache(tmp_path)
-    assert "once an iterator has filled it" in str(ds.batch(2).explain())
-    with pytest.raises(PipelineError, match="is not known until an iterator has filled it"):
+    assert "after an iterator has filled the cache" in str(ds.batch(2).explain())
+    with pytest.raises(PipelineError, match="known only after an iterator has filled the cache"):
         ds._op.parent.length()
     assert len(list(ds.repeat(2).batch(4))) == 5
     assert ds._op.parent.length() == 9

@@ -440,7 +440,7 @@ WRONG_ARGUMENTS = {
     "pack_alignment_struct must have the structure": lambda: first([], pack_alignment_struct={"y": 1}),
     "pack_alignment_struct must be a positive int; got 0": lambda: first([], pack_alignment_struct=0),
     "is not a feature of the rows": lambda: first([], shuffle_bins_group_by_feature="q"),
-    "has the name of one that packing adds": lambda: first([], length_struct={"x": 4, "x_positions": 4}),
+    "has the same name as one that packing adds": lambda: first([], length_struct={"x": 4, "x_positions": 4}),
     "takes a dataset; got list": lambda: FirstFitPackIterDataset(
         [{"x": np.arange(3)}],  # type: ignore[arg-type]
         length_struct={"x": 4},
@@ -474,7 +474,7 @@ WRONG_ELEMENTS = {
     "needs a feature of numbers": lambda: first(
         [{"x": np.ones(3), "s": "a"}] * 2, meta_features=["s"], shuffle_bins_group_by_feature="s"
     ),
-    "bos_token_id does not suit the feature 'x' of int32": lambda: split(GOOD, **(BOS | {"bos_token_id": 2**40})),
+    "bos_token_id does not fit into the feature 'x' of int32": lambda: split(GOOD, **(BOS | {"bos_token_id": 2**40})),
     "which length_struct lacks: it has": lambda: split([{"x": np.ones(2), "y": np.ones(2)}]),
 }
 

@@ -356,7 +356,7 @@ def test_no_token_is_changed_where_dtypes_differ():
 def test_a_meta_feature_that_is_too_long_is_dropped_or_named():
     ds = MapDataset.source([{"x": np.ones(3), "m": np.ones(9)}, {"x": np.ones(2), "m": np.ones(1)}]).to_iter_dataset()
     assert len(list(ds.pack({"x": 4, "m": 4}, meta_features=["m"], long_sequences="drop"))) == 1
-    with pytest.raises(PipelineError, match=r"'m' has length 4.*Meta features are not cut"):
+    with pytest.raises(PipelineError, match=r"'m' has length 4.*Meta features are never split"):
         list(ds.pack({"x": 4, "m": 4}, meta_features=["m"], long_sequences="truncate"))
 
 

@@ -361,7 +361,7 @@ def test_a_state_of_another_seed_is_refused():
     [
         (Dice(3), {"seed": 3}, "no effect without seed_globals=True"),
         (Dice(3), {"seed_globals": True, "seed": -1}, "seed of `source` must be between 0"),
-        (IMAGES, {"seed_globals": True, "seed": 3}, "ArrayDataSource is read in columns, and draws none"),
+        (IMAGES, {"seed_globals": True, "seed": 3}, "ArrayDataSource is read in columns and draws none"),
     ],
 )
 def test_wrong_arguments(source, options, text):

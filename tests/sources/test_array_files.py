@@ -184,7 +184,7 @@ def test_idx_files_of_any_dtype_and_shape_are_read(tmp_path_factory, array, zipp
     [
         (b"\1\0\x08\1\0\0\0\1x", "begins with 01 00 08 01"),
         (b"\0\0\x07\1\0\0\0\1x", "begins with 00 00 07 01"),
-        (b"\0\0\x08\3\0\0\0\1", "ends after 8 bytes, within the lengths of its 3 axes"),
+        (b"\0\0\x08\3\0\0\0\1", "ends after 8 bytes, before it has given the lengths of its 3 axes"),
         (b"\0\0\x08\1\0\0\0\5xxx", "which takes 13 bytes, but it has 11"),
         (b"\0\0\x08\1\0\0\0\1xxx", "which takes 9 bytes, but it has more than 9"),
     ],

@@ -102,7 +102,7 @@ def test_rows_are_those_of_a_parquet_file(library, names, parquet):
 def test_batches_are_stacks_of_rows_and_gathered(library):
     for names in (["int", "float", "even"], ["int", "even", "text", "bytes"], ["text"]):
         ds = MapDataset.source(LIBRARIES[library](TABLE.select(names))).shuffle(seed=1)
-        assert "one gather a batch" in str(ds.batch(5).explain())
+        assert "one gather per batch" in str(ds.batch(5).explain())
         assert_equal(list(ds.batch(5)), list(ds.map(lambda row: row).batch(5)))
         assert_resumable(ds.batch(5).to_iter_dataset())
 

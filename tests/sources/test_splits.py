@@ -151,7 +151,10 @@ def test_a_state_is_of_its_part():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train[:80%]", r"has the name 'train'\. Write `ds\.split\('\[:80%\]'\)`, or .*open\(path, split='train\[:80%"),
+        (
+            "train[:80%]",
+            r"names the split 'train'\. Write `ds\.split\('\[:80%\]'\)`, or .*open\(path, split='train\[:80%",
+        ),
         ("80%", r"write a slice in brackets, with a colon, as in `\[:80%\]`"),
         (":80%", r"write a slice in brackets, as in `\[:80%\]`"),
         ("[::2]", "cannot have a step"),

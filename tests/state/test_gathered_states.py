@@ -156,11 +156,11 @@ ARRAY = iter(MapDataset.range(9)).state_as_array(512)
 NO_STATES = {
     "gathered": (np.stack([ARRAY, ARRAY]), "give each host its row"),
     "another dtype": (ARRAY.astype(np.int32), "a row of uint8"),
-    "cut": (ARRAY[:40], "has no state in it"),
+    "cut": (ARRAY[:40], "does not hold a state"),
     "empty": (ARRAY[:0], "a row of uint8"),
-    "zeros": (np.zeros(64, np.uint8), "has no state in it"),
-    "a length that is wrong": (damaged(ARRAY, 7), "has no state in it"),
-    "a damaged byte": (damaged(ARRAY, 30), "has no state in it"),
+    "zeros": (np.zeros(64, np.uint8), "does not hold a state"),
+    "a length that is wrong": (damaged(ARRAY, 7), "does not hold a state"),
+    "a damaged byte": (damaged(ARRAY, 30), "does not hold a state"),
     "one number": (np.uint8(3), "a row of uint8"),
 }
 

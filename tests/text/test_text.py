@@ -539,7 +539,7 @@ def test_wrong_special_tokens_are_refused(bpe, ranks):
         ranks.tokenize(allowed_special=EOT)
     with pytest.raises(PipelineError, match=f"no special token '<other>'.* it has {re.escape(EOT)}"):
         ranks.tokenize(allowed_special={"<other>"}).map({"text": "x"})
-    with pytest.raises(PipelineError, match="`bos` is the token 999999, but those of .* end at"):
+    with pytest.raises(PipelineError, match="`bos` is the token 999999, but the tokens of .* end at"):
         bpe.tokenize(bos=999_999).map({"text": "x"})
 
 

@@ -39,8 +39,8 @@ def read(source: Any, start: float, duration: float | None, sampling_rate: int |
         rate = file.samplerate
         if start >= file.frames / rate:
             raise DataError(
-                f"{describe_media(source, WHAT)} is {file.frames / rate:g} s long, but the clip should start at "
-                f"{start:g} s."
+                f"{describe_media(source, WHAT)} is {file.frames / rate:g} s long, but the clip starts at "
+                f"{start:g} s. Choose an earlier start."
             )
         if sampling_rate is None or sampling_rate == rate:
             first = round(start * rate)
@@ -150,7 +150,10 @@ class Audio:
     def _decoded(self, element: Any, start: float, duration: float | None) -> Any:
         audio = field_in(element, self.key, "audio")
         if isinstance(audio, np.ndarray) and audio.dtype != np.uint8:
-            raise PipelineError(f"The audio is already decoded: it is an array of {audio.dtype}.")
+            raise PipelineError(
+                f"The audio is already decoded: it is an array of {audio.dtype}. Remove this decoding step, "
+                "or set `key` to the name of the encoded audio."
+            )
         given = audio.tobytes() if isinstance(audio, np.ndarray) else audio
         samples, rate = read(given, start, duration, self.sampling_rate)
         if self.mono:

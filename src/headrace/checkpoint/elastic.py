@@ -145,7 +145,10 @@ class ElasticDatasetIterator(StreamIterator):
             state = json.loads(positions.unpack(state))
         is_one = isinstance(state, dict) and state.keys() == {FIELD} and isinstance(state[FIELD], int | np.integer)
         if not is_one or isinstance(state[FIELD], bool):
-            raise StateError(f"The state of an ElasticIterator is a dict with the int {FIELD!r}; got {state!r}.")
+            raise StateError(
+                f"The state of an ElasticIterator is a dict with the int {FIELD!r}, as its `get_state()` "
+                f"returns it; got {state!r}."
+            )
         index = int(state[FIELD])
         length = len(self._dataset._ds)
         size = self._dataset._global_batch_size

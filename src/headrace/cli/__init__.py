@@ -13,7 +13,7 @@ from headrace.cli.failures import in_one_line
 COMMANDS = {
     "inspect": "show a data set's format, size, shapes and first record",
     "head": "print the first records of a data set, or elements of a pipeline",
-    "explain": "show how a pipeline is computed, and by whom",
+    "explain": "show how each operation of a pipeline is computed, and where",
     "bench": "run a pipeline for a few seconds and report what limits it",
     "view": "watch a pipeline in the browser",
     "convert": "write data in another format",
@@ -51,7 +51,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The arguments of all commands, but details only of the one to run: others need slow imports."""
-    parser = _Parser(prog="headrace", description="Loads data for training.")
+    parser = _Parser(
+        prog="headrace", description="Inspect, convert and check data, and measure pipelines that load it."
+    )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     parser.set_defaults(failure=FAILURE, after_stop="")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -25,7 +25,7 @@ def add_data(parser: argparse.ArgumentParser, *, splits: str, required: bool = T
     """The arguments that say which data to read."""
     what = "a path, a pattern in quotes, an address or a folder"
     parser.add_argument("path", metavar="PATH", nargs=None if required else "?", help=what)
-    parser.add_argument("--from", dest="format", metavar="FORMAT", help="the format, if it is not recognized")
+    parser.add_argument("--from", dest="format", metavar="FORMAT", help="the format, if headrace does not recognize it")
     parser.add_argument("--split", help=f"which split of a TFDS or Hugging Face folder ({splits})")
 
 

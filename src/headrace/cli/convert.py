@@ -21,27 +21,38 @@ def add_arguments(convert: argparse.ArgumentParser) -> None:
         "everything was written, 1 if not."
     )
     convert.add_argument("source", metavar="SOURCE", help="a path, a pattern in quotes, an address or a folder")
-    convert.add_argument("target", metavar="TARGET", help=f"the file to write: one that ends in {', '.join(WRITERS)}")
+    convert.add_argument(
+        "target", metavar="TARGET", help=f"the file to write; its suffix chooses the format: {', '.join(WRITERS)}"
+    )
     convert.add_argument("--shards", type=positive, default=1, metavar="N", help="how many files to write (1)")
-    convert.add_argument("--from", dest="format", metavar="FORMAT", help="the source's format, if it is not recognized")
+    convert.add_argument(
+        "--from", dest="format", metavar="FORMAT", help="the source's format, if headrace does not recognize it"
+    )
     convert.add_argument("--split", help="which split or part of one, as in 'train[:80%%]' (TFDS, Hugging Face: train)")
     convert.add_argument("--columns", nargs="+", metavar="NAME", help="which columns of a table (all)")
     records = convert.add_mutually_exclusive_group()
     records.add_argument(
         "--parse-examples",
         action="store_true",
-        help="records are tf.train.Example: write their features (the default, if the first record is one, unless the "
-        "target holds such records itself)",
+        help=(
+            "parse records as tf.train.Example and write their features (the default if the first record "
+            "is one, unless the target format stores records as bytes)"
+        ),
     )
-    records.add_argument("--raw-records", action="store_true", help="write records as bytes, even tf.train.Example")
+    records.add_argument(
+        "--raw-records", action="store_true", help="write records as bytes, even if they are tf.train.Example"
+    )
     convert.add_argument(
         "--decode", action="store_true", help="write images as arrays; by default, image files are written as they are"
     )
     convert.add_argument(
         "--plain",
         action="store_true",
-        help="write plain values without notes, losing what the target's format cannot hold, such as dtypes and "
-        "shapes; by default, elements read back equal, and one that cannot is an error",
+        help=(
+            "write values without notes on their types, and lose what the target format cannot hold, "
+            "such as dtypes and shapes; by default, elements read back equal, and a value that would not "
+            "is an error"
+        ),
     )
     convert.add_argument("--overwrite", action="store_true", help="replace existing files")
     convert.add_argument("--quiet", action="store_true", help="no progress bar")

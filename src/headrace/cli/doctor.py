@@ -9,10 +9,10 @@ from headrace.insight.verify import verify
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "With a PATH: reads all data once, in a separate process, and reports which files and records cannot be read, "
-        "including those that crash the process or never return. Exit status: 0 if all is good, 1 if something is "
-        "damaged, 2 if that is unknown. Without a PATH: reports what this machine has for loading data, and what is "
-        "missing."
+        "With a PATH: reads all data once, in a separate process, and reports which files and "
+        "records cannot be read, including those that crash the process or hang. Exit status: 0 if "
+        "all data is good, 1 if something is damaged, 2 if the data could not be checked. Without a PATH: "
+        "reports what this machine has for loading data, and what is missing."
     )
     arguments.add_data(parser, splits="all", required=False)
     parser.add_argument(

@@ -9,7 +9,9 @@ from headrace.engine.plan import CONSUMER, Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Shows each operation of a pipeline, who computes it and how, and why a stage begins there."
+    parser.description = (
+        "Shows where and how each operation of a pipeline is computed; with --json, also why a stage begins there."
+    )
     arguments.add_pipeline(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=_explain)

@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prints the first records of data; of a pipeline (FILE.py:NAME), its first elements."
     arguments.add_data(parser, splits="train, or the first")
     parser.add_argument("-n", dest="count", type=arguments.positive, default=5, metavar="N", help="how many (5)")
-    parser.add_argument("--parse-examples", action="store_true", help="records are tf.train.Example: show features")
+    parser.add_argument(
+        "--parse-examples", action="store_true", help="parse records as tf.train.Example and show their features"
+    )
     arguments.add_json(parser)
     parser.set_defaults(run=_head)
 

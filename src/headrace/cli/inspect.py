@@ -76,7 +76,7 @@ def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["splits"]:
         pairs.append(("splits", ", ".join(f"{name} {count:,}" for name, count in found["splits"].items())))
         pairs.append(("split", str(found["split"])))
-    counted = "unknown until the end: it is read as a stream" if records is None else f"{records:,}"
+    counted = "unknown without reading everything: the data is a stream" if records is None else f"{records:,}"
     if records and found["bytes"] and not found["splits"]:
         counted += f", {num_bytes(found['bytes'] // records)} each"
     return [*pairs, ("records", counted), ("checksums", found["checksums"])]

@@ -71,7 +71,7 @@ def as_parts(found: dict[str, Any]) -> list[Part]:
     pairs = [
         ("headrace", f"{found['headrace']}, Python {found['python']}, NumPy {found['numpy']}"),
         ("system", found["system"]),
-        ("cores", usable if cores["quota"] is None else f"{usable}, limited to the time of {cores['quota']:g}"),
+        ("cores", usable if cores["quota"] is None else f"{usable}, limited to the CPU time of {cores['quota']:g}"),
         ("memory", f"{_gib(memory['available_bytes'])} available of {_gib(memory['bytes'])}"),
         *((name.replace("_", " "), _limit(limit)) for name, limit in limits.items()),
         ("accelerators", ", ".join(found["accelerators"]) or "none found"),
@@ -192,7 +192,8 @@ def _advice(found: dict[str, Any]) -> list[str]:
         advice.append(f"Only {files['now']} files may be open: data in many files needs more. Run `ulimit -n 4096`.")
     if cores["quota"] is not None and cores["quota"] < cores["usable"]:
         advice.append(
-            f"This process may use the time of {cores['quota']:g} cores: more workers than that will not help."
+            f"This process is limited to the CPU time of {cores['quota']:g} cores: more workers than that "
+            "will not help."
         )
     available = found["memory"]["available_bytes"]
     if available is not None and available < LITTLE_BYTES:

@@ -9,12 +9,13 @@ from headrace.insight.view import view
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Serves a page on this machine that shows a pipeline while it runs: its graph with numbers, elements after "
-        "every operation, where they come from, mixtures, lengths and padding. Ctrl-C ends it."
+        "Serves a page on this machine that shows a running pipeline: its graph with statistics, the "
+        "elements after every operation and the records that they come from, mixtures, lengths and "
+        "padding. Press Ctrl-C to stop."
     )
     arguments.add_pipeline(parser)
     parser.add_argument("--port", type=int, default=0, metavar="N", help="the port to serve at (any that is free)")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--no-browser", action="store_true", help="print the address, but do not open a browser")
     parser.set_defaults(run=_view)
 
 

@@ -429,7 +429,8 @@ class RayPool(PoolBase):
         if has_none and not self._was_told and now - self._begun_s > NO_ROOM_S:
             self._was_told = True
             logging.getLogger("headrace").warning(
-                "Ray has had no room for a worker for %.0f s. Each needs %s CPUs%s; %s are free.",
+                "Ray has not had the resources to start a worker for %.0f s. Each worker needs %s CPUs%s; "
+                "the free resources are %s. Reserve less in RayOptions, stop other jobs, or add nodes.",
                 NO_ROOM_S,
                 self._options.num_cpus,
                 f" and {dict(self._options.resources)}" if self._options.resources else "",
@@ -558,7 +559,7 @@ class RayPool(PoolBase):
             worker.tasks.popleft()
             pending.ref = pending.arrived = None
             if not isinstance(found, Answer):
-                pending.answer = WorkerError(f"A Ray actor could not answer for {pending.describe()}: {found}")
+                pending.answer = WorkerError(f"A Ray actor could not return {pending.describe()}: {found}")
                 continue
             pending.took_s = found.took_s
             pending.answer = None if pending.cancelled else found
@@ -627,7 +628,7 @@ class RayPool(PoolBase):
             tasks = list(worker.tasks)
             place = worker.place
             if place is None:
-                found.append("A Ray actor is starting, or Ray has no room for it.")
+                found.append("A Ray actor is starting, or waits for free resources in the cluster.")
             elif tasks:
                 where = f"A Ray actor (process {place.pid} on {place.address})"
                 found.append(f"{where} is computing {tasks[0].describe()}; it writes its stacks to its standard error.")

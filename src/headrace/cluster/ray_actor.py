@@ -110,7 +110,7 @@ class Actor:
                 self._slot = Slot(anonymous_file(1))  # the thread may still write to the other
                 return *self._server.failure(self._server.late_error(step), self._slot), True
         if not answers:
-            raise WorkerError("A task failed, and its error could not be sent.")
+            raise WorkerError("A task failed, but its error could not be sent. The actor's log may show it.")
         return *answers[0], False
 
 

@@ -265,7 +265,7 @@ class MapDataset(MapTypes[T]):
             sl: A slice, or indices: a sequence of them, or a finite dataset, which is read now.
         """
         if isinstance(sl, MapDataset) and sl._op.endless:
-            raise PipelineError("`slice` needs a finite dataset of indices: cut it with `take` first.")
+            raise PipelineError("`slice` needs a finite dataset of indices: limit it with `take` first.")
         if isinstance(sl, MapDataset | Sequence | np.ndarray) and not isinstance(sl, str):
             return self._pick(list(sl))
         if not isinstance(sl, builtins.slice):

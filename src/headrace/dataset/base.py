@@ -169,7 +169,7 @@ class Dataset(Viewable, Generic[T]):
 
         >>> print(MapDataset.range(4).shuffle(seed=1).batch(2).explain())
         MapDataset.range(4)  | ints
-          .shuffle(seed=1)   | index program: blocks planned ahead
+          .shuffle(seed=1)   | indices only, computed in blocks ahead of time
           .batch(2)          | stacks rows
 
         Differs from Grain: only Headrace has it.
@@ -402,7 +402,9 @@ class Dataset(Viewable, Generic[T]):
         """
         op = self._stream_op
         if op.endless:
-            raise PipelineError("`to_arrays` of an endless dataset never ends: cut it with `take` first.")
+            raise PipelineError(
+                "`to_arrays` needs a dataset with an end, but this one is endless: limit it with `take` first."
+            )
         fill_caches(op)
         plan = Plan(op)
         workers = Workers(plan)
@@ -419,7 +421,9 @@ class Dataset(Viewable, Generic[T]):
             run_on.close()
             workers.park()
         if not any(map(len, blocks)):
-            raise PipelineError("`to_arrays` of an empty dataset: without an element, shapes and dtypes are unknown.")
+            raise PipelineError(
+                "`to_arrays` needs at least one element to know shapes and dtypes, but the dataset is empty."
+            )
         return concat(blocks).stack()
 
     @property
@@ -489,9 +493,12 @@ def num_elements(op: Op) -> int:
     """How many elements a stream has; raises a `TypeError`, which `list` and `tqdm` expect, where that is not known."""
     count = num_outputs(op, surely=True)
     if count is None:
-        raise TypeError(f"The length of `{op.name}` (pipeline at {op.site}) is not known without reading all of it.")
+        raise TypeError(
+            f"The length of `{op.name}` (pipeline at {op.site}) is known only after reading all of it. To "
+            "count its elements, iterate over it."
+        )
     if count >= ENDLESS:
-        raise TypeError(f"`{op.name}` (pipeline at {op.site}) is endless, so it has no length.")
+        raise TypeError(f"`{op.name}` (pipeline at {op.site}) is endless, so it has no length. Limit it with `take`.")
     return int(count)
 
 

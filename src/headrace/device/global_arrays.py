@@ -146,7 +146,10 @@ class GlobalArrays:
         if any([name for name, _, _ in shapes] != names for shapes in said):
             found = {i: [name for name, _, _ in shapes] for i, shapes in zip(members, said, strict=True)}
             listed = "; ".join(f"process {i}: {each}" for i, each in found.items())
-            raise PipelineError(f"The processes have elements with different structures: {listed}.")
+            raise PipelineError(
+                f"The processes have elements with different structures: {listed}. Give elements the same "
+                "structure on all processes."
+            )
         k = next(k for k in range(len(own)) if any(shapes[k] != own[k] for shapes in said))
         kind, advice = (1, _SAME_SHAPE) if any(shapes[k][1] != own[k][1] for shapes in said) else (2, _SAME_DTYPE)
         found = [shapes[k][kind] if kind == 2 else tuple(shapes[k][1]) for shapes in said]

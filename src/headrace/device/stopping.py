@@ -39,7 +39,9 @@ def stop_together(ds: IterDataset, *, every: int = 8) -> IterDataset:
     op = ds._op
     while op.upstream is not None:
         if op.name == "device_put":
-            raise PipelineError("`stop_together` computes elements ahead: put it before `device_put`, on the host.")
+            raise PipelineError(
+                "`stop_together` prefetches elements, which must still be on the host: put it before `device_put`."
+            )
         op = op.upstream
     warn_of_ranks_without_jax(stacklevel=3)
     return ds._then(StopTogether(ds._op, every, next(_numbers)))

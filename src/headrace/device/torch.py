@@ -487,7 +487,10 @@ class _TensorIterator(Iterator[Any]):
         self._skip = state["skip"]
         self._is_restored = not is_the_start
         if self._is_restored and (epoch := self._dataset._begin_pass()) != self._epoch:
-            raise StateError(f"The states of PyTorch's workers are from two epochs: {epoch} and {self._epoch}.")
+            raise StateError(
+                f"The states of PyTorch's workers are from two epochs: {epoch} and {self._epoch}. Restore the "
+                "states of one checkpoint in all workers."
+            )
 
     def close(self) -> None:
         close = getattr(self._iterator, "close", None)

@@ -346,7 +346,7 @@ class Iteration:
             import logging  # slow to import, and hardly ever needed
 
             logging.getLogger("headrace").warning(
-                "Recovered: `%s` failed once and succeeded when retried element by element.",
+                "`%s` failed for a block of elements, but succeeded when retried one element at a time.",
                 self.op.label(),
                 exc_info=error,
             )
@@ -437,7 +437,10 @@ def _without_stop_iteration(error: BaseException) -> BaseException:
     """An error that does not look like the end of an iterator."""
     if not isinstance(error, StopIteration):
         return error
-    wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
+    wrapped = RuntimeError(
+        "A function of the pipeline raised StopIteration. If it calls `next(iterator)`, write "
+        "`next(iterator, default)`."
+    )
     wrapped.__cause__ = error
     return wrapped.with_traceback(error.__traceback__)
 

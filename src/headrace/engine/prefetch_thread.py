@@ -212,7 +212,10 @@ class ThreadedStream(UnaryStream):
 
     def pull(self, n: int) -> Run | None:
         if not self.is_here:
-            raise ClosedError("The thread that computes this stream is in the parent process.")
+            raise ClosedError(
+                "This iterator was started before a fork, and its thread runs only in the parent process. "
+                "Create a new iterator in this process."
+            )
         self.start()
         begin = time.perf_counter()
         self._record.fill(self.buffer.elements / self.buffer.max_elements)

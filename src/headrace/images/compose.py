@@ -73,7 +73,10 @@ class Compose(transforms.RandomMap):
         image = decoded_spec(image_in(input_spec, self.key))
         for each in self.operations:
             if not isinstance(each, ImageOperation):
-                raise SpecError(f"The element spec after {self!r} is unknown: {each!r} may return anything.")
+                raise SpecError(
+                    f"The element spec after {self!r} is unknown: {each!r} may return anything. Move it "
+                    "out of the Compose, into a `map` with a method `output_spec(input_spec)`."
+                )
             image = each.spec(image)
         return with_image(input_spec, self.key, image)
 
@@ -93,9 +96,12 @@ class Compose(transforms.RandomMap):
             if before is not None:
                 crop = before.then(crop)
             if crop is None:
-                raise PipelineError(f"{self!r} is not one crop: both {each!r} and an operation before it resize.")
+                raise PipelineError(
+                    f"`draw` needs operations that make one crop together, but in {self!r}, both {each!r} and an "
+                    "operation before it resize."
+                )
         if crop is None:
-            raise PipelineError(f"{self!r} does not start with a crop, a size or a flip.")
+            raise PipelineError(f"`draw` needs operations that start with a crop, a resize or a flip; got {self!r}.")
         return crop
 
     def __repr__(self) -> str:

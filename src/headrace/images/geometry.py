@@ -95,7 +95,9 @@ def resized(height: int, width: int, size: Sequence[int] | None, max_size: int |
             new_long = max_size
     out = (new_short, new_long) if height <= width else (new_long, new_short)
     if not min(out):
-        raise DataError(f"An image of {height} × {width} pixels would become {out[0]} × {out[1]}: choose another size.")
+        raise DataError(
+            f"An image of {height} × {width} pixels would be resized to {out[0]} × {out[1]}: choose another size."
+        )
     return Crop(0, 0, height, width, False, *out)
 
 

@@ -152,9 +152,11 @@ class Verification:
         if len(self.damaged) > SHOWN:
             lines.append(f"  … and {len(self.damaged) - SHOWN} more.")
         unread = [part for part in self.parts if part.unread_from is not None]
-        lines += [f"  {part.path}: not read from record {part.unread_from} on." for part in unread[:SHOWN]]
+        lines += [f"  {part.path}: records from {part.unread_from} on were not read." for part in unread[:SHOWN]]
         if self.is_stopped:
-            lines.append("  Stopped here: `max_damaged` damaged places were found. The rest was not read.")
+            lines.append(
+                "  Stopped here, after `max_damaged` damaged places; the rest was not read. Raise it to read on."
+            )
         if self.checksums is not None:
             lines.append(f"Checksums: {self.checksums}.")
         return "\n".join(lines)
@@ -327,7 +329,7 @@ class _Run:
                         break
             self._now.num_good += process.place.num_good if self._now.is_open else 0
             if process.death is not None and not process.is_started:
-                raise WorkerError(f"Could not start the process that reads: {process.death}.")
+                raise WorkerError(f"Could not start the process that reads the data: {process.death}.")
             if process.death is not None and not self._is_stopped:
                 self._after_death(process.death, process.place, hangs=process.hangs)
         while self._is_stopped and self._now.number < len(units):
@@ -647,7 +649,9 @@ class Check:
         # A block may be too large for the memory, and `__getitems__` may not be implemented.
         if is_each_good and not isinstance(error, MemoryError | TypeError | NotImplementedError | PipelineError):
             self._link.num_good = before
-            self._say_damaged(start, stop, f"these can be read only one by one. Read together: {self._text(error)}")
+            self._say_damaged(
+                start, stop, f"these records can be read one at a time, but not together: {self._text(error)}"
+            )
         return at
 
     def _one_by_one(self, start: int, stop: int, length: int) -> int:

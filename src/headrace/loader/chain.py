@@ -127,7 +127,8 @@ def function_of(transform: Any) -> Callable[..., Any]:
     method = method_of(transform)
     if method is None:
         raise TypeError(
-            f"{describe(transform)} is not a transform of Headrace in this process; its class was imported anew."
+            f"{describe(transform)} is not a transform in this process, where its class was imported again. "
+            "Check that its module defines the same class in every process."
         )
     return getattr(transform, method)
 
@@ -300,7 +301,7 @@ def chain(records: MapDataset, order: Order, operations: Sequence[Any], read_opt
     """The dataset of a loader: its operations on records in the sampler's order."""
     if any(isinstance(op, RANDOM) for op in operations) and not order.has_rng:
         raise PipelineError(
-            "A random operation needs random numbers, and the sampler has no seed: IndexSampler(..., seed=42)."
+            "A random operation needs a seed, and the sampler has none. Give it one: IndexSampler(..., seed=42)."
         )
     ordered: Any = records.to_iter_dataset(read_options, allow_nones=True)
     if any(isinstance(op, Operation) for op in operations) or _need_records(operations):

@@ -81,7 +81,9 @@ class InOrder:
         if self._error is not None:
             raise self._error
         if nth >= self._length:
-            raise IndexError(f"{type(self._source).__name__} has ended after {nth} elements.")
+            raise IndexError(
+                f"{type(self._source).__name__} ended after {nth} elements. Create a new source to read it again."
+            )
         self._is_new = False
         try:
             return self._read_from(self._source, nth, self._num_threads)

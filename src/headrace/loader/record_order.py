@@ -20,8 +20,8 @@ class Order:
     def __init__(self, sampler: Any, shard_options: ShardOptions | None):
         if isinstance(sampler, type) or not isinstance(sampler, Sampler):
             raise PipelineError(
-                "A sampler answers `sampler[i]` with the RecordMetadata of the record at place i of the stream; got "
-                f"{sampler!r}. See IndexSampler and SequentialSampler."
+                "`sampler[i]` must return the RecordMetadata of the record at place i of the stream; got the "
+                f"sampler {sampler!r}. See IndexSampler and SequentialSampler."
             )
         self.sampler: Any = sampler
         self.shard = _shard(sampler, shard_options)

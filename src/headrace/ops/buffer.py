@@ -132,7 +132,7 @@ class Prefetch(Unary):
         return parents[0]  # it works ahead after the lanes are joined
 
     def how(self) -> str:
-        return f"a thread works ahead, {self.buffer_size} elements"
+        return f"a thread prefetches {self.buffer_size} elements"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -162,10 +162,10 @@ class MpPrefetch(Unary):
         number = self.options.num_workers
         on_ray = isinstance(self.options, RayOptions)
         if number is AUTOTUNE:
-            found = "as many Ray actors as fit work ahead"
-            return found if on_ray else "worker processes if a trial shows that they help"
+            found = "prefetches with as many Ray actors as fit"
+            return found if on_ray else "prefetches with worker processes if a trial shows that they help"
         kind = "Ray actors" if on_ray else "worker processes"
-        return f"{number} {kind} work ahead" if self.options.has_workers else "nothing at run time"
+        return f"prefetches with {number} {kind}" if self.options.has_workers else "no work at run time"
 
     def label(self) -> str:
         number = "" if self.options.num_workers is AUTOTUNE else repr(self.options.num_workers)

@@ -241,7 +241,10 @@ def _blame(error: Exception, op: Op, element: str, kind: str = _NOTED) -> None:
     if isinstance(error, KeyError) and (keys := keys_instead(error)) is not None:
         note += f"; the keys there are {keys}"
     if isinstance(error, StopIteration):  # it would silently end the caller's loop
-        wrapped = RuntimeError("A function of the pipeline raised StopIteration.")
+        wrapped = RuntimeError(
+            "A function of the pipeline raised StopIteration. If it calls `next(iterator)`, write "
+            "`next(iterator, default)`."
+        )
         add_note(wrapped, note, kind)
         raise wrapped from error
     add_note(error, note, kind)

@@ -104,7 +104,10 @@ class Mixing(Nary):
         self._check_mix(fields, known, same_parts=same_parts, reread=states.reread)
         if isinstance(parents, dict) != (self.names is not None):
             kinds = ("named", "numbered") if isinstance(parents, dict) else ("numbered", "named")
-            raise StateError(f"The state mixes {kinds[0]} datasets, and {self.label()} has {kinds[1]} ones.")
+            raise StateError(
+                f"The state is from a mix of {kinds[0]} datasets, but {self.label()} has {kinds[1]} ones. "
+                "Restore the pipeline as it was."
+            )
         if self.names is None:
             parents = dict(enumerate(parents))
         return tuple(
@@ -179,7 +182,10 @@ class Mix(RouteOp, Mixing):
                 f"`mix` has a list of datasets, so its weights must be a list in the same order; got {dict(weights)}."
             )
         if set(weights) != set(self.names):
-            raise PipelineError(f"`mix` has datasets {list(self.names)} but weights for {sorted(weights)}.")
+            raise PipelineError(
+                f"`mix` has datasets {list(self.names)} but weights for {sorted(weights)}. Give each dataset "
+                "one weight."
+            )
         return tuple(weights[name] for name in self.names)
 
     def identity(self) -> dict[str, Any]:
@@ -227,7 +233,9 @@ class Concatenate(RouteOp):
         """Where each part ends in the whole."""
         lengths = [part.length() for part in self.parts]
         if sum(lengths) > ENDLESS:
-            raise PipelineError("`concatenate` got an endless dataset: those after it would never be reached.")
+            raise PipelineError(
+                "`concatenate` got an endless dataset, so it would never reach those after it. Limit it with `take`."
+            )
         return np.cumsum(lengths)
 
     @cached_property
@@ -304,12 +312,15 @@ class Zip(Nary):
         lengths = [part.length() for part in self.parts]
         if len(set(lengths)) > 1:
             raise PipelineError(
-                f"`zip` needs datasets of one length; got {lengths}. Cut them with `take`, or give strict=False."
+                f"`zip` needs datasets of one length; got {lengths}. Shorten them with `take`, or pass strict=False."
             )
 
     def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
         if len(fields["parents"]) != len(self.parts):
-            raise StateError(f"The state zips {len(fields['parents'])} datasets; {self.label()} has {len(self.parts)}.")
+            raise StateError(
+                f"The state is from a zip of {len(fields['parents'])} datasets, but {self.label()} has "
+                f"{len(self.parts)}. Restore the pipeline as it was."
+            )
         return tuple(states.decode(part, state) for part, state in zip(self.parts, fields["parents"], strict=True))
 
     @cached_from_parents
@@ -415,12 +426,14 @@ class Interleave(Op):
     def read_parts(self, fields: Fields, states: PartStates) -> tuple[Any, ...]:
         if len(fields["open"]) != self.cycle_length:
             raise StateError(
-                f"The state has {len(fields['open'])} datasets open; {self.label()} has {self.cycle_length}."
+                f"The state was saved with cycle_length={len(fields['open'])}, but {self.label()} has "
+                f"{self.cycle_length}. Restore the pipeline as it was."
             )
         slots = tuple(self._read_slot(slot, states) for slot in fields["open"])
         if fields["next_dataset"] > self.num_datasets:
             raise StateError(
-                f"The state continues with dataset {fields['next_dataset']}; {self.label()} has {self.num_datasets}."
+                f"The state continues with dataset {fields['next_dataset']}, but {self.label()} has only "
+                f"{self.num_datasets}. Restore the list of datasets as it was."
             )
         return slots
 
@@ -436,8 +449,8 @@ class Interleave(Op):
         number = count(self, "dataset", slot["dataset"])
         if number >= self.num_datasets:
             raise StateError(
-                f"The state has dataset {number} open, and {self.label()} (pipeline at {self.site}) has "
-                f"{self.num_datasets} datasets."
+                f"The state has dataset {number} open, but {self.label()} (pipeline at {self.site}) has only "
+                f"{self.num_datasets} datasets. Restore the list of datasets as it was."
             )
         return number, states.decode(states.made(self, number), slot["state"])
 

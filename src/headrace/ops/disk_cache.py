@@ -70,7 +70,8 @@ class DiskCache(Cache):
         elements = self.open_elements()
         if elements is None:
             raise PipelineError(
-                f"The length of {self.label()} (pipeline at {self.site}) is not known until an iterator has filled it."
+                f"The length of {self.label()} (pipeline at {self.site}) is known only after an iterator has "
+                "filled the cache. Iterate over it once."
             )
         return len(elements)
 
@@ -82,7 +83,7 @@ class DiskCache(Cache):
         return self.parent.is_sparse or not gather_options(self.parent).on_error.raises
 
     def how(self) -> str:
-        return "kept on disk" if self.folder.is_complete() else "kept on disk, once an iterator has filled it"
+        return "kept on disk" if self.folder.is_complete() else "kept on disk after an iterator has filled the cache"
 
     def label(self) -> str:
         return f"cache({self.path!r})"

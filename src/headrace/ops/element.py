@@ -41,8 +41,9 @@ class Transformed(Unary):
         output_spec = getattr(self.transform, "output_spec", None)
         if output_spec is None:
             raise SpecError(
-                f"The element spec after {self.label()} cannot be known without reading data. "
-                "Give its transform a method `output_spec(input_spec)` that returns it (a function, as an attribute)."
+                f"The element spec after {self.label()} cannot be known without reading data. Give its "
+                "transform a method `output_spec(input_spec)` that returns the spec; for a function, set it "
+                "as an attribute."
             )
         return output_spec(self.parent.spec())
 
@@ -139,7 +140,7 @@ class RandomMapOp(Transformed):
 
     def how(self) -> str:
         counts = "; ordering point: counts elements" if self.is_stream else ""
-        return f"one call per element, generator moved by counter{counts}"
+        return f"one call per element, each with its own random numbers{counts}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -60,7 +60,11 @@ class BatchOp(Unary):
             return "ordering point: stacks elements as they come"
         if self.batch_fn is not None:
             return "one call per batch"
-        return "one gather a batch, indices of many batches at once" if self.parent.gathers_columns else "stacks rows"
+        return (
+            "one gather per batch, with the indices of many batches computed at once"
+            if self.parent.gathers_columns
+            else "stacks rows"
+        )
 
     def bounds(self, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first parent index of each batch, and the one after its last."""
@@ -232,7 +236,10 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
            [0, 0]])
     """
     if len(values) > batch_size:
-        raise PipelineError(f"Cannot batch {len(values)} values to {batch_size}.")
+        raise PipelineError(
+            f"A batch of batch_size={batch_size} cannot hold {len(values)} values. Pass fewer values, or "
+            "raise batch_size."
+        )
     missing = batch_size - len(values)
 
     def fill(leaf: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ STACK_AT_ONCE = 32  # batches of this size or more are stacked one by one, while
 @singledispatch
 def fetcher(op: Op, guard: Guard | None = None) -> Fetch:
     """The function from indices to a block that computes an operation; with a guard, bad records are `BAD` in it."""
-    raise TypeError(f"{op.label()} has no random access.")
+    raise TypeError(f"{op.label()} has no random access: iterate over it instead.")
 
 
 # ------------------------------------------------------------------------------------- sources and order

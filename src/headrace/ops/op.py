@@ -276,7 +276,9 @@ class Op:
 
     def in_lane(self, lane: "Lane", parents: "tuple[Op, ...]") -> "Op":
         """The same operation in one lane of its stream, on parents in that lane."""
-        raise PipelineError(f"{self.label()} (pipeline at {self.site}) cannot be cut into lanes.")
+        raise PipelineError(
+            f"{self.label()} (pipeline at {self.site}) cannot be split into lanes. Use one lane: leave out `num_lanes`."
+        )
 
     def identity(self) -> dict[str, Any] | None:
         """The arguments that decide the order of elements; `None` where none do, as for a map."""

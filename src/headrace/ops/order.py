@@ -39,8 +39,8 @@ class IndexOp(Unary):
 
     def how(self) -> str:
         if self.is_transparent:
-            return "nothing at run time"
-        return "epoch after epoch" if self.is_stream else "index program: blocks planned ahead"
+            return "no work at run time"
+        return "epoch after epoch" if self.is_stream else "indices only, computed in blocks ahead of time"
 
 
 def by_epoch(idx: np.ndarray, n: int, rewrite: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
@@ -222,7 +222,7 @@ class Slice(IndexOp):
     count: int
 
     def how(self) -> str:
-        return "index program: stays a range"
+        return "indices only, kept as a range"
 
     def length(self) -> int:
         return self.count
@@ -275,8 +275,8 @@ class Repeat(IndexOp):
             check_counts(self, "num_epochs", least=1)
         if self.parent.endless:
             raise PipelineError(
-                f"`repeat` after an endless dataset does nothing: {self.parent.label()} never ends. "
-                "Drop one of the two."
+                f"`repeat` after an endless dataset does nothing: {self.parent.label()} never ends. Remove "
+                "one of the two."
             )
 
     @cached_from_parents

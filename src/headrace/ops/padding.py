@@ -55,7 +55,10 @@ def _pad_leaf(column: Sequence[Any], value: Any, length: int | None) -> np.ndarr
     shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
     if length is not None and shape:
         if shape[0] > length:
-            raise StructureError(f"An element of length {shape[0]} is longer than its bucket's boundary {length}.")
+            raise StructureError(
+                f"An element of length {shape[0]} is longer than its bucket's boundary {length}. Raise the "
+                "boundary, or shorten the element in a `map`."
+            )
         shape[0] = length
     if not shape:
         return np.stack(arrays)

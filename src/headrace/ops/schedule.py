@@ -61,7 +61,7 @@ class WeightSchedule:
         if self.size_per_step is not None:
             check_counts(self, "size_per_step", least=1)
             if self.elements_per_step != 1:
-                raise PipelineError("A step of a WeightSchedule has elements_per_step or size_per_step, not both.")
+                raise PipelineError("A WeightSchedule takes either elements_per_step or size_per_step, not both.")
         if callable(self.weights):
             return
         if not isinstance(self.weights, Mapping) or not all(isinstance(n, int | np.integer) for n in self.weights):
@@ -275,14 +275,17 @@ class ScheduledMix(Mixing):
 
     def _check_mix(self, fields: Fields, known: Any, *, same_parts: bool, reread: bool) -> None:
         if not same_parts:
-            raise StateError(f"The state mixes the parts {known}, and {self.label()} has {self._parts}.")
+            raise StateError(
+                f"The state is from a mix of the parts {known}, but {self.label()} has {self._parts}. Restore "
+                "the parts as they were."
+            )
         elements, lags, digest = self.read_numbers(fields)
         first = elements // BLOCK * BLOCK
         if digest and self.plan_block(first // BLOCK, lags, digest).digest != digest:
             raise StateError(
-                f"The schedule of {self.label()} (pipeline at {self.site}) differs from the one in the state, which "
-                f"has already planned the elements from {first} on. Keep its weights there; they may differ after "
-                f"element {first + 2 * BLOCK}."
+                f"The state has already planned some elements from {first} on with another schedule than that "
+                f"of {self.label()} (pipeline at {self.site}). Keep the saved weights up to element "
+                f"{first + 2 * BLOCK}; you may change them after it."
             )
 
     def plan_block(self, block: int, lags: Lags, digest: int = 0) -> Timetable:

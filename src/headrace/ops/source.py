@@ -66,8 +66,8 @@ class SeededSource(Source):
         object.__setattr__(self, "seed", check_seed(self.seed, op=self.name))
         if self.gathers_columns:
             raise PipelineError(
-                "seed_globals=True is for sources whose `__getitem__` draws random numbers; "
-                f"{type(self.source).__name__} is read in columns, and draws none."
+                "seed_globals=True is for sources whose `__getitem__` draws random numbers, but "
+                f"{type(self.source).__name__} is read in columns and draws none. Remove it."
             )
 
     @property

@@ -56,8 +56,9 @@ def split_of(op: Op, text: str) -> Op:
 def _named_split_error(part: SplitTerm, text: str) -> PipelineError:
     sliced = part.text.removeprefix(part.name) or "[:80%]"
     return PipelineError(
-        f"A dataset has no splits with names, but {part.text!r} has the name {part.name!r}. Write "
-        f"`ds.split({sliced!r})`, or choose the split where you open the data: `headrace.open(path, split={text!r})`."
+        f"A dataset has no named splits, but {part.text!r} names the split {part.name!r}. Write "
+        f"`ds.split({sliced!r})`, or choose the split where you open the data: `headrace.open(path, "
+        f"split={text!r})`."
     )
 
 
@@ -71,9 +72,10 @@ def _check_epochs(op: Op, text: str) -> None:
             )
         if isinstance(each, Shuffle | WindowShuffle | GroupShuffle):
             raise PipelineError(
-                f"`split` after {each.label()} would have other elements in each epoch, so elements for validation "
-                f"would be trained on later. Call `shuffle` after it: `ds.split({text!r}).shuffle(seed)`. For a "
-                "random part that stays the same, call `repeat(1, reseed_each_epoch=False)` before `split`."
+                f"`split` after {each.label()} would select other elements in each epoch, so you would train "
+                "on elements that were for validation. Call `shuffle` after it: "
+                f"`ds.split({text!r}).shuffle(seed)`. For a random part that stays the same, call `repeat(1, "
+                "reseed_each_epoch=False)` before `split`."
             )
 
 

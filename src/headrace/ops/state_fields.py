@@ -36,9 +36,15 @@ def count(op: "Op", name: str, value: Any) -> int:
     """A field of a state with a count."""
     found = as_int(value)
     if found is None or not 0 <= found <= sys.maxsize:
-        raise StateError(f"The state of {op.label()} has {name}={value!r:.100}, which must be a count of 0 or more.")
+        raise StateError(
+            f"The state of {op.label()} has {name}={value!r:.100}, which must be 0 or more. The state is "
+            "damaged, or belongs to another pipeline."
+        )
     if name in op.state_limits and found > (most := getattr(op, op.state_limits[name])):
-        raise StateError(f"The state of {op.label()} has {name}={found}, and {most} is the most that there can be.")
+        raise StateError(
+            f"The state of {op.label()} has {name}={found}, but at most {most} is possible. The state is "
+            "damaged, or belongs to another pipeline."
+        )
     return found
 
 

@@ -188,7 +188,9 @@ class StoredArrays:
         if members is None:
             return node
         if len(members) == 0:
-            raise PipelineError(f"Group {name or '/'!r} of {self._path} has no arrays.")
+            raise PipelineError(
+                f"Group {name or '/'!r} of {self._path} has no arrays. Choose another one with `group`."
+            )
         chosen = chosen_keys(self._path, sorted(members), keys)
         return {key: self._tree_of(members[key], f"{name}/{key}") for key in chosen}
 
@@ -468,13 +470,15 @@ def _parse_idx(stream: Any) -> np.ndarray:
     """Parses two zero bytes, the type, the number of axes, their lengths, and the values, all big-endian."""
     head = _read_up_to(stream, 4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_DTYPES:
-        raise ValueError(f"it begins with {head.hex(' ') or 'nothing'}, where two zeros and a type should be")
+        raise ValueError(f"it begins with {head.hex(' ') or 'nothing'}, but should begin with two zeros and a type")
     dtype = np.dtype(IDX_DTYPES[head[2]])
     num_axes = head[3]
     lengths = _read_up_to(stream, 4 * num_axes)
     start = 4 + 4 * num_axes
     if len(lengths) < 4 * num_axes:
-        raise ValueError(f"it ends after {4 + len(lengths)} bytes, within the lengths of its {num_axes} axes")
+        raise ValueError(
+            f"it ends after {4 + len(lengths)} bytes, before it has given the lengths of its {num_axes} axes"
+        )
     shape = np.frombuffer(lengths, ">u4").tolist()
     size = math.prod(shape) * dtype.itemsize
     check_size(f"its shape is {shape} of {dtype}", size)

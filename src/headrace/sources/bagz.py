@@ -52,13 +52,16 @@ class BagzDataSource(RecordFiles):
     def _count_remote(self, file: files.File) -> int:
         """A file ends with the offsets where records end; the last one is also where these numbers begin."""
         if "limits_placement" in self._options:
-            raise PipelineError("For an address, the limits of a Bagz file must be at its own end.")
+            raise PipelineError(
+                "A Bagz file at an address must have its limits at its own end. Omit `limits_placement`, or "
+                "copy the file to this machine first."
+            )
         if file.size == 0:
             return 0
         begin = int.from_bytes(file.read(max(0, file.size - NUMBER_BYTES), NUMBER_BYTES), "little")
         num_records, rest = divmod(file.size - begin, NUMBER_BYTES)
         if num_records < 1 or rest:
-            raise Damaged(f"the records would end at {begin} of {file.size} bytes")
+            raise Damaged(f"its records claim to end at byte {begin} of {file.size}")
         return num_records
 
 

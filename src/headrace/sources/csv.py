@@ -216,8 +216,8 @@ class CsvDataSource(TableDataSource):
         """Raises for a record that does not end: a few compressed bytes can expand enormously."""
         if num_bytes > max(RECORD_BYTES, self.block_bytes):
             raise DataError(
-                f"{path} has a record longer than {num_bytes} bytes. Is a quote never closed? If the record is "
-                "that long, raise `block_bytes`."
+                f"{path} has a record longer than {num_bytes} bytes. Is a closing quote missing? If the "
+                "record is that long, raise `block_bytes`."
             )
 
     def _pieces(self, path: str, records: RecordEnds) -> Iterator[bytes]:

@@ -365,7 +365,7 @@ def chosen_stream(splits: Mapping[str, Any], split: Any, what: str) -> Any:
         return splits[parts[0].name]
     raise PipelineError(
         f"{text!r} slices or adds streams, whose lengths are unknown. Choose one split, as in "
-        f"`split={parts[0].name!r}`, and cut it with `take` and `skip`."
+        f"`split={parts[0].name!r}`, and select elements with `take` and `skip`."
     )
 
 

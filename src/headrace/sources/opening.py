@@ -378,7 +378,7 @@ def _length(source: Any, what: str) -> int:
     if not hasattr(source, "__getitem__"):
         raise PipelineError(
             f"{what} is compressed, so it can only be read in order: its length is unknown, and it cannot be "
-            "sliced or added to others. Cut the stream with `take` and `skip`."
+            "sliced or added to others. Select records with `take` and `skip`."
         )
     return len(source)
 

@@ -531,7 +531,7 @@ def _check_same(first_path: str, first: Any, path: str, schema: Any) -> None:
         if name not in expected or name not in found:
             here, there = (path, first_path) if name in expected else (first_path, path)
             raise PipelineError(
-                f"{here} has no column {name!r}, which {there} has. Select common columns with `columns`."
+                f"{here} has no column {name!r}, which {there} has. Select columns that all files have with `columns`."
             )
         if not found[name].equals(expected[name]):
             raise DataError(
@@ -585,7 +585,10 @@ def notes_in(path: str, schema: Any) -> Notes | None:
     try:
         return _parsed(found)
     except (ValueError, TypeError, LookupError, RecursionError) as e:
-        raise DataError(f"{path} has metadata {KEY.decode()!r} that Headrace did not write: {str(found)[:200]}.") from e
+        raise DataError(
+            f"{path} has metadata {KEY.decode()!r} that Headrace did not write: {str(found)[:200]}. "
+            "Rewrite the file without it."
+        ) from e
 
 
 @functools.lru_cache(maxsize=64)

@@ -583,7 +583,9 @@ def _int64(name: str, numbers: Sequence[int]) -> np.ndarray:
         return np.array(numbers, np.int64)
     except OverflowError as e:
         large = next(number for number in numbers if not -(2**63) <= number < 2**63)
-        raise PipelineError(f"Feature {name!r} has {large}, but an Example holds only int64.") from e
+        raise PipelineError(
+            f"Feature {name!r} has {large}, but an Example holds only int64. Convert it in a `map` first."
+        ) from e
 
 
 # How Python's values are written: the word for them in notes, the field, and the values of many.
@@ -606,7 +608,9 @@ def _array(name: str, array: np.ndarray) -> EncodedLeaf | None:
         )
     if dtype.kind in "iub":
         if dtype.kind == "u" and dtype.itemsize == 8 and flat.size and flat.max() > np.iinfo(np.int64).max:
-            raise PipelineError(f"Feature {name!r} has {flat.max()}, but an Example holds only int64.")
+            raise PipelineError(
+                f"Feature {name!r} has {flat.max()}, but an Example holds only int64. Convert it in a `map` first."
+            )
         return EncodedLeaf(INT_KINDS, flat.astype(np.int64, copy=False), note)
     if dtype.kind in "mM":
         return EncodedLeaf(INT_KINDS, flat.astype(dtype.newbyteorder("="), copy=False).view(np.int64), note)

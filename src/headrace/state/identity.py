@@ -623,7 +623,10 @@ def differences(op: Op, saved: Any, position: Any) -> list[str]:
     """
     form = saved.get("form") if isinstance(saved, dict) else None
     if form not in (None, FORM):
-        raise StateError(f"The state describes its pipeline in form {form!r}, which this version does not know.")
+        raise StateError(
+            f"The state describes its pipeline in form {form!r}, which this version does not know. It may "
+            "be from a newer version of Headrace: upgrade to restore it."
+        )
     entries = {key: entry for key, entry in saved.items() if key != "form"} if form else saved
     return _differences(op, entries, position, form or 1)
 

@@ -46,11 +46,17 @@ def _merge_values(one: Any, other: Any, which: str, where: str) -> Any:
         return [_merge_values(*pair, which, f"{where} {i}") for i, pair in enumerate(zip(one, other, strict=True))]
     if not isinstance(one, dict) or not isinstance(other, dict):
         if one != other:
-            raise StateError(f"The states are from different steps: {where.strip()} is {one} and {other} ({which}).")
+            raise StateError(
+                f"The states are from different steps: {where.strip()} is {one} and {other} ({which}). Merge "
+                "the states of one checkpoint."
+            )
         return one
     if one.keys() != other.keys():
         name = sorted(map(str, one.keys() ^ other.keys()))[0]
-        raise StateError(f"The states are from different pipelines: only one has {name!r} ({which}).")
+        raise StateError(
+            f"The states are from different pipelines: only one has {name!r} ({which}). Merge the states "
+            "of one checkpoint."
+        )
     has_lanes = "num_lanes" in one and isinstance(one.get(LANES), dict)
     return {
         name: (_lanes if has_lanes and name == LANES else _merge_values)(
@@ -120,5 +126,8 @@ def _of_all(directory: Any, own: Any, *, is_global: bool) -> State:
             "`global_batch`."
         )
     if len({name.partition("-of-")[2] for name in found}) > 1:
-        raise StateError(f"The folder {directory} has states of different numbers of processes: {sorted(found)}.")
+        raise StateError(
+            f"The folder {directory} has states of different numbers of processes: {sorted(found)}. "
+            "Remove those of the other run."
+        )
     return merge([json.loads(path.read_text()) for _, path in sorted(found.items())])

@@ -64,7 +64,9 @@ def unpack(array: Any) -> bytes:
         if not unpacker.eof:
             raise zlib.error("it has no end")
     except zlib.error as e:
-        raise StateError(f"This array has no state in it ({e}).") from e
+        raise StateError(
+            f"This array does not hold a state ({e}). Pass an array that `state_as_array()` returned."
+        ) from e
     return text
 
 
@@ -245,7 +247,10 @@ def decode(op: Op, state: Any, *, reread: bool = False) -> Any:
         op = op.upstream
     name, fields = entries.pop()
     if entries and name == op.name:
-        raise StateError(f"The state has `{name}` after {op.label()}, which the stream begins with.")
+        raise StateError(
+            f"The state has `{name}` after {op.label()}, but in this pipeline nothing comes before that. "
+            "Restore the pipeline as it was."
+        )
     position = _decode_base(op, name, fields, reread=reread)
     for numbers in reversed(levels):
         position = (*numbers, position)

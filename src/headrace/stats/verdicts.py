@@ -47,8 +47,8 @@ def _loop_verdict(stats: "Stats", bounds: Bounds) -> str:
     share = stats.consumer_s / stats.wall_s
     factor = bounds.alone / stats.rate
     return (
-        f"The training loop is the bottleneck ({100 * share:.0f} % of wall time). "
-        f"The loader could deliver {significant(factor)} × more."
+        f"The training loop is the bottleneck ({100 * share:.0f} % of wall time). The loader could "
+        f"deliver {significant(factor)} × as many elements."
     )
 
 
@@ -81,12 +81,12 @@ def _advice(stats: "Stats", bounds: Bounds) -> str:
 
 
 def _advice_on_threads(stats: "Stats", bounds: Bounds) -> str:
-    waits = f"It waits: only {bounds.cpu_s / bounds.work_s:.0%} of its time is spent on a core."
+    waits = f"It mostly waits: it uses a core for only {bounds.cpu_s / bounds.work_s:.0%} of its time."
     threads = max((part.number for part in bounds.parts if part.where == "threads"), default=0)
     best = bounds.best_threads()
     rate = min(bounds.with_threads(best), 1 / bounds.loop_s if bounds.loop_s else float("inf"))
     if best <= threads or rate < WORTH * stats.rate:
-        return f"{waits} {threads} threads wait at once already."
+        return f"{waits} More than {threads} threads would not help."
     return f"{waits} `to_iter_dataset({with_threads(best)})` would give about {significant(rate)} elements/s."
 
 

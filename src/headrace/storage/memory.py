@@ -158,7 +158,10 @@ class SharedMemoryDataSource(Sequence):
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None):
         if elements is None:
             if name is None:
-                raise PipelineError("A SharedMemoryDataSource needs elements, or the name of memory that holds some.")
+                raise PipelineError(
+                    "A SharedMemoryDataSource needs elements, or the name of shared memory that another "
+                    "SharedMemoryDataSource has filled."
+                )
             self._memory = NamedMemory(name)
         else:
             self._memory = _write([pickle.dumps(element, protocol=5) for element in elements], name)

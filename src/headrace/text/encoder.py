@@ -124,7 +124,10 @@ class Encoder(abc.ABC):
         if found is not None and found > np.iinfo(self.settings.dtype).max:
             raise PipelineError(f"`{role}` is the token {found}, too large for dtype={self.settings.dtype}. Use int32.")
         if isinstance(token, int) and token is not True and not 0 <= token <= max(self._ids()):
-            raise PipelineError(f"`{role}` is the token {token}, but those of {self.origin} end at {max(self._ids())}.")
+            raise PipelineError(
+                f"`{role}` is the token {token}, but the tokens of {self.origin} end at {max(self._ids())}. "
+                "Set it to one of them."
+            )
         return [] if found is None else [found]
 
     def _room(self, max_length: int | None) -> int | None:

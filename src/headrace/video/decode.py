@@ -117,7 +117,7 @@ class Video:
 
     def _time_of(self, frame: Any) -> float:
         if frame.pts is None:
-            raise DataError(f"{self._where} has a frame without a time.")
+            raise DataError(f"{self._where} has a frame without a timestamp.")
         return (frame.pts - self._first) * self._tick
 
     def _check_end(self, stop: float | None) -> None:
@@ -216,7 +216,8 @@ class Frames:
             said = video.seconds
             if said is not None and start > said - SAME_S:
                 raise DataError(
-                    f"{describe_media(source, WHAT)} is {said:g} s long, but the clip should start at {start:g} s."
+                    f"{describe_media(source, WHAT)} is {said:g} s long, but the clip starts at {start:g} s. "
+                    "Choose an earlier start."
                 )
             stop = None if duration is None else start + duration
             if self.frames is None and self.fps is None:

@@ -163,7 +163,10 @@ def test_reading_that_may_use_up_elements_is_left_to_show(capsys):
     loader = DataLoader(data_source=Stream(), sampler=SequentialSampler(4))
     loader.show(1)
     shown = capsys.readouterr().out
-    assert shown == "int  0\nThe source yields each element only once: those shown will not come again.\n"
+    assert (
+        shown
+        == "int  0\nThe source yields each element only once, so the elements shown here will not be yielded again.\n"
+    )
     assert list(loader) == [1, 2, 3]
 
 

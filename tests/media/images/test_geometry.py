@@ -90,7 +90,7 @@ def test_sizes_of_one_number():
     assert resized(500, 375, (256,))[5:] == (341, 256)
     assert resized(375, 500, (256,), 300)[5:] == (225, 300)
     assert resized(375, 500, None, 100)[5:] == (75, 100)
-    with pytest.raises(DataError, match="1000 × 3 pixels would become 100 × 0"):
+    with pytest.raises(DataError, match="1000 × 3 pixels would be resized to 100 × 0"):
         resized(1000, 3, None, 100)
 
 

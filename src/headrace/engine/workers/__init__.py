@@ -204,7 +204,7 @@ def _open_pool(group: list[MpPrefetch], shared_plan: Any) -> TaskPool:
 
 def _in_a_thread(op: MpPrefetch, position: Position, context: Context) -> Stream:
     warnings.warn(
-        "Worker processes need a POSIX system. Here, `mp_prefetch` works ahead in a thread.", RuntimeWarning, 2
+        "Worker processes need a POSIX system. On this system, `mp_prefetch` prefetches in a thread.", RuntimeWarning, 2
     )
     size = resolve_num_workers(op.options.num_workers) * op.options.buffer_size_or(1)
     return context.prefetch(open_stream(op.parent, position, context), Prefetch(op.parent, size))

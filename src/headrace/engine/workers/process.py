@@ -241,7 +241,7 @@ def python_command() -> str:
     is_python = is_named or os.path.basename(executable).lower().startswith(("python", "pypy", "graalpy"))
     if STARTED_AS_WORKER in os.environ:
         raise WorkerError(
-            f"This program was started as a worker process, by {executable!r}, and asks for workers itself. {_ADVICE}"
+            f"This process was started as a worker, by {executable!r}, and tries to start workers itself. {_ADVICE}"
         )
     is_frozen = getattr(sys, "frozen", False) and not is_named
     if is_frozen or not is_python:

@@ -115,7 +115,7 @@ class StageStream(Stream):
 
     def _add_times(self, result: Result, elements: int, took_s: float) -> None:
         moving_s = max(0.0, took_s - result.took_s)
-        moving = f"moving the results of {self._label}", moving_s, elements
+        moving = f"sending the results of {self._label}", moving_s, elements
         self._record.add_times([*result.times, moving], result.cpu_s + moving_s)
 
     @cached_property

@@ -253,7 +253,7 @@ class StreamTask:
         stream, counts, expected = runner.streams.pop(self.key, (None, Counts(), -1))
         if stream is None or expected != self.number:
             if self.position is None:
-                raise WorkerError("A stream was asked for more outputs after it had failed.")
+                raise WorkerError("This stream failed earlier and cannot continue. Restore a state in a new iterator.")
             stream = open_stream(op, self.position[0], runner.context(counts))
         run = stream.pull(self.n)
         runner.streams[self.key] = stream, counts, self.number + 1

@@ -52,7 +52,7 @@ def show(dataset: Any, n: int) -> None:
     found = _first_elements(dataset, n)
     note = "" if found else "The dataset is empty."
     if preview.reads_once(_op(dataset)):
-        note = "The source yields each element only once: those shown will not come again."
+        note = "The source yields each element only once, so the elements shown here will not be yielded again."
     if in_notebook():
         from IPython.display import HTML, display
 

@@ -167,13 +167,16 @@ def check_lengths(leaves: Sequence[RowArray], lengths: Sequence[Sequence[int]], 
     for leaf, found in zip(leaves, lengths, strict=True):
         if max(found) > leaf.length and (leaf.is_meta or not split):
             fix = (
-                "Meta features are not cut: shorten it in an earlier `map`."
+                "Meta features are never split: shorten it in an earlier `map`."
                 if leaf.is_meta
-                else "Or choose what to do: `pack(..., long_sequences=...)` takes 'split', 'truncate' and 'drop'."
+                else (
+                    "Or choose what to do with long sequences: `pack(..., long_sequences=...)` takes 'split', "
+                    "'truncate' and 'drop'."
+                )
             )
             raise PipelineError(
-                f"A sequence of length {max(found)} does not fit into a row: the feature {leaf.name!r} has length "
-                f"{leaf.length} in length_struct. Give it more. {fix}"
+                f"A sequence of length {max(found)} does not fit into a row: the feature {leaf.name!r} has "
+                f"length {leaf.length} in length_struct. Raise that length. {fix}"
             )
 
 

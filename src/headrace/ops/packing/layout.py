@@ -67,7 +67,7 @@ class Layout:
         made = {f"{key}{ending}" for key in self.keys if key not in self._meta for ending in _ENDINGS}
         for key in sorted(made & {*self.keys, *self._meta}):
             raise PipelineError(
-                f"The feature {key!r} has the name of one that packing adds. Rename it in an earlier `map`."
+                f"The feature {key!r} has the same name as one that packing adds. Rename it in an earlier `map`."
             )
 
     def split_leaves(self, element: Any) -> list[Any]:

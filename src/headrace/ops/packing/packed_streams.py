@@ -69,8 +69,8 @@ class PackStream(UnaryStream):
             self._record.add(self._block, time.perf_counter() - begin - (self._intake.read_s - read_s))
             if self._taken > self._ends[0]:
                 raise StateError(
-                    f"The state has taken_of_group={self._taken}, and the rows of {self._packer.label()} come in a "
-                    f"group of {self._ends[0]} there: it is damaged, or belongs to another pipeline."
+                    f"The state has taken_of_group={self._taken}, but the rows of {self._packer.label()} come in "
+                    f"a group of {self._ends[0]} there: the state is damaged, or belongs to another pipeline."
                 )
         block = self._block
         ends = self._ends
@@ -287,8 +287,8 @@ class SplitStream(PackStream):
         lengths = self._intake.lengths[0] if len(self._intake) else (0,) * len(self._layout.leaves)
         if any(map(int.__gt__, self._number, lengths)):
             raise StateError(
-                f"The state has tokens_taken={list(self._number)}, and the sequence there has {list(lengths)} in "
-                f"{self._packer.label()}: it is damaged, or belongs to another pipeline."
+                f"The state has tokens_taken={list(self._number)}, but the sequence there has {list(lengths)} "
+                f"in {self._packer.label()}: the state is damaged, or belongs to another pipeline."
             )
         self._even = self._even and len(set(self._number)) == 1
 
@@ -353,7 +353,7 @@ class SplitStream(PackStream):
                 flat[starts] = op.bos_token_id
             except (OverflowError, ValueError) as e:
                 raise PipelineError(
-                    f"bos_token_id does not suit the feature {leaf.name!r} of {flat.dtype}: {e}."
+                    f"bos_token_id does not fit into the feature {leaf.name!r} of {flat.dtype}: {e}."
                 ) from e
         return written
 

@@ -221,7 +221,10 @@ class ConcatThenSplit(Packer):
             return count(self, "tokens_taken", tokens), taken
         counts = [count(self, "tokens_taken", each) for each in tokens]
         if len(counts) != len(self.layout().leaves):
-            raise StateError(f"The state of {self.label()} has tokens_taken for {len(counts)} features.")
+            raise StateError(
+                f"The state of {self.label()} has tokens_taken for {len(counts)} features, but the pipeline "
+                "packs a different number. Restore length_struct as it was."
+            )
         return counts if any(counts) else 0, taken
 
     def token_buffer(self) -> TokenBuffer:

@@ -83,7 +83,7 @@ class ZipStream(NaryStream):
         if longer:
             raise PipelineError(
                 f"{self._op.label()} (pipeline at {self._op.site}): dataset {ended[0]} ended before dataset "
-                f"{longer[0]}. Cut them to one length with `take`, or give strict=False."
+                f"{longer[0]}. Shorten them to one length with `take`, or pass strict=False."
             )
 
 
@@ -311,7 +311,10 @@ def interleaved_part(op: Interleave, number: int) -> Op:
     """The operation of one interleaved dataset, as a stream; cached while the dataset is in use."""
     part = _part_or_none(op, number)
     if part is None:
-        raise StateError(f"The state has dataset {number} of {op.label()} open, but there is none at that index now.")
+        raise StateError(
+            f"The state has dataset {number} of {op.label()} open, but there is none at that index now. "
+            "Restore the list of datasets as it was."
+        )
     return part
 
 
@@ -341,8 +344,8 @@ def _make_part(op: Interleave, datasets: Op, number: int) -> Op | None:
         )
     if part.lanes > 1:
         raise PipelineError(
-            f"Dataset {number} of {op.label()} has {part.lanes} lanes. Deal out the datasets instead: "
-            f"`interleave(..., num_lanes={part.lanes})`."
+            f"Dataset {number} of {op.label()} has {part.lanes} lanes. Distribute the datasets over lanes "
+            f"instead: `interleave(..., num_lanes={part.lanes})`."
         )
     return part
 

@@ -130,8 +130,8 @@ def _leading_length(op: Op, element: Any) -> int:
     lengths = {np.shape(leaf)[:1] for leaf in trees.leaves(element)}
     if len(lengths) != 1 or lengths == {()}:
         raise StructureError(
-            f"{op.label()} needs elements whose leaves have one leading length; got "
-            f"{[np.shape(leaf) for leaf in trees.leaves(element)]}. Batch them first."
+            f"{op.label()} needs elements whose arrays have the same length along their first axis; got "
+            f"the shapes {[np.shape(leaf) for leaf in trees.leaves(element)]}. Batch them first."
         )
     return lengths.pop()[0]
 

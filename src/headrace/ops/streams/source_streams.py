@@ -41,12 +41,18 @@ class UserStream(Stream):
         state, since = self.position
         if state is not None:
             if not hasattr(self._iterator, "set_state"):
-                raise StateError(f"The state contains one of {op.label()}, whose iterators have no `set_state`.")
+                raise StateError(
+                    f"The state contains a state of {op.label()}, but the iterators of that dataset have no "
+                    "`set_state`. Define it there, or restore the dataset as it was."
+                )
             self._iterator.set_state(copy.deepcopy(state))
         ended = object()
         for _ in range(since):
             if next(self._iterator, ended) is ended:
-                raise StateError(f"The state is {since} elements into {op.label()}, which has fewer.")
+                raise StateError(
+                    f"The state was saved after {since} elements of {op.label()}, which now has fewer. Restore "
+                    "the data as it was."
+                )
 
     def pull(self, n: int) -> Run | None:
         state, since = self.position

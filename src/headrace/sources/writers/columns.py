@@ -323,7 +323,7 @@ def _nested(items: Any, shapes: Sequence[tuple[int, ...]], missing: list[bool]) 
 def _listed(items: Any, lengths: Any, missing: list[bool] | None = None) -> Any:
     ends = np.cumsum([0, *lengths] if isinstance(lengths, list) else np.append(0, lengths), dtype=np.int64)
     if ends[-1] > MOST_ITEMS:
-        raise ValueError(f"its lists have {ends[-1]} items, and may have {MOST_ITEMS}")
+        raise ValueError(f"its lists have {ends[-1]} items, but at most {MOST_ITEMS} fit into a column")
     mask = arrow().array(missing) if missing is not None and any(missing) else None
     return arrow().ListArray.from_arrays(arrow().array(ends.astype(np.int32)), items, mask=mask)
 

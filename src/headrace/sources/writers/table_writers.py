@@ -132,7 +132,8 @@ class TableFile:
             self._check_kind(is_bare)
         if self._rows and row.keys() != self._rows[0].keys():
             raise PipelineError(
-                f"A row has the columns {sorted(row)}, but those before it have {sorted(self._rows[0])}."
+                f"A row has the columns {sorted(row)}, but those before it have {sorted(self._rows[0])}. Give "
+                "all rows the same columns in a `map`."
             )
         self._rows.append(row)
         self._num_bytes += sum(map(_num_bytes, row.values()))
@@ -154,7 +155,10 @@ class TableFile:
     def _flush(self) -> None:
         names = list(self._rows[0]) if self._schema is None else self._schema.names
         if self._rows[0].keys() != set(names):
-            raise PipelineError(f"A row has the columns {sorted(self._rows[0])}, but the schema has {sorted(names)}.")
+            raise PipelineError(
+                f"A row has the columns {sorted(self._rows[0])}, but the schema has {sorted(names)}. Give the "
+                "rows the columns of the schema in a `map`, or change `schema`."
+            )
         columns = {name: self._column(name) for name in names}
         if self._writer is None:
             self._begin(columns)

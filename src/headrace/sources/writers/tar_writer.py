@@ -77,10 +77,14 @@ class _TarFile:
             )
         key = record[KEY]
         if key == self._last_key:
-            raise PipelineError(f"Two consecutive samples have the key {key!r}, and would be read as one.")
+            raise PipelineError(
+                f"Two consecutive samples have the key {key!r}, and would be read as one. Give each sample its own key."
+            )
         extensions = [name for name in record if name != KEY]
         if not extensions:
-            raise PipelineError(f"The sample {key!r} has no files, so it would be lost.")
+            raise PipelineError(
+                f"The sample {key!r} has no files, so it would be lost. Add a file to it, or drop it in a `filter`."
+            )
         for extension in extensions:
             self._write_file(key, extension, record[extension])
         self._last_key = key
