@@ -22,6 +22,7 @@ from headrace.engine.workers.plan_file import SharedPlan
 from headrace.engine.workers.pool import ProcessPool
 from headrace.errors import ClosedError, WorkerError
 from headrace.errors.one_line import short_repr
+from headrace.errors.signals import from_outside
 from tests.support import signals
 from tests.support.pipelines import slowly
 from tests.support.proc import LIMIT_S, descriptors, nothing_left, workers_of
@@ -419,3 +420,16 @@ def test_what_waits_to_be_told_is_raised_before_a_state_is_restored():
     with pytest.raises(SystemExit):
         iterator.set_state(state)
     assert list(iterator) == list(range(9))
+
+
+def test_a_pipeline_around_a_call_recognizes_an_exception_from_outside():
+    inner = MapDataset.range(200_000).shuffle(seed=1).batch(2)
+    recognized = []
+    for number in range(20):
+        try:
+            with signals.alarms(signals.time_out, 0.002 + 0.001 * number):
+                inner.to_arrays()
+        except TimeoutError as e:
+            recognized.append(from_outside(e) is e)
+    assert len(recognized) > 10
+    assert all(recognized)

@@ -15,8 +15,8 @@ import numpy as np
 from headrace import transforms
 from headrace.dataset.base import Dataset, map_ops, num_elements, stream_ops
 from headrace.dataset.types import IterTypes, MapTypes
-from headrace.errors import PipelineError, hide_internal_frames, interrupt_traceback
-from headrace.errors.signals import in_pipeline, may_be_from_outside
+from headrace.errors import PipelineError
+from headrace.errors.signals import in_pipeline, trim_traceback
 from headrace.iterator import StreamIterator
 from headrace.ops.adapters import as_source
 from headrace.ops.blocks import Block, Indices
@@ -226,10 +226,7 @@ class MapDataset(MapTypes[T]):
         try:
             (element,) = in_pipeline(self._fetch, range(place, place + 1)).own_rows()
         except BaseException as e:
-            if may_be_from_outside(e):
-                e.__traceback__ = interrupt_traceback(e)
-            else:
-                hide_internal_frames(e)
+            trim_traceback(e)
             raise
         return element
 

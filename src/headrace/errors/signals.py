@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from headrace.errors import hide_internal_frames, interrupt_traceback
+
 T = TypeVar("T")
 _INTERRUPTIBLE = ("RESUME", "JUMP_BACKWARD")  # which raise nothing themselves
 _NO_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError)  # which functions of C raise without arguments
@@ -52,6 +54,14 @@ def let_through(error: BaseException) -> None:
     """Raises an error again if it may have come from outside. Call it first in an `except` clause that continues."""
     if _evidence(error) is not None:
         raise error
+
+
+def trim_traceback(error: BaseException) -> None:
+    """Leaves the user's frames in a traceback; of an exception from outside, also what shows that it is one."""
+    if may_be_from_outside(error):
+        error.__traceback__ = interrupt_traceback(error)
+    else:
+        hide_internal_frames(error)
 
 
 class suppress:

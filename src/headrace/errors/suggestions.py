@@ -6,7 +6,7 @@ from itertools import islice
 from types import FunctionType
 from typing import Any, TypeVar
 
-from headrace.errors import hide_internal_frames
+from headrace.errors.signals import trim_traceback
 
 MOST_KEYS = 20  # in an error
 
@@ -107,13 +107,13 @@ def explains_keywords(function: C) -> C:
             return function(*args, **kwargs)
         except TypeError as e:
             if e.__traceback__ is None or e.__traceback__.tb_next is not None:  # not of this call, but inside of it
-                hide_internal_frames(e)
+                trim_traceback(e)
                 raise
             error = _wrong_call(function, args, kwargs)
             if error is None:
                 raise
         except Exception as e:
-            hide_internal_frames(e)
+            trim_traceback(e)
             raise
         raise error
 
