@@ -262,7 +262,8 @@ def test_errors_of_the_package_show_its_frames_only_if_asked(monkeypatch, settin
 
 
 def shown_of_package(error):
-    return [each for each in traceback.extract_tb(error.__traceback__) if "/headrace/" in each.filename]
+    package = os.path.dirname(headrace.__file__) + os.sep
+    return [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(package)]
 
 
 def waits(x):
