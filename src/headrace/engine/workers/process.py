@@ -279,8 +279,8 @@ def ctrl_c_later() -> Iterator[None]:
         yield
         return
     came: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
-    try:
+    try:  # before the handler is set: another signal's exception may come right after it
+        signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
